@@ -15,7 +15,7 @@ import click
 import numpy as np
 import torch
 from ballast_lab.comparison import Comparison, Point
-from ballast_policies.contract.job.parallelism import StragglersConfig
+from ballast_policies.contract.job.pipeline import StragglersConfig
 from ballast_trainer.data.corpus import VOCABULARY, text_batch
 from ballast_trainer.tensor_parallel.product import ColumnSelection, GemmTimer, product
 from ballast_trainer.tensor_parallel.straggler_mitigation import ColumnImportance

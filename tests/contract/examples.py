@@ -28,15 +28,17 @@ from ballast_policies.contract.job.output import (
     ProfilingConfig,
     WandbConfig,
 )
-from ballast_policies.contract.job.parallelism import (
+from ballast_policies.contract.job.pipeline import (
+    BalanceBy,
     Imputation,
     ParallelismConfig,
+    PipelineConfig,
+    RebalanceConfig,
+    RepackConfig,
     Selection,
     StragglerPolicy,
     StragglersConfig,
 )
-from ballast_policies.contract.job.pipeline import PipelineConfig
-from ballast_policies.contract.job.reshaping import BalanceBy, RebalanceConfig, RepackConfig
 from ballast_policies.contract.job.training import (
     Decay,
     EvaluationConfig,

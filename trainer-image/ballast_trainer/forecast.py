@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ballast_policies.contract.job.job import JobConfig
-from ballast_policies.contract.job.parallelism import ParallelismConfig
+from ballast_policies.contract.job.pipeline import ParallelismConfig
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.memory.rank_bytes import rank_bytes
 from ballast_policies.planning.partition import Partition, even_partition

@@ -21,8 +21,7 @@ from ballast_policies.scheduling import (
 from ballast_policies.scheduling.assignments import AssignmentErrors, Obstacle, assign
 
 from ballast_operator.allocator.advice import advice_by_job
-from ballast_operator.allocator.costs.bill import written_bill
-from ballast_operator.allocator.costs.paid import Paid
+from ballast_operator.allocator.costs.bill import Paid, written_bill
 from ballast_operator.allocator.costs.teams import SpentBudget, next_change, next_team_costs, spent_budgets
 from ballast_operator.allocator.faults import Faults, FaultyJob, JobFaults
 from ballast_operator.allocator.problem.admission import Admissions

@@ -220,7 +220,8 @@ MOST_TEAMS = 16
 def with_cost_of_last_team(context: ReconcileContext) -> TrainingJobStatus:
     """The status with its cost brought up to now where the job belongs to another team from now on."""
     status = context.view.status
-    return accrue_cost(context, status) if _has_changed(context, status) else status
+    changed = status.team_costs and status.team_costs[-1].team != (context.spec.entity or "")
+    return accrue_cost(context, status) if changed else status
 
 
 def with_team(context: ReconcileContext, status: TrainingJobStatus) -> TrainingJobStatus:
@@ -244,10 +245,6 @@ def with_team(context: ReconcileContext, status: TrainingJobStatus) -> TrainingJ
         first, second, *rest = parts
         parts = (second.replace(cost=first.cost + second.cost), *rest)
     return status if parts == known else status.replace(team_costs=parts)
-
-
-def _has_changed(context: ReconcileContext, status: TrainingJobStatus) -> bool:
-    return bool(status.team_costs) and status.team_costs[-1].team != (context.spec.entity or "")
 
 
 def with_cost_for_budget(context: ReconcileContext) -> TrainingJobStatus:

@@ -53,7 +53,7 @@ from ballast_operator.steps.context import (
     with_status,
 )
 from ballast_operator.steps.failure import why_it_ends
-from ballast_operator.steps.gang import await_pods, write_first_plan
+from ballast_operator.steps.gang import await_pods, launch, wait, with_size, write_first_plan
 from ballast_operator.steps.observed import observed, seconds_left
 from ballast_operator.steps.resizing import (
     abandon_growth,
@@ -83,7 +83,6 @@ from ballast_operator.steps.stopping import (
     release_gpus,
     succeed,
 )
-from ballast_operator.steps.waiting import launch, wait, with_size
 from ballast_operator.views.assignment import Assignment
 from ballast_operator.views.clock import Time, show
 from ballast_operator.views.job import JobView

@@ -12,8 +12,7 @@ from typing import Any
 from ballast_policies.contract import Stage
 from ballast_policies.contract.errors import ContractError, Problem
 from ballast_policies.contract.job.job import JobConfig
-from ballast_policies.contract.job.pipeline import PipelineConfig, PlanConfig
-from ballast_policies.contract.job.reshaping import BalanceBy
+from ballast_policies.contract.job.pipeline import BalanceBy, PipelineConfig, PlanConfig
 from ballast_policies.contract.limits import MOST_STEP
 from ballast_policies.planning.launch import LaunchRanks, launch_partition
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 
-from ballast_policies.contract.job.reshaping import RepackConfig
+from ballast_policies.contract.job.pipeline import RepackConfig
 from ballast_policies.contract.messages import Proposal
 from ballast_policies.contract.plan import Directive, Plan
 from ballast_policies.protocol.moves import Move, Wait, WaitFor, WritePlan

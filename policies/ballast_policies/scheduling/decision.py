@@ -46,21 +46,6 @@ from ballast_policies.scheduling.state import ClusterJob, ClusterState
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class EffectivePlacements:
-    """What counts as running within a round.
-
-    Attributes:
-        running: job -> placement.
-        since: job -> since when, epoch seconds.
-        pending: jobs that were granted their GPUs and do not hold them yet.
-    """
-
-    running: Mapping[str, Placement]
-    since: Mapping[str, float]
-    pending: frozenset[str] = frozenset()
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Grants:
     """The grants of the last decision; each holds for one launch of its job.
 
@@ -107,7 +92,9 @@ class Grants:
         }
         return dataclasses.replace(decided, reasons={**decided.reasons, **words})
 
-    def effective_placements(self, state: ClusterState, *, now: float) -> EffectivePlacements:
+    def effective_placements(
+        self, state: ClusterState, *, now: float
+    ) -> tuple[Mapping[str, Placement], Mapping[str, float], frozenset[str]]:
         """The state's gangs as the last decision placed them; a job launched since then as observed."""
         running, since, pending = {}, {}, set()
         nodes = {node.name: node for node in state.capacity.nodes}
@@ -118,7 +105,7 @@ class Grants:
             elif granted is not None and granted[1] == job.launches and _open(granted[0], job, nodes):
                 running[job.name], since[job.name] = granted[0], now
                 pending.add(job.name)
-        return EffectivePlacements(running=running, since=since, pending=frozenset(pending))
+        return running, since, frozenset(pending)
 
     def _as_asked(self, job: ClusterJob, placement: Placement) -> Placement:
         """Where the job runs once it has shrunk as the last decision asks."""
@@ -310,9 +297,9 @@ def apply_allocation(
         # On the grid: a decision that comes late does not delay the rounds after it.
         next_at += length * (1 + (now - next_at) // length)
     next_at = min(next_at, now + length)  # rounds may have become shorter since
-    effective = EffectivePlacements(running=state.running, since=state.running_since)
+    running, since, pending = state.running, state.running_since, frozenset[str]()
     if not at_boundary:
-        effective = memory.grants.effective_placements(state, now=now)
+        running, since, pending = memory.grants.effective_placements(state, now=now)
     decided = decide_round(
         Question(
             nodes=state.capacity.nodes,
@@ -322,8 +309,8 @@ def apply_allocation(
             state=RoundState(
                 received=accounts.account.received,
                 promised=accounts.account.promised,
-                running=effective.running,
-                running_since=effective.since,
+                running=running,
+                running_since=since,
                 moves=accounts.moves,
             ),
             settings=RoundSettings(
@@ -340,7 +327,7 @@ def apply_allocation(
             sizes=SizeSettings(surplus=find_policy(policy.objective).surplus),
             tenants={job.name: job.tenant for job in state.jobs if job.tenant in state.tenants.gpus},
             room=state.tenants.gpus,
-            pending=effective.pending,
+            pending=pending,
             not_tolerated=choices.barred(state.not_tolerated),
             gpus_per_pod=state.gpus_per_pod,
             topology=state.topology,

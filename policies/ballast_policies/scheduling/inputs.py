@@ -27,13 +27,11 @@ class CompletedProblem:
 
     Attributes:
         problem: the snapshot's, completed.
-        defaults_possible: the policy asks jobs for something that not every job has.
         job_defaults: job -> its defaults, as text.
         pool_defaults: defaults in place of prices, as text.
     """
 
     problem: Problem
-    defaults_possible: bool = False
     job_defaults: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     pool_defaults: tuple[str, ...] = ()
 
@@ -63,7 +61,6 @@ def complete(
         problem = _with_speeds(problem, unmeasured, job_defaults)
     return CompletedProblem(
         problem=problem,
-        defaults_possible=Reads.TEAMS in policy.reads or policy.compares_speeds,
         job_defaults={name: tuple(words) for name, words in job_defaults.items()},
         pool_defaults=pool_defaults,
     )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ballast_policies.throughput.completion import complete
+from ballast_policies.throughput.estimator import complete
 from ballast_policies.throughput.speeds import SpeedKey, Speeds
 
 FIRST_GUESS = 0.6

@@ -3,7 +3,7 @@
 import pytest
 from ballast_operator.api.read import InvalidObject, read_cluster_policy, read_training_job
 from ballast_policies.contract.job.job import JobConfig
-from ballast_policies.contract.job.reshaping import RebalanceConfig
+from ballast_policies.contract.job.pipeline import RebalanceConfig
 from ballast_policies.protocol.observed import Cause
 
 from tests.operator.api.malformed import JOBS, POLICIES

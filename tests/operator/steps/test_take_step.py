@@ -14,7 +14,7 @@ from ballast_operator.steps.context import (
     with_condition,
 )
 from ballast_operator.steps.decide import decide, take_step
-from ballast_operator.steps.waiting import LOOK_AGAIN_SECONDS, decided
+from ballast_operator.steps.gang import LOOK_AGAIN_SECONDS, decided
 from ballast_operator.views.assignment import Advice
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Directive

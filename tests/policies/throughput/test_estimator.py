@@ -10,8 +10,7 @@ from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.schedules.registry import SCHEDULES
 from ballast_policies.planning.step_time import predict_step_seconds
 from ballast_policies.throughput.by_size import PipelineShape, relative_speed, rounded
-from ballast_policies.throughput.completion import complete
-from ballast_policies.throughput.estimator import Estimator
+from ballast_policies.throughput.estimator import Estimator, complete
 from ballast_policies.throughput.speeds import ALPHA, Estimate
 from ballast_policies.throughput.table import JobType, ThroughputTable, built_in_table
 from hypothesis import given

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from ballast_policies.contract.job.job import JobConfig
-from ballast_policies.contract.job.reshaping import BalanceBy
+from ballast_policies.contract.job.pipeline import BalanceBy
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.rank_capacity import RankCapacity

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
-from ballast_policies.contract.job.parallelism import Imputation, Selection, StragglerPolicy, StragglersConfig
+from ballast_policies.contract.job.pipeline import Imputation, Selection, StragglerPolicy, StragglersConfig
 from ballast_trainer.data.corpus import text_batch
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.errors import ConfigurationError

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 from ballast_policies.contract.decode import parse_json
-from ballast_policies.contract.job.parallelism import ParallelismConfig
+from ballast_policies.contract.job.pipeline import ParallelismConfig
 from ballast_policies.planning.profile import ProfiledLayer, read_profile
 from ballast_policies.planning.schedules.costs import even_costs
 from ballast_policies.planning.schedules.exports import chrome_trace, schedule_csv, schedule_svg, timeline

@@ -9,7 +9,7 @@ import functools
 
 import torch
 from ballast_policies.contract.job.job import JobConfig
-from ballast_policies.contract.job.parallelism import StragglerPolicy
+from ballast_policies.contract.job.pipeline import StragglerPolicy
 from torch import nn
 
 from ballast_trainer.distributed.axis import Axis

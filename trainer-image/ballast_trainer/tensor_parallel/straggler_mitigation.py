@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from ballast_policies.contract.job.parallelism import StragglersConfig
+from ballast_policies.contract.job.pipeline import StragglersConfig
 from ballast_policies.planning.tensor_parallel.resizing import keep_list, layer_ratio, updated_variation
 from ballast_policies.planning.tensor_parallel.semi import (
     LinearCost,

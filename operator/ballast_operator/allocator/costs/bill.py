@@ -1,17 +1,202 @@
-"""What the nodes of each pool have cost, summed up in the ClusterPolicy's status."""
+"""What the nodes of each pool have cost, and what jobs have paid, by pool for GPUs and for data, and by team.
+
+The bill is summed up in the ClusterPolicy's status. Each job sums up its own cost, from the moment at which
+it takes GPUs to that at which it gives them back. The allocator looks at other moments, so a sum of GPUs x
+seconds between its looks would differ from the jobs' by about a second a launch. So bill and budgets take the
+jobs' sums, and keep beside them what deleted jobs have paid.
+"""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import logging
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 
-from ballast_policies.accounting import cost
+from ballast_policies.accounting import SECONDS_PER_HOUR, cost
 
-from ballast_operator.allocator.costs.paid import Paid
 from ballast_operator.allocator.problem.capacity import ClusterCapacity
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus, PoolBill, PoolCapacity
+from ballast_operator.api.costs import TeamCost
 from ballast_operator.api.node_pool import NodePool
 from ballast_operator.kube.kinds import Object
-from ballast_operator.views.assignment import PoolInfo
+from ballast_operator.report.paid import Written, written_for_data, written_for_gpus
+from ballast_operator.views.assignment import UNKNOWN_POOL, PoolInfo
 from ballast_operator.views.clock import Time
+from ballast_operator.views.job import JobView
+
+logger = logging.getLogger(__name__)
+
+_ByJob = Mapping[str, Mapping[str, float]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """What jobs have paid at one moment, each from its start, by key: a pool, or a team.
+
+    Attributes:
+        at: the moment; None: nothing was looked at yet.
+        by_job: uid -> key -> cost.
+        per_second: uid -> key -> cost a second, of jobs that hold GPUs.
+        by_key: the sum over these jobs.
+        others: key -> what deleted jobs have paid, and those that have another key now; less what the others
+            had paid before the sum began.
+    """
+
+    at: Time | None = None
+    by_job: _ByJob = dataclasses.field(default_factory=dict)
+    per_second: _ByJob = dataclasses.field(default_factory=dict)
+    by_key: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    others: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def of(self, key: str) -> float:
+        """What jobs have paid since the sum of ``key`` began, deleted ones included."""
+        return max(0.0, self.by_key.get(key, 0.0) + self.others.get(key, 0.0))
+
+    def next(
+        self,
+        by_job: _ByJob,
+        per_second: _ByJob,
+        written: Mapping[str, Written],
+        keys: Collection[str],
+        now: Time,
+        *,
+        from_start: bool = False,
+    ) -> "Sums":
+        """The same at ``now``.
+
+        Args:
+            by_job: of all jobs that exist.
+            per_second: likewise.
+            written: key -> what was written last; a key that it does not have begins now.
+            keys: that are wanted besides.
+            now: the moment.
+            from_start: a sum that begins has what its jobs have paid before.
+        """
+        changed: defaultdict[str, float] = defaultdict(float)
+        seconds = (now - self.at).total_seconds() if self.at is not None else 0.0
+        for uid, before in self.by_job.items():
+            present = by_job.get(uid)
+            if present is not None and present.keys() == before.keys():
+                continue
+            for key, amount in before.items():
+                if present is None:
+                    changed[key] += amount + self.per_second.get(uid, {}).get(key, 0.0) * seconds
+                elif key not in present:
+                    changed[key] += amount
+            if present is None or present.keys() & before.keys():
+                continue  # to a key that it comes to it has paid nothing before
+            for key in present:
+                # It does not say by key what it has paid, and all of it was another key's until now.
+                changed[key] -= sum(before.values()) if from_start else 0.0
+        total = _sum(by_job)
+        others = {}
+        for key in {*written, *keys, *total}:
+            if key not in written and not from_start:
+                others[key] = -total[key]
+            elif key in self.others or key not in written:
+                others[key] = self.others.get(key, 0.0) + changed[key]
+            else:
+                others[key] = written[key].paid_by_others(total[key])
+        return Sums(at=now, by_job=by_job, per_second=per_second, by_key=total, others=others)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Paid:
+    """What jobs have paid at one moment.
+
+    Attributes:
+        gpus: for GPUs, by pool.
+        data: for data that was read there from other regions, by pool.
+        teams: for both, by team; empty: jobs without one.
+    """
+
+    gpus: Sums = Sums()
+    data: Sums = Sums()
+    teams: Sums = Sums()
+
+    def next(
+        self,
+        jobs: Sequence[JobView],
+        pools: Mapping[str, PoolInfo],
+        bill: Sequence[PoolBill],
+        teams: Sequence[TeamCost],
+        written_at: Time | None,
+        now: Time,
+    ) -> "Paid":
+        """The same at ``now``.
+
+        Args:
+            jobs: all that exist.
+            pools: with the prices that jobs pay.
+            bill: as it was written last; a pool that it does not have begins now.
+            teams: likewise.
+            written_at: when.
+            now: the moment.
+        """
+        seconds = 0.0 if written_at is None else max(0.0, (now - written_at).total_seconds())
+        gpus: dict[str, dict[str, float]] = {}
+        data: dict[str, dict[str, float]] = {}
+        by_team: dict[str, dict[str, float]] = {}
+        rates: dict[str, dict[str, float]] = {}
+        team_rates: dict[str, dict[str, float]] = {}
+        for view in jobs:
+            uid = view.uid
+            try:
+                gpus[uid], data[uid], by_team[uid], rates[uid], team_rates[uid] = _paid_by(view, pools, now)
+            except Exception:  # it has paid what it had, until that can be read again
+                logger.exception("job=%s/%s what it has paid cannot be read", *view.key)
+                gpus[uid] = dict(self.gpus.by_job.get(uid, {}))
+                data[uid] = dict(self.data.by_job.get(uid, {}))
+                by_team[uid] = dict(self.teams.by_job.get(uid, {}))
+        entries = {entry.pool: entry.to_dict() for entry in bill}
+        for_gpus = {pool: written_for_gpus(entry, seconds) for pool, entry in entries.items()}
+        for_data = {pool: written_for_data(entry) for pool, entry in entries.items()}
+        of_teams = {
+            entry.team: Written(
+                total=entry.cost,
+                others=entry.deleted_jobs_cost,
+                since=entry.cost_per_hour * seconds / SECONDS_PER_HOUR,
+            )
+            for entry in teams
+        }
+        return Paid(
+            gpus=self.gpus.next(gpus, rates, for_gpus, pools, now),
+            data=self.data.next(data, {}, for_data, pools, now),
+            teams=self.teams.next(by_team, team_rates, of_teams, (), now, from_start=True),
+        )
+
+
+def _paid_by(view: JobView, pools: Mapping[str, PoolInfo], now: Time) -> tuple[dict[str, float], ...]:
+    """(for GPUs by pool, for data by pool, both by team, the rate of GPUs by pool, that by team)."""
+    status, by_team = view.status, {part.team: part.cost for part in view.status.team_costs}
+    team = (view.spec.entity if view.spec is not None else None) or ""
+    if by_team:
+        team = status.team_costs[-1].team
+    gpus = {entry.pool: entry.cost for entry in status.pool_costs}
+    data = {entry.pool: entry.data_cost for entry in status.pool_costs}
+    by_team = by_team or {team: status.cost_so_far}
+    allocation = status.allocation
+    since = None if allocation is None else view.unpaid_since
+    if allocation is None or since is None:
+        return gpus, data, by_team, {}, {}
+    rates, present = dict[str, float](), 0.0
+    for part in allocation.on_nodes_by_pool:
+        pool = pools.get(part.pool, UNKNOWN_POOL)
+        gpu_part = part.gpus * allocation.price_part
+        present += cost(gpu_part, pool.price_per_hour)
+        rates[part.pool] = rate = cost(gpu_part, pool.mean_price(since, now))
+        unpaid = rate * max(0.0, (now - since).total_seconds())
+        gpus[part.pool] = gpus.get(part.pool, 0.0) + unpaid
+        by_team[team] += unpaid
+    return gpus, data, by_team, rates, {team: present}
+
+
+def _sum(by_job: _ByJob) -> defaultdict[str, float]:
+    total: defaultdict[str, float] = defaultdict(float)
+    for paid in by_job.values():
+        for key, amount in paid.items():
+            total[key] += amount
+    return total
+
 
 MOST_POOLS = 256
 """Pools that a bill keeps, those of earlier policies included."""

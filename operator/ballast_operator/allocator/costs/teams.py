@@ -11,7 +11,7 @@ from typing import Any
 
 from ballast_policies.accounting import SECONDS_PER_HOUR
 
-from ballast_operator.allocator.costs.paid import Paid
+from ballast_operator.allocator.costs.bill import Paid
 from ballast_operator.allocator.problem.admission import RefusedJob
 from ballast_operator.allocator.problem.gang_size import Refusal
 from ballast_operator.api.cluster_policy import ClusterPolicy

@@ -14,9 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ballast_policies.contract.limits import LEAST_RATE, MOST_RATE
 from ballast_policies.scheduling.state import NodeSizes
-from ballast_policies.throughput.by_size import rounded
+from ballast_policies.throughput.by_size import PackedSpeeds, bounded, packed_speeds, rounded, speed_on
 from ballast_policies.throughput.estimator import Estimator
-from ballast_policies.throughput.placed import PackedSpeeds, bounded, packed_speeds, speed_on
 from ballast_policies.throughput.speeds import Estimate, SpeedKey, Speeds
 from ballast_policies.throughput.table import JobType, ThroughputTable
 

@@ -17,9 +17,15 @@ from ballast_policies.contract.job.output import (
     MetricsConfig,
     ProfilingConfig,
 )
-from ballast_policies.contract.job.parallelism import ParallelismConfig, StragglerPolicy
-from ballast_policies.contract.job.pipeline import PLAN_RULES, PipelineConfig, PlanConfig
-from ballast_policies.contract.job.reshaping import RebalanceConfig, RepackConfig
+from ballast_policies.contract.job.pipeline import (
+    PLAN_RULES,
+    ParallelismConfig,
+    PipelineConfig,
+    PlanConfig,
+    RebalanceConfig,
+    RepackConfig,
+    StragglerPolicy,
+)
 from ballast_policies.contract.job.rules import CHANGE_RULES, OPTIMIZER_RULES, POD_RULES, with_model_only
 from ballast_policies.contract.job.training import (
     EVALUATION_RULES,

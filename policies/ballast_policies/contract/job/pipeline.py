@@ -1,22 +1,191 @@
 """How a step's batch passes through the stages of the pipeline, and a plan of ``ballast plan`` for them.
 
-The plan says where the layers are cut, and which GPUs the stages are on.
+The plan says where the layers are cut, and which GPUs the stages are on. Beside them stand how many ranks
+work at each position and what they do about slow ones, and when a job changes its shape while it trains:
+layers that move between ranks, ranks that are released.
 """
 
+import enum
 import itertools
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from ballast_policies.contract.conditions import AllOf, Cel, Condition, Rule, absent, at
+from ballast_policies.contract.conditions import AllOf, Cel, Condition, Rule, absent, at, row
 from ballast_policies.contract.limits import MOST_LAYERS, MOST_MICROBATCHES
 from ballast_policies.contract.model import InCluster, Keyed, Named, Settings
+from ballast_policies.planning.balancers.registry import BALANCERS, DEFAULT_BALANCER
 from ballast_policies.planning.schedules.registry import (
     DEFAULT_SCHEDULE,
     DEFAULT_STAGES_PER_RANK,
     SCHEDULES,
     trained_schedules,
 )
+
+
+class BalanceBy(enum.StrEnum):
+    """What is spread evenly over the ranks."""
+
+    TIME = "time"
+    PARAMETERS = "parameters"
+
+
+class RebalanceConfig(Settings):
+    """When layers move between the ranks of a job, while it trains."""
+
+    RULES = (
+        Rule(
+            condition=row("balancer", BALANCERS, lambda kind: kind.balances_parameters)
+            | (at("by") == BalanceBy.TIME),
+            field="by",
+            reason="this balancer weighs seconds on links, which parameters cannot be compared with",
+            fix="by: time, or balancer: exact",
+        ),
+        Rule(
+            condition=row("balancer", BALANCERS, lambda kind: kind.limits_memory) | absent("memory_bytes"),
+            field="balancer",
+            reason="this balancer has no limit of memory",
+            fix="leave memoryBytes out, or balancer: exact",
+        ),
+    )
+
+    enabled: bool = True
+    """Whether layers move at all."""
+    every_steps: int | None = Field(None, ge=1, le=2**31 - 1)
+    """Steps between two decisions. Absent: a decision is due when the steps since the last one have lost as
+    much time to uneven ranks as a decision and a move cost; of a schedule without a flush, every 20
+    steps."""
+    min_gain: float = Field(0.05, ge=0, le=1)
+    """Layers move where the predicted step time falls by at least this fraction; where what is measured is
+    noisy, by as much more as noise may feign, up to 0.1. 0: whatever is gained."""
+    balancer: Annotated[str, Field(max_length=253), Named(BALANCERS)] = DEFAULT_BALANCER
+    """How the partition is chosen: a name under [Balancers](#balancers), or ``prefix.name`` of a distribution
+    that is installed in the operator's and the trainer's image."""
+    by: BalanceBy = BalanceBy.TIME
+    """What is spread evenly: measured ``time``, or ``parameters``, which need no measuring."""
+    memory_bytes: int | None = Field(None, ge=1, le=2**53)
+    """Limit of what parameters, gradients, optimizer state, and the measured activations and messages of the
+    microbatches in flight take on a rank, after rebalances and repacks. Absent: no limit."""
+
+
+class RepackConfig(Settings):
+    """When the job releases GPUs, while it trains."""
+
+    RULES = (
+        Rule(
+            condition=at("min_stages") <= at("target_stages"),
+            field="target_stages",
+            reason="targetStages is below minStages",
+            fix="raise targetStages or lower minStages",
+        ),
+        Rule(
+            condition=absent("target_stages") | (at("enabled") == True),  # noqa: E712 - a comparison as a value
+            field="target_stages",
+            reason="repack.enabled is false: targetStages has no effect",
+            fix="enabled: true, or leave targetStages out",
+        ),
+    )
+
+    enabled: bool = False
+    """Whether it does."""
+    min_stages: int = Field(1, ge=1, le=1024)
+    """Fewest stages that it may shrink to."""
+    target_stages: int | None = Field(None, ge=1, le=1024)
+    """Continue on this many positions of the pipeline, or on all. Absent: on the fewest that are enough."""
+    every_steps: int = Field(20, ge=1, le=2**31 - 1)
+    """Steps between two decisions."""
+    max_slowdown: float = Field(0.1, ge=0, le=100)
+    """Shrink where the predicted step time is at most that of before layers got cheaper x (1 + this)."""
+
+
+class StragglerPolicy(enum.StrEnum):
+    """What a tensor-parallel group does about ranks that are late."""
+
+    NONE = "none"
+    RESIZE = "resize"
+    MIGRATE = "migrate"
+    SEMI = "semi"
+
+
+class Selection(enum.StrEnum):
+    """Which columns a late rank skips."""
+
+    PRIORITY = "priority"
+    RANDOM = "random"
+
+
+class Imputation(enum.StrEnum):
+    """What replaces a gradient that is not computed."""
+
+    ZERO = "zero"
+    AVERAGE = "average"
+    SAME = "same"
+
+
+class StragglersConfig(Settings):
+    """What a tensor-parallel group does about ranks that are late."""
+
+    policy: StragglerPolicy = StragglerPolicy.NONE
+    """``none``; ``resize``: a late rank skips columns (some accuracy is lost); ``migrate``: other ranks
+    compute its columns (nothing is lost); ``semi``: the cheaper split of both."""
+    selection: Selection = Selection.PRIORITY
+    """Which columns are skipped: ``priority``, those whose weights change least, or ``random`` ones."""
+    differentiated: bool = False
+    """Whether more is skipped in layers that change little, and less in the others."""
+    imputation: Imputation = Imputation.ZERO
+    """What replaces a gradient that is not computed: ``zero``, ``average``, or the ``same`` as last time."""
+    epoch_steps: int = Field(20, ge=1, le=2**31 - 1)
+    """Steps between two choices of columns."""
+    tolerance: float = Field(0.05, ge=0, le=1000)
+    """A rank is late where it is slower than the fastest by more than this fraction."""
+
+
+class ParallelismConfig(Settings):
+    """How many ranks work at each position of the pipeline: ``tensor`` x ``data``."""
+
+    tensor: int = Field(1, ge=1, le=1024)
+    """Ranks that share the matrices of each layer."""
+    data: int = Field(1, ge=1, le=1024)
+    """Replicas of the pipeline; each takes its share of the microbatches."""
+    zero_stage: int = Field(0, ge=0, le=3)
+    """What the replicas (``data``) have a part of each instead of all: 0, nothing; 1, the optimizer's state
+    (ZeRO-1): each updates its part of the weights and gets the other parts; 2, the gradients, too (ZeRO-2):
+    they are summed after each microbatch instead of each step; 3, the weights, too (ZeRO-3): those of a layer
+    are gathered for each of its forwards and backwards, one layer at a time."""
+    gpus_per_pod: int | None = Field(None, ge=1, le=1024)
+    """GPUs of each pod, one process for each: as many as a node has, so that its ranks reach each other over
+    NVLink and shared memory. The job has, takes and releases whole pods. Absent: ``tensor``, so
+    that a tensor group is on one node."""
+    scatter_gather: bool = True
+    """Whether each tensor-parallel rank sends its part of the activations between stages, which the
+    receivers put together."""
+    stragglers: StragglersConfig = Field(default_factory=StragglersConfig)
+    """What a tensor-parallel group does about slow ranks."""
+
+    @property
+    def ranks_per_position(self) -> int:
+        """Ranks at one position of the pipeline."""
+        return self.tensor * self.data
+
+    @property
+    def optimizer_shares(self) -> int:
+        """How many replicas share a layer's optimizer."""
+        return self.data if self.zero_stage else 1
+
+    @property
+    def gradient_shares(self) -> int:
+        """How many replicas share a layer's gradients."""
+        return self.data if self.zero_stage >= 2 else 1
+
+    @property
+    def weight_shares(self) -> int:
+        """How many replicas share a layer's weights."""
+        return self.data if self.zero_stage >= 3 else 1
+
+    @property
+    def ranks_per_pod(self) -> int:
+        """Ranks of each pod, and its GPUs."""
+        return self.gpus_per_pod or self.tensor
 
 
 def _fixed_stages_rules() -> tuple[Rule, ...]:

@@ -11,8 +11,7 @@ from ballast_policies.contract.conditions import AtDefaults, Condition, Rule, at
 from ballast_policies.contract.errors import camel
 from ballast_policies.contract.job.dynamics import FreezingCriterion
 from ballast_policies.contract.job.model import FAMILIES
-from ballast_policies.contract.job.parallelism import ParallelismConfig
-from ballast_policies.contract.job.pipeline import PipelineConfig
+from ballast_policies.contract.job.pipeline import ParallelismConfig, PipelineConfig
 from ballast_policies.contract.job.training import WeightType
 from ballast_policies.contract.model import Settings
 from ballast_policies.planning.dynamics import DYNAMICS, excluded_pair

@@ -4,8 +4,7 @@ import datetime
 import types
 
 import pytest
-from ballast_operator.allocator.costs.bill import next_bill
-from ballast_operator.allocator.costs.paid import Paid
+from ballast_operator.allocator.costs.bill import Paid, next_bill
 from ballast_operator.api.cluster_policy_status import PoolBill, PoolCapacity
 from ballast_operator.api.costs import TeamCost, TeamPart
 from ballast_operator.api.job_allocation import PoolCost
