@@ -123,24 +123,16 @@ TIES_BROKEN = box_search.LAST_TOLERANCE
 
 @pytest.mark.parametrize("part", [0.0, 0.9, 1.0])
 @pytest.mark.parametrize("contention", [0.8, 4.0])
-def test_merged_jobs_of_one_type_have_the_optimum_and_each_its_demand(part, contention, monkeypatch):
+def test_jobs_of_one_type_that_tie_have_the_optimum_and_each_its_demand(part, contention, monkeypatch):
     """A GPU of its only type is worth the same to every such job, so hundreds of them tie."""
     problem = cluster(7, jobs=2500, unusable=0.85, contention=contention)
-    columns, merged = problem.columns, []
-
-    def watched(rows, fewest, *, merge=boxstep.merged_by_type):
-        found = merge(rows, fewest)
-        merged.append(0 if found is None else len(found.merged))
-        return found
-
-    monkeypatch.setattr(boxstep, "merged_by_type", watched)
+    columns = problem.columns
     value = columns.gpus * columns.rate_first / problem.fastest[columns.first]
     base = part * slopes(problem) * linear.maximise(problem, slope=slopes(problem)).t
     # Without demands the program goes to a simpler method; one demand keeps it here.
     base[0] = max(base[0], 1e-6 * problem.fastest[0])
     found = linear.maximise(problem, value=value, base=base)
     best = simplex(monkeypatch, problem, value=value, base=base)
-    assert max(merged) > 500
     assert value @ found.x == pytest.approx(value @ best.x, rel=TIES_BROKEN)
     assert found.bound - value @ found.x <= TIES_BROKEN * found.bound
     assert (problem.throughput(found.x) >= base * (1 - 1e-8)).all()
