@@ -82,19 +82,20 @@ def track_progress(context: ReconcileContext) -> TrainingJobStatus:
     """The status brought up to the newest report."""
     view, status = context.view, context.view.status
     allocation, lease = context.allocation, view.lease
-    if view.acknowledged or status.is_true(JobCondition.RUNNING):
+    if view.acknowledged:
         does = "run the template's command" if view.is_script else "train"
         where = " and ".join(f"{part.gpu_type} of pool {part.pool}" for part in allocation.by_pool)
-        message = f"{allocation.gpus} ranks {does} on {where}"
-        if not status.is_true(JobCondition.RUNNING):
+        message = f"{len(context.plan.ranks)} ranks {does} on {where}"
+        begins = not status.is_true(JobCondition.RUNNING)
+        if begins:
             status = accrue_cost(context, status)  # up to here it was starting
+        status = with_condition(
+            context, status, JobCondition.RUNNING, True, JobReason.ALL_RANKS_TRAIN, message
+        )
+        if begins and status.is_true(JobCondition.PREEMPTED):
             status = with_condition(
-                context, status, JobCondition.RUNNING, True, JobReason.ALL_RANKS_TRAIN, message
+                context, status, JobCondition.PREEMPTED, False, JobReason.RESUMED, message
             )
-            if status.is_true(JobCondition.PREEMPTED):
-                status = with_condition(
-                    context, status, JobCondition.PREEMPTED, False, JobReason.RESUMED, message
-                )
     if view.is_script:
         status = with_reporting(context, status)
     report = lease.report if lease is not None else None

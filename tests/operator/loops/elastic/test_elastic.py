@@ -213,6 +213,7 @@ async def test_a_gang_grows_onto_a_node_that_comes_later():
     assert simulation.trainers["one"].step > step
     await simulation.ticks(100)
     assert len(simulation.pods("one")) == 4
+    assert simulation.condition("one", "Running").message == "4 ranks train on fast of pool fast"
 
 
 @pytest.mark.slow
