@@ -7,6 +7,8 @@ stage and the slowest rank's optimizer, which waits for the norm over all ranks,
     T = max over stages s of (max over its replicas r of end(s, r) + exchange_s) + max over ranks of update
 
     exchange_s = 2 (n - 1) / n weights_s / bandwidth                 n ranks hold stage s
+
+Of t ranks that share each layer the profile has one's part; what they all-reduce is added to each action.
 """
 
 import dataclasses
@@ -53,8 +55,8 @@ class Machines:
     bandwidth: float | None = None
     action_seconds: float = 0.0
 
-    def pipelines(self, ranks: int, data: int) -> tuple[tuple[float, ...], ...]:
-        """Speeds by position of each replica of the pipeline.
+    def pipelines(self, ranks: int, mesh: Mesh) -> tuple[tuple[float, ...], ...]:
+        """Speeds by position of each line of the mesh's ranks along the pipeline.
 
         Raises:
             ConfigurationError: there are speeds of another number of ranks.
@@ -63,7 +65,7 @@ class Machines:
             raise ConfigurationError(
                 "--speeds", f"{len(self.speeds)} speeds for {ranks} ranks. To fix: give one for each rank"
             )
-        lines = Mesh(data=data).lines("position", ranks)
+        lines = mesh.lines("position", ranks)
         return tuple(tuple(self.speeds[rank] if self.speeds else 1.0 for rank in line) for line in lines)
 
 
@@ -164,7 +166,7 @@ def forecasts(
     Raises:
         ConfigurationError: the counts do not suit the schedule.
     """
-    pipelines = machines.pipelines(ranks, config.parallelism.data)
+    pipelines = machines.pipelines(ranks, _mesh(config))
     schedule = schedule_for(config, ranks, steps=steps)
     if schedule.stages > len(rows):
         reason = f"{schedule.stages} stages need as many layers; the profile has {len(rows)}. To fix: --ranks"
@@ -189,27 +191,25 @@ def forecasts(
     )
 
 
+def _mesh(config: JobConfig) -> Mesh:
+    return Mesh(tensor=config.parallelism.tensor, data=config.parallelism.data)
+
+
 def schedule_for(config: JobConfig, ranks: int, *, steps: int) -> Schedule:
     """The actions of one step; of ``steps`` steps where there is no flush.
 
     Raises:
-        ConfigurationError: the counts do not suit the schedule, the ranks do not divide over the replicas, or
-            several ranks are to share layers.
+        ConfigurationError: the counts do not suit the schedule, or the ranks do not divide over the mesh.
     """
-    parallelism = config.parallelism
-    if parallelism.tensor > 1:
+    column = _mesh(config).column
+    if ranks % column:
+        tensor, data = config.parallelism.tensor, config.parallelism.data
         raise ConfigurationError(
-            "parallelism.tensor",
-            f"{parallelism.tensor}: a profile has the seconds of whole layers. "
-            "To fix: --set parallelism.tensor=1",
+            "parallelism",
+            f"{ranks} ranks are no multiple of {column} (tensor {tensor} x data {data}). "
+            f"To fix: --ranks {math.lcm(ranks, column)}, or another degree",
         )
-    if ranks % parallelism.data:
-        raise ConfigurationError(
-            "parallelism.data",
-            f"{ranks} ranks are no multiple of {parallelism.data} replicas. "
-            f"To fix: --ranks {math.lcm(ranks, parallelism.data)}, or another data",
-        )
-    request = ScheduleRequest.of(config, ranks // parallelism.data)
+    request = ScheduleRequest.of(config, ranks // column)
     if request.ranks == 1:
         # One rank alone goes through its microbatches one by one.
         return dataclasses.replace(request, name="1F1B", replicas=(), stages_per_rank=None).one_step()
@@ -233,10 +233,9 @@ def forecast(
         ScheduleError: the partition has another number of stages.
     """
     data = config.parallelism.data
-    pipelines = machines.pipelines(ranks, data)
+    pipelines = machines.pipelines(ranks, _mesh(config))
     schedule = schedule_for(config, ranks, steps=steps)
-    shares = config.parallelism.weight_shares
-    costs = [_costs(partition, rows, machines, speeds, shares) for speeds in pipelines]
+    costs = [_costs(partition, rows, machines, speeds, config.parallelism) for speeds in pipelines]
     if schedule.split_backwards():
         costs = [_in_halves(of, repeats=config.training.recompute) for of in costs]
     traces = [simulate(schedule, of) for of in costs]
@@ -316,28 +315,36 @@ def _costs(
     rows: Sequence[ProfiledLayer],
     machines: Machines,
     speeds: Sequence[float],
-    shares: int,
+    parallelism: ParallelismConfig,
 ) -> StageCosts:
-    """Seconds of the stages; with ZeRO-3 with the gathers from ``shares`` replicas, in every action.
+    """Seconds of the stages, with what replicas that share weights gather and tensor groups all-reduce.
 
-    A stage's forward and its backward follow each other: the layer that one ends with is whole when the other
-    begins.
+    Of ZeRO-3, a stage's forward and its backward follow each other: the layer that one ends with is whole
+    when the other begins.
     """
-    bandwidth = machines.bandwidth
+    bandwidth, tensor, shares = machines.bandwidth, parallelism.tensor, parallelism.weight_shares
+    between = tensor if parallelism.scatter_gather else 1
     costs = stage_costs(
         partition,
         forward_seconds=[row.forward_seconds for row in rows],
         backward_seconds=[row.backward_seconds for row in rows],
         microbatches=1,
         update_seconds=[row.optimizer_seconds for row in rows],
-        boundary_seconds=() if bandwidth is None else [row.output_bytes / bandwidth for row in rows[:-1]],
+        boundary_seconds=()
+        if bandwidth is None
+        else [row.output_bytes / between / bandwidth for row in rows[:-1]],
         speeds=speeds,
     )
     gathered = (0.0,) * costs.stages, (0.0,) * costs.stages
     if bandwidth is not None:
-        stages = [[row.weight_bytes for row in rows[a:b]] for a, b in itertools.pairwise(partition.bounds)]
-        each = (shares - 1) / shares / bandwidth
-        gathered = tuple(each * sum(of[1:]) for of in stages), tuple(each * sum(of[:-1]) for of in stages)
+        stages = [rows[a:b] for a, b in itertools.pairwise(partition.bounds)]
+        each, reduced = (shares - 1) / shares / bandwidth, (tensor - 1) / tensor / bandwidth
+        summed = [reduced * sum(row.exchanged_bytes for row in of) for of in stages]
+        weights = [[each * row.weight_bytes for row in of] for of in stages]
+        gathered = (
+            tuple(sum(of[1:]) + more for of, more in zip(weights, summed, strict=True)),
+            tuple(sum(of[:-1]) + more for of, more in zip(weights, summed, strict=True)),
+        )
     forward, backward = (
         tuple(map(operator.add, own, more))
         for own, more in zip((costs.forward, costs.backward), gathered, strict=True)

@@ -1,5 +1,6 @@
 """Profiler of a job's layers in one process, without a pipeline."""
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.job.pipeline import PipelineConfig
 
 from ballast_trainer.device import choose_device
+from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.registry import build_dynamics
 from ballast_trainer.launch import ValidatedJob
@@ -19,7 +21,21 @@ from ballast_trainer.models.protocol import Model
 from ballast_trainer.profiling.activations import SavedTensors, weight_gradient_bytes
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.profile import Profile
+from ballast_trainer.tensor_parallel.layers import split_layer
 from ballast_trainer.trees import Tree, chunks, mapped
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _OneOfGroup(Axis):
+    """A tensor group of which this process is a rank, and from whose others nothing comes."""
+
+    def all_reduce(self, tensor: torch.Tensor, *, largest: bool = False) -> torch.Tensor:
+        self.count("all_reduce", tensor.nbytes)
+        return tensor
+
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        self.count("all_gather", tensor.nbytes)
+        return [tensor] * self.size
 
 
 def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str, Any]:
@@ -27,7 +43,8 @@ def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str,
 
     Forward and backward are of one microbatch, the optimizer's seconds of one step.  Activations
     are the bytes kept from the forward to the backward, the loss's with the last layer's; with
-    ``recompute`` a layer's input alone.  The measurement is that of a running job.
+    ``recompute`` a layer's input alone.  The measurement is that of a running job; of ranks that share
+    layers (``parallelism.tensor``) it is one's part, and what they all-reduce.
 
     Args:
         config: the job.
@@ -40,7 +57,8 @@ def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str,
     job = ValidatedJob.from_mapping(config).with_ties()
     torch.set_num_threads(1)
     loss_scale = LossScale(job.config.training.precision)
-    model = _whole_model(job.config, job.model, loss_scale)
+    group = _OneOfGroup(ranks=tuple(range(job.config.parallelism.tensor)))
+    model = _whole_model(job.config, job.model, loss_scale, group)
     for step in range(at_step + 1):
         for dynamic in model.dynamics:
             dynamic.apply(step, model.layers, model.world)
@@ -54,7 +72,7 @@ def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str,
     costs, counted = model.profile.costs(), model.profile.bytes()
     assert costs is not None and counted is not None
     pipeline = job.config.pipeline
-    repeated, gradients = _passing_bytes(model, at_step)
+    repeated, gradients, reduced = _passing_bytes(model, at_step, group)
     rows = [
         {
             "name": f"layer {layer.index}",
@@ -67,13 +85,15 @@ def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str,
             "repeatedBytes": repeated[layer.index] if job.config.training.recompute else 0,
             "gradientBytes": gradients[layer.index],
             "outputBytes": model.meter.output_bytes[layer.index],
+            **({"reducedBytes": reduced[layer.index]} if group.size > 1 else {}),
         }
         for layer in model.layers
     ]
-    return {"microbatchSize": pipeline.global_batch_size // pipeline.microbatches, "layers": rows}
+    size = pipeline.global_batch_size // pipeline.microbatches
+    return {"microbatchSize": size, "tensor": group.size, "layers": rows}
 
 
-def _whole_model(config: JobConfig, model: Model, loss_scale: LossScale) -> ModelState:
+def _whole_model(config: JobConfig, model: Model, loss_scale: LossScale, group: Axis) -> ModelState:
     """The job on this process alone; how it is to be cut and scheduled does not matter here."""
     pipeline = PipelineConfig(
         microbatches=config.pipeline.microbatches, global_batch_size=config.pipeline.global_batch_size
@@ -85,7 +105,7 @@ def _whole_model(config: JobConfig, model: Model, loss_scale: LossScale) -> Mode
     def prepare(index: int, module: torch.nn.Module) -> torch.nn.Module:
         for dynamic in dynamics:
             module = dynamic.prepare(index, module)
-        return module
+        return split_layer(module, group)
 
     whole = ModelState(
         config=config.replace(pipeline=pipeline),
@@ -104,20 +124,24 @@ def _whole_model(config: JobConfig, model: Model, loss_scale: LossScale) -> Mode
     return whole
 
 
-def _passing_bytes(model: ModelState, step: int) -> tuple[list[int], list[int]]:
-    """By layer, of one microbatch: all that its forward keeps, and gradients that flow into its weights."""
+def _passing_bytes(model: ModelState, step: int, group: Axis) -> tuple[list[int], list[int], list[int]]:
+    """By layer, of one microbatch: what its forward keeps, what flows into its weights, what is all-reduced.
+
+    Backward a tensor group all-reduces as much as forward.
+    """
     inputs, _ = model.batch(step)
     value: Tree = chunks(inputs, model.microbatches)[0]
-    kept, waiting = [], []
+    kept, waiting, reduced = [], [], []
     for layer in model.layers:
         value = mapped(_learning, layer.taken(value))
-        counter = SavedTensors(value)
+        counter, before = SavedTensors(value), group.bytes.total()
         with counter.saving(layer.index), computing_in(model.config.training.precision, model.device):
             output = layer.module(value)
         kept.append(counter.count([layer.module]).get(layer.index, 0))
         waiting.append(weight_gradient_bytes(output))
+        reduced.append(2 * (group.bytes.total() - before))
         value = output
-    return kept, waiting
+    return kept, waiting, reduced
 
 
 def _learning(value: torch.Tensor) -> torch.Tensor:

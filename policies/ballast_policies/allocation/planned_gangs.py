@@ -56,8 +56,6 @@ _Count = Annotated[int, Field(ge=1, le=100_000)]
 class TensorProfile(ProfileFile):
     """Layers on one of ``tensor`` GPUs of speed 1 that share each of them, their all-reduces included."""
 
-    tensor: int = Field(1, ge=1)
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ShapePlan:

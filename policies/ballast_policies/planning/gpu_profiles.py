@@ -30,7 +30,6 @@ class GpuProfile(ProfileFile):
     """One measurement: each layer on one of ``tensor`` GPUs that share it, their all-reduces included."""
 
     gpu_type: str
-    tensor: int = Field(1, ge=1)
 
 
 class GpuProfiles:

@@ -138,6 +138,11 @@ class ProfiledLayer(Settings):
         state = max(0.0, self.held_bytes - 2 * self.weight_bytes)
         return self.replace(held_bytes=self.weight_bytes / weights + learnt / gradients + state / replicas)
 
+    @property
+    def exchanged_bytes(self) -> float:
+        """All-reduced by tensor parallelism, both ways."""
+        return 4 * self.output_bytes if self.reduced_bytes is None else self.reduced_bytes
+
     def step_seconds(self, microbatches: int) -> float:
         """Seconds of a step, as a rebalance weighs them: the optimizer included."""
         return microbatches * (self.forward_seconds + self.backward_seconds) + self.optimizer_seconds
@@ -154,9 +159,13 @@ _BY_LAYER = (
 
 
 class ProfileFile(Model):
-    """Either ``layers``, or ``layerSeconds`` and its siblings of a report, which are of one step."""
+    """Either ``layers``, or ``layerSeconds`` and its siblings of a report, which are of one step.
+
+    Of one of ``tensor`` GPUs that share each layer.
+    """
 
     microbatch_size: int = Field(1, ge=1)
+    tensor: int = Field(1, ge=1)
     layers: tuple[ProfiledLayer, ...] = ()
     layer_seconds: tuple[_Seconds, ...] = ()
     layer_forward_seconds: tuple[_Seconds, ...] = ()

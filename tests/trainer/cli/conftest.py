@@ -13,7 +13,7 @@ from tests.trainer.cli.profiled_layer import LAYER
 def call(tmp_path):
     """Call a command on a configuration of twelve layers and their profile."""
 
-    def call(command, *arguments, layers=(LAYER,) * 12, schedule="1F1B", **fields):
+    def call(command, *arguments, layers=(LAYER,) * 12, schedule="1F1B", measured_at=1, **fields):
         config = {
             "totalSteps": 10,
             "model": {"name": "gpt", "layers": 12},
@@ -21,7 +21,7 @@ def call(tmp_path):
             **fields,
         }
         (tmp_path / "config.yaml").write_text(json.dumps(config))
-        (tmp_path / "profile.json").write_text(json.dumps({"layers": list(layers)}))
+        (tmp_path / "profile.json").write_text(json.dumps({"tensor": measured_at, "layers": list(layers)}))
         files = ["--config", str(tmp_path / "config.yaml"), "--profile", str(tmp_path / "profile.json")]
         return CliRunner().invoke(main, [command, *files, *arguments])
 

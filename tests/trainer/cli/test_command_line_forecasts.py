@@ -48,6 +48,18 @@ def test_a_step_of_unlike_ranks_is_as_long_as_its_slowest_pipeline(call):
     assert [rank["layers"] for rank in balanced["ranks"]] == [[[0, 8]], [[8, 12]]]
 
 
+def test_ranks_that_share_layers_all_reduce_in_each_action(call):
+    """(t - 1) / t of what goes both ways, forward and backward; 1 / t of an output between stages."""
+    shared = {"parallelism": {"tensor": 2}, "measured_at": 2}
+    layer = {**LAYER, "reducedBytes": 30}
+    alone, free = simulated(call, "--ranks", "2"), simulated(call, "--ranks", "4", **shared)
+    assert free == alone
+    (slow,) = simulated(call, "--ranks", "4", "--bandwidth", "500", layers=(layer,) * 12, **shared)
+    longer = {name: LAYER[name] + 15 / 500 for name in ("forwardSeconds", "backwardSeconds")}
+    (expected,) = simulated(call, "--ranks", "2", "--bandwidth", "1000", layers=({**LAYER, **longer},) * 12)
+    assert slow["stepSeconds"] == pytest.approx(expected["stepSeconds"])
+
+
 def test_actions_take_longer_than_their_layers_where_that_is_said(call):
     """By the same seconds on each rank, whatever its speed: 8 + 3 forwards and backwards in a row."""
     (bare,) = simulated(call)
@@ -178,7 +190,8 @@ def test_the_forecast_never_beats_its_busiest_rank(schedule, seconds):
     [
         ("trace", ["--out", "trace.png"], {}, "must end in one of .json, .svg"),
         ("simulate", ["--ranks", "13"], {}, "13 stages need as many layers; the profile has 12"),
-        ("simulate", [], {"parallelism": {"tensor": 2}}, "--set parallelism.tensor=1"),
+        ("simulate", [], {"parallelism": {"tensor": 2}}, "measured at parallelism.tensor 1, the job has 2"),
+        ("simulate", ["--ranks", "3"], {"parallelism": {"tensor": 2}, "measured_at": 2}, "no multiple of 2"),
         ("simulate", ["--ranks", "3"], {"parallelism": {"data": 2}}, "3 ranks are no multiple of 2"),
         ("simulate", [], {"layers": ({"forwardSeconds": 1},)}, "not a profile"),
         ("simulate", [], {"layers": ()}, "give either layers, or layerSeconds"),

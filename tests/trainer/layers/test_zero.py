@@ -12,6 +12,7 @@ from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.forecast import forecasts
+from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.layers.layer import Layer
 from ballast_trainer.layers.optimize import optimizer_step, update
 from ballast_trainer.models.gpt import build_gpt
@@ -22,9 +23,11 @@ from ballast_trainer.pipeline.gradients import (
     squared_norm_once,
 )
 from ballast_trainer.profiling.meter import Meter
+from ballast_trainer.tensor_parallel.layers import split_layer
 
 from tests.support.examples import first_daily
 from tests.trainer.layers.trained_layers import CPU, all_layers, one_stage
+from tests.trainer.models import families
 from tests.trainer.tensor_parallel.ranks import on_ranks
 
 HALF = {"precision": "bf16", "dtype": "bf16"}
@@ -289,6 +292,36 @@ def test_a_forecast_has_a_steps_fullest_moment():
         (forecast, *_) = forecasts(job, rows, ranks=2)
         for counted in ranks:
             assert counted[stage] == pytest.approx(forecast.ranks[0].bytes, rel=0.05), stage
+
+
+def peak_of_a_part(world, config):
+    """Bytes of a rank of a tensor group at the fullest moment of a step."""
+    model = ValidatedJob.from_mapping(config).model
+    layers = all_layers(model, prepare=lambda _, module: split_layer(module, world.tensor))
+    pipeline, given = one_stage(model, layers, 4), model.batch(0, 0, 8)
+    with_state(layers)
+    for layer in layers:
+        layer.module.zero_grad()
+    held = sum(value.nbytes for layer in layers for value in layer.state().values())
+    return held + most_allocated(lambda: pipeline.run(lambda: given))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("family", first_daily(["gpt", "llama"]))
+def test_a_forecast_has_the_fullest_moment_of_a_rank_of_a_tensor_group(family):
+    """Within 5 % of what the allocator counts on each of two ranks, from one rank's part measured alone."""
+    config = {"totalSteps": 1, "model": {"name": "gpt", "layers": 6, "args": WIDER}}
+    if family == "llama":
+        pytest.importorskip("transformers")
+        arguments = families.arguments("llama") | {"hidden_size": 64, "intermediate_size": 192}
+        config["model"] = {"name": "ballast_trainer.models.hugging_face:from_config", "args": arguments}
+        config["data"] = {"name": "tests.trainer.models.families:batches"}
+    config |= {"pipeline": {"microbatches": 4, "globalBatchSize": 8}, "parallelism": {"tensor": 2}}
+    job = read_job_config(config)
+    rows = ForecastInput(config_path=Path()).layers(config, microbatches=4, parallelism=job.parallelism)
+    (forecast, *_) = forecasts(job, rows, ranks=2)
+    for counted in on_ranks(peak_of_a_part, 2, config):
+        assert counted == pytest.approx(forecast.ranks[0].bytes, rel=0.05)
 
 
 def test_an_optimizer_of_all_parameters_together_cannot_be_shared():

@@ -69,19 +69,19 @@ class ForecastInput:
         return Machines(speeds=self.speeds, bandwidth=self.bandwidth, action_seconds=self.action_seconds)
 
     def layers(
-        self, config: dict[str, Any], *, microbatches: int, parallelism: ParallelismConfig | None = None
+        self, config: dict[str, Any], *, microbatches: int, parallelism: ParallelismConfig
     ) -> tuple[ProfiledLayer, ...]:
         """The layers of the profile in the file, or of one that is measured now.
 
         Args:
             config: of the job.
             microbatches: of a step, which a report's seconds are of.
-            parallelism: what replicas share; None: nothing. A report has the bytes of the job that ran.
+            parallelism: what ranks share. A report has the bytes and seconds of the job that ran.
 
         Raises:
             ConfigurationError: the file is no profile, or a field cannot work.
         """
-        path, of = self.profile_path, parallelism or ParallelismConfig()
+        path, of = self.profile_path, parallelism
 
         def shared(layer: ProfiledLayer) -> ProfiledLayer:
             return layer.shared_by(
@@ -96,6 +96,12 @@ class ForecastInput:
         try:
             profile = read_profile(parse_json(path.read_text()))
             rows = profile.each_layer(microbatches)
+            if profile.layers and profile.tensor != of.tensor:
+                raise ConfigurationError(
+                    "--profile",
+                    f"{path} was measured at parallelism.tensor {profile.tensor}, the job has {of.tensor}. "
+                    "To fix: leave it out, or give what 'ballast-train profile' prints of this job",
+                )
             return tuple(map(shared, rows)) if profile.layers else rows
         except (OSError, ValueError) as error:
             reason = (
@@ -266,7 +272,9 @@ def trace(given: ForecastInput, even: bool, out: Path | None) -> None:
             schedule = schedule_for(config, given.ranks_of(config, 4), steps=_FLOW_STEPS)
             played = simulate_schedule(schedule, even_costs(schedule.stages))
         else:
-            rows = given.layers(value, microbatches=config.pipeline.microbatches)
+            rows = given.layers(
+                value, microbatches=config.pipeline.microbatches, parallelism=config.parallelism
+            )
             count = given.ranks_of(config, len(rows))
             (found, *_) = forecasts(config, rows, ranks=count, machines=given.machines, steps=_FLOW_STEPS)
             played = found.trace

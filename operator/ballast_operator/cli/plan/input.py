@@ -220,10 +220,7 @@ def known_tensor(profile: ProfileFile, cluster: ClusterInput) -> int:
 
 def reduced_bytes(profile: ProfileFile, microbatches: int) -> tuple[float, ...]:
     """By layer, what tensor parallelism all-reduces for one microbatch, both ways together."""
-    return tuple(
-        4 * layer.output_bytes if layer.reduced_bytes is None else layer.reduced_bytes
-        for layer in profile.each_layer(microbatches)
-    )
+    return tuple(layer.exchanged_bytes for layer in profile.each_layer(microbatches))
 
 
 def read_profile(path: Path) -> ProfileFile:
