@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self
 
+import numpy as np
+from numpy.typing import ArrayLike
 from pydantic import Field, model_validator
 
 from ballast_policies.contract.decode import decode
@@ -83,6 +85,25 @@ class GpuKind:
     memory_bytes: float | None = None
 
 
+def held_by_replica(
+    held: ArrayLike, weight_bytes: ArrayLike, replicas: int, gradients: int = 1, weights: int = 1
+) -> np.ndarray:
+    """Bytes of layers on one of some replicas that share the optimizer's state, gradients and weights.
+
+    Args:
+        held: on a replica that shares nothing.
+        weight_bytes: of these.
+        replicas: that share the optimizer's state (ZeRO-1).
+        gradients: that share these, too (ZeRO-2).
+        weights: that share these, too (ZeRO-3).
+    """
+    each = np.asarray(weight_bytes, dtype=float)
+    learnt = np.minimum(each, np.subtract(held, each))
+    state = np.maximum(0.0, np.subtract(held, 2 * each))
+    found: np.ndarray = each / weights + learnt / gradients + state / replicas
+    return found
+
+
 MOST_BYTES = 4e18
 """Of one layer: sums over all layers, microbatches and replicas stay numbers."""
 
@@ -134,9 +155,8 @@ class ProfiledLayer(Settings):
 
         ``gradients`` and ``weights``: how many share these, too (ZeRO-2 and 3).
         """
-        learnt = min(self.weight_bytes, self.held_bytes - self.weight_bytes)
-        state = max(0.0, self.held_bytes - 2 * self.weight_bytes)
-        return self.replace(held_bytes=self.weight_bytes / weights + learnt / gradients + state / replicas)
+        held = held_by_replica(self.held_bytes, self.weight_bytes, replicas, gradients, weights)
+        return self.replace(held_bytes=float(held))
 
     @property
     def exchanged_bytes(self) -> float:

@@ -105,6 +105,13 @@ class _OptionalPicture(click.Command):
     type=click.IntRange(1),
     help="Largest tensor-parallel degree; default: any, or 1 where its transfers are not known.",
 )
+@click.option(
+    "--zero-stage",
+    type=click.IntRange(0, 3),
+    default=0,
+    show_default=True,
+    help="best, megatron, amp: what replicas share, as parallelism.zeroStage.",
+)
 @click.option("--evaluations", type=click.IntRange(1), default=200, show_default=True, help="amp: to try.")
 @click.option("--seed", type=int, default=0, show_default=True, help="amp: of its search.")
 @click.option("--sweep", is_flag=True, help="pipeline: also plan with fewer GPUs, fastest first.")
@@ -153,6 +160,11 @@ def plan(
     options["top"] = options["top"] if trial is None else max(trial, options["top"] or 1)
     try:
         chosen = _chosen(planner, given, measured=measured is not None)
+        if options["zero_stage"] and not chosen.shards:
+            names = ", ".join(PLANNERS.own(lambda row: row.shards))
+            raise click.UsageError(
+                f"--zero-stage: planner {planner} shares nothing. To fix: --planner {names}"
+            )
         cluster = cluster if measured is None else cluster.measured_by(measured)
         if not chosen.simulates:
             _refuse_without_simulation(planner, sweep=sweep, trace=trace, picture=drawn, csv=csv_file)
@@ -227,6 +239,7 @@ def _request(
     microbatches: int,
     batch_size: int | None,
     max_tensor: int | None,
+    zero_stage: int,
     **search: Any,
 ) -> PlanRequest:
     """The planner's question; ``search``: fields of it as they are given."""
@@ -247,6 +260,7 @@ def _request(
             layers.microbatch_size,
             cluster.devices(),
             measured=measured,
+            zero_stage=zero_stage,
         ),
         **search,
     )

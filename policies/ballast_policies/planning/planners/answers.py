@@ -87,7 +87,8 @@ class FoundPlan:
 def plan_content(model: CostModel, plan: FoundPlan) -> dict[str, Any]:
     """One plan as JSON, as ``model`` judges it."""
     layout, schedule = plan.layout, plan.schedule
-    cost, job = model.judge(layout, schedule), trainer_fields(layout, model.devices, schedule)
+    cost = model.judge(layout, schedule)
+    job = trainer_fields(layout, model.devices, schedule, zero_stage=model.zero_stage)
     content: dict[str, Any] = {
         "stepSeconds": cost.seconds,
         "samplesPerSecond": layout.batch_size / cost.seconds if cost.seconds else None,

@@ -32,7 +32,7 @@ from ballast_policies.planning.partition import PlanningError, sums_of
 from ballast_policies.planning.planners.layout import Devices, Groups, Layout
 from ballast_policies.planning.planners.one_f_one_b import backward_ends, check_playable, step_of_many
 from ballast_policies.planning.planners.plan_memory import PlanMemory
-from ballast_policies.planning.profile import LayerProfile
+from ballast_policies.planning.profile import LayerProfile, held_by_replica
 from ballast_policies.planning.schedules.builders.synchronous import one_forward_one_backward_replicated
 from ballast_policies.planning.schedules.costs import StageCosts
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE
@@ -111,6 +111,7 @@ class CostModel:
         microbatch_size: the profile's.
         devices: the GPUs.
         measured: the same layers by GPU type and degree, in place of the profile's seconds and the speeds.
+        zero_stage: what replicas share, as ``parallelism.zeroStage``.
     """
 
     def __init__(
@@ -121,7 +122,9 @@ class CostModel:
         devices: Devices,
         *,
         measured: GpuProfiles | None = None,
+        zero_stage: int = 0,
     ) -> None:
+        self.zero_stage = zero_stage
         self.profile, self.devices, self.profiled_size = profile, devices, microbatch_size
         self.measured = measured
         self.layers = profile.layers
@@ -134,7 +137,7 @@ class CostModel:
         self.O, self.P = sums_of(fixed), sums_of(fixed_backward)
         self.W = sums_of(profile.weight_bytes)
         self.R, self.outputs = sums_of(reduced_bytes), np.asarray(outputs, dtype=float)
-        self.memory = PlanMemory(profile, microbatch_size, measured)
+        self.memory = PlanMemory(profile, microbatch_size, measured, zero_stage)
 
     def stage_gpus(self, stages: tuple[Groups, ...]) -> StageGpus:
         """Speeds, memory and links of the GPUs of each stage."""
@@ -197,10 +200,15 @@ class CostModel:
     def _own_seconds(
         self, degrees: Degrees, gpus: StageGpus, layers: tuple[np.ndarray, np.ndarray], r: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of a microbatch forward and backward, and after a step; layers (first, end), r replicas."""
+        """Of a microbatch forward and backward, and after a step; layers (first, end), r replicas.
+
+        A reduce-scatter or a gather of the weights takes half of their all-reduce: gradients are scattered
+        after each backward with ZeRO-2, and weights gathered before each forward and backward with ZeRO-3.
+        """
         (first, end), t = layers, degrees.tensor
         scale = degrees.microbatch_size / self.profiled_size
-        exchange = 2 * (r - 1) / r * (self.W[end] - self.W[first]) / t / gpus.data_link
+        half = (r - 1) / r * (self.W[end] - self.W[first]) / t / gpus.data_link
+        exchange = (2, 2, 1, 0)[self.zero_stage] * half
         if self.measured is None:
             reduced = (t - 1) / t * scale * (self.R[end] - self.R[first]) / gpus.tensor_link
             F, B = scale / t * self.F + self.O, scale / t * self.B + self.P
@@ -218,7 +226,10 @@ class CostModel:
                 forward, backward = np.where(slower, own[0], forward), np.where(slower, own[1], backward)
                 update = np.where(there, np.maximum(update, own[2]), update)
             exchange = exchange + update
-        return forward, backward + forward if degrees.recompute else backward, exchange
+        backward = backward + forward if degrees.recompute else backward
+        if self.zero_stage < 2:
+            return forward, backward, exchange
+        return forward + (self.zero_stage - 2) * half, backward + (self.zero_stage - 1) * half, exchange
 
     def stage_bytes(self, degrees: Degrees, stages: int, schedule: str = DEFAULT_SCHEDULE) -> StageBytes:
         """Bytes of a GPU of any stage of pipelines of ``stages``."""
@@ -228,7 +239,9 @@ class CostModel:
             microbatches=degrees.microbatches,
             averaged=degrees.data > 1,
         )
-        return self.memory.stage_bytes(form, degrees.tensor, degrees.microbatch_size, degrees.recompute)
+        size, recompute = degrees.microbatch_size, degrees.recompute
+        data = degrees.data if self.zero_stage else 1
+        return self.memory.stage_bytes(form, degrees.tensor, size, recompute, data)
 
     def fits(
         self,
@@ -332,11 +345,14 @@ class CostModel:
         """
         scale = 1.0 if smallest is None else smallest / self.profiled_size
         largest = max(self.devices.memory)
+        # More replicas than all GPUs do not share it.
+        shares = self.memory.shares(self.devices.count)
         for layer, row in enumerate(self.profile.rows):
             kept = scale * row.activation_bytes
-            needed = (row.held_bytes + kept) / most_tensor
+            held = float(held_by_replica(row.held_bytes, row.weight_bytes, *shares))
+            needed = (held + kept) / most_tensor
             # Of one microbatch, gradients are not there before the backward.
-            least = row.held_bytes + max(0.0, kept - min(row.weight_bytes, row.held_bytes))
+            least = held + max(0.0, kept - min(row.weight_bytes / shares[1], held))
             if least / most_tensor > largest * ROUNDING:
                 raise PlanningError(
                     f"layer {layer} needs {needed / 1e9:.3g} GB, the largest GPU has {largest / 1e9:.3g}"

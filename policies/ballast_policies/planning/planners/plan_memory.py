@@ -5,10 +5,12 @@ held, W of weights, A of activations, G of gradients into the weights and an out
 
     H / t, W / t, k A / t, k G / t, k o
 
-since an output is on every rank of a group. Where activations are recomputed, k times the layer's input in
-place of k A / t, which is there while its backward runs. Where bytes were measured at t and k, they count.
+since an output is on every rank of a group; of H replicas may have a part each (ZeRO). Where activations are
+recomputed, k times the layer's input in place of k A / t, which is there while its backward runs. Where bytes
+were measured at t and k, they count.
 """
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -18,7 +20,7 @@ from ballast_policies.planning.memory.measured_layers import PipelineForm
 from ballast_policies.planning.memory.stage_bytes import LayerSums, StageBytes
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.planners.layout import Layout
-from ballast_policies.planning.profile import LayerProfile
+from ballast_policies.planning.profile import LayerProfile, held_by_replica
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE, SCHEDULES
 from ballast_policies.planning.schedules.schedule import ScheduleError
 
@@ -27,23 +29,38 @@ class PlanMemory:
     """Of one profile, whose microbatches have ``profiled_size`` samples."""
 
     def __init__(
-        self, profile: LayerProfile, profiled_size: int, measured: GpuProfiles | None = None
+        self,
+        profile: LayerProfile,
+        profiled_size: int,
+        measured: GpuProfiles | None = None,
+        zero_stage: int = 0,
     ) -> None:
         self._profile, self._profiled_size, self._measured = profile, profiled_size, measured
+        self.zero_stage = zero_stage
         self._sums = functools.lru_cache(maxsize=256)(self._found_sums)
         self.stage_bytes = functools.lru_cache(maxsize=2000)(self._stage_bytes)
 
     def of_layout(self, layout: Layout, schedule: str) -> np.ndarray:
         """Bytes of a GPU of each stage, shape (p,), as the schedule is trained."""
         form = form_of(layout, schedule)
-        found = self.stage_bytes(form, layout.tensor, layout.microbatch_size, layout.recompute)
+        data = (layout.data or 1) if form.averaged and self.zero_stage else 1
+        found = self.stage_bytes(form, layout.tensor, layout.microbatch_size, layout.recompute, data)
         return found.of_cut(Partition(bounds=layout.bounds))
 
-    def _stage_bytes(self, form: PipelineForm, tensor: int, size: int, recompute: bool) -> StageBytes:
-        """Bytes of stages of a pipeline of groups of ``tensor`` GPUs, ``size`` samples a microbatch."""
-        return StageBytes(self._sums(tensor, size, recompute), form)
+    def _stage_bytes(
+        self, form: PipelineForm, tensor: int, size: int, recompute: bool, data: int = 1
+    ) -> StageBytes:
+        """Bytes of stages of ``data`` pipelines of groups of ``tensor`` GPUs, of microbatches of ``size``."""
+        _, gradients, weights = self.shares(data)
+        form = dataclasses.replace(form, gradient_shares=gradients, weights_shared=weights > 1)
+        return StageBytes(self._sums(tensor, size, recompute, data), form)
 
-    def _found_sums(self, tensor: int, size: int, recompute: bool) -> LayerSums:
+    def shares(self, data: int) -> tuple[int, int, int]:
+        """How many of ``data`` replicas have a part each of the optimizer's state, gradients and weights."""
+        first, second, third = (data if self.zero_stage >= stage else 1 for stage in (1, 2, 3))
+        return first, second, third
+
+    def _found_sums(self, tensor: int, size: int, recompute: bool, data: int) -> LayerSums:
         profile, scale = self._profile, size / self._profiled_size
         rows = None if self._measured is None else self._measured.rows(tensor, size)
         if rows is not None:
@@ -54,7 +71,7 @@ class PlanMemory:
         if recompute:
             kept, repeated = np.concatenate([[0.0], outputs[:-1]]), np.maximum(kept, repeated)
         return LayerSums(
-            held=np.asarray(profile.held_bytes, dtype=float) / tensor,
+            held=held_by_replica(profile.held_bytes, profile.weight_bytes, *self.shares(data)) / tensor,
             weights=np.asarray(profile.weight_bytes, dtype=float) / tensor,
             activations=kept,
             outputs=outputs,

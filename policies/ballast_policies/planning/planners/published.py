@@ -280,7 +280,11 @@ def amp(request: PlanRequest) -> PlannerAnswer:
     )
 
     def refused(plan: tuple[float, Strategy]) -> bool:
-        return trainer_fields(_amp_layout(request, grid, plan[1]), request.model.devices).refused is not None
+        layout = _amp_layout(request, grid, plan[1])
+        return (
+            trainer_fields(layout, request.model.devices, zero_stage=request.model.zero_stage).refused
+            is not None
+        )
 
     plans = sorted(found.plans, key=refused)[: request.top or 5]
     layouts = [

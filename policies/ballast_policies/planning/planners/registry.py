@@ -42,7 +42,9 @@ def best(request: PlanRequest) -> PlannerAnswer:
         if model.devices.count <= _MOST_COMPARED:
             found.append(_without_idle(pipedream_layout(request)))
         for layout in found:
-            if layout is not None and trainer_fields(layout, model.devices).refused is None:
+            if layout is None or (model.zero_stage and layout.data is None):
+                continue
+            if trainer_fields(layout, model.devices, zero_stage=model.zero_stage).refused is None:
                 yield layout
 
     without_flush = _without_flush(request)
@@ -104,7 +106,7 @@ def _uneven(layout: Layout) -> bool:
 
 def _without_flush(request: PlanRequest) -> list[tuple[float, FoundPlan]]:
     """Plans without a flush that fit and that the trainer runs: they hold no buffers of messages."""
-    if request.model.devices.count > _MOST_COMPARED:
+    if request.model.devices.count > _MOST_COMPARED or request.model.zero_stage:
         return []
     found = []
     layouts = (("PipeDream", pipedream_layout(request)), ("PipeDream2BW", two_versions_layout(request)))
@@ -244,6 +246,7 @@ class Planner:
         needs_links: it cannot plan without the cluster's bandwidth; without it transfers are free.
         simulates: its answer has a simulated pipeline, which can be drawn and exported.
         measured: it plans from layers that were measured by GPU type and tensor degree.
+        shards: it plans replicas that share the optimizer's state, gradients or weights.
     """
 
     summary: str
@@ -251,6 +254,7 @@ class Planner:
     needs_links: bool = False
     simulates: bool = False
     measured: bool = False
+    shards: bool = False
 
 
 PLANNERS = Registry(
@@ -263,15 +267,21 @@ PLANNERS = Registry(
             summary="all degrees, microbatches, recomputation, layers and order of GPUs, with a bound",
             plan=best,
             measured=True,
+            shards=True,
         ),
         "pipedream": Planner(summary="replicated stages", plan=published.pipedream),
         "2bw": Planner(
             summary="parallel pipelines with two weight versions", plan=published.two_versions, measured=True
         ),
         "megatron": Planner(
-            summary="PTD-P: tensor x data x pipeline of equal stages", plan=published.megatron, measured=True
+            summary="PTD-P: tensor x data x pipeline of equal stages",
+            plan=published.megatron,
+            measured=True,
+            shards=True,
         ),
-        "amp": Planner(summary="tensor x data x pipeline on unlike GPUs and links", plan=published.amp),
+        "amp": Planner(
+            summary="tensor x data x pipeline on unlike GPUs and links", plan=published.amp, shards=True
+        ),
     },
 )
 

@@ -32,6 +32,7 @@ def trainer_fields(
     *,
     ranks: int | None = None,
     chunks: int | None = None,
+    zero_stage: int = 0,
 ) -> TrainerFields:
     """The fields of a layout under a schedule.
 
@@ -41,6 +42,7 @@ def trainer_fields(
         schedule: a name of :data:`SCHEDULES`.
         ranks: of the pipeline, where ranks have several stages; None: one for each stage.
         chunks: stages a rank, where the schedule leaves it open.
+        zero_stage: what replicas of the pipeline share, where there are some.
     """
     count = layout.pipeline if ranks is None else ranks
     pipeline: dict[str, Any] = {
@@ -59,6 +61,8 @@ def trainer_fields(
         "pipeline": pipeline,
         "parallelism": {"tensor": layout.tensor, "data": data},
     }
+    if zero_stage and data > 1:
+        fields["parallelism"]["zeroStage"] = zero_stage
     fields["training"] = {"recompute": layout.recompute}
     # Of several stages a rank, the first ones are on each rank in turn.
     types = [devices.types[stage.gpus[0]] for stage in layout.stages[:count]]

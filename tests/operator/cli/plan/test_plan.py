@@ -309,6 +309,34 @@ def test_what_cannot_be_planned_is_refused_with_the_field_and_the_reason(run, fi
     assert want in result.output.replace("\n", " ")
 
 
+@pytest.mark.parametrize("planner", ["best", "megatron", "amp"])
+def test_replicas_that_share_their_state_fit_smaller_gpus(run, planner):
+    """The layers fit no GPU's memory whole; the plan says zeroStage, and the trainer runs it."""
+    profile = (
+        "layers: [{repeat: 2, forwardSeconds: 1, backwardSeconds: 2, heldBytes: 16e9, weightBytes: 4e9}]"
+    )
+    links = "{insideServer: 1.0e+12, betweenServers: 1.0e+12}"
+    cluster = f"{{gpus: [{{type: a, count: 8, memoryBytes: 15e9}}], bandwidth: {links}}}"
+    options = ("--planner", planner, "--max-tensor", "1", "--batch-size", "8", "--output", "json")
+    refused = run(*options, profile=profile, cluster=cluster)
+    assert refused.exit_code == 1 and "layer 0 needs 16 GB, the largest GPU has 15" in refused.output
+    result = run(*options, "--zero-stage", "1", profile=profile, cluster=cluster)
+    assert result.exit_code == 0, result.output
+    (plan, *_) = json.loads(result.output)["plans"]
+    assert (plan["fits"], plan["refused"]) == (True, None)
+    assert plan["job"]["parallelism"] == {"tensor": 1, "data": plan["data"], "zeroStage": 1}
+
+
+def test_a_planner_of_replicas_that_share_nothing_refuses_to_share(run):
+    """With those that do."""
+    result = run("--zero-stage", "1")
+    assert result.exit_code == 2
+    assert (
+        "--zero-stage: planner pipeline shares nothing. To fix: --planner best, megatron, amp"
+        in result.output
+    )
+
+
 @pytest.mark.parametrize("option", ["--sweep", "--trace", "--picture", "--csv"])
 def test_what_a_planner_does_not_simulate_cannot_be_drawn(run, tmp_path, option):
     """It is refused, and no file is written."""

@@ -23,8 +23,11 @@ BYTES = ("held_bytes", "weight_bytes", "activation_bytes", "output_bytes", "grad
 
 
 @st.composite
-def requests(draw, schedules):
-    """Layers of unlike bytes, a fourth of them weights, on equal GPUs of one server."""
+def requests(draw, schedules, *, shards):
+    """Layers of unlike bytes, a fourth of them weights, on equal GPUs of one server.
+
+    ``shards``: replicas may share them.
+    """
     count, gpus, microbatches = draw(st.integers(2, 7)), draw(st.integers(1, 4)), draw(st.integers(1, 12))
     limit, schedule = draw(st.integers(20, 400)), draw(st.sampled_from(schedules))
 
@@ -52,7 +55,9 @@ def requests(draw, schedules):
         schedule=schedule,
         chunks=2,
         top=3,
-        cost_model=CostModel(profile, (0.0,) * count, 1, devices),
+        cost_model=CostModel(
+            profile, (0.0,) * count, 1, devices, zero_stage=draw(st.integers(0, 3)) if shards else 0
+        ),
     )
 
 
@@ -75,7 +80,8 @@ def spec_of(plan, layers):
 @given(data=st.data())
 def test_what_a_planner_says_fits_is_admitted_launched_and_forecast_so(planner, data):
     """Microbatches of the profile's size without recomputation: measured as they are planned."""
-    request = data.draw(requests(trained_schedules() if planner == "pipeline" else ("1F1B",)))
+    schedules = trained_schedules() if planner == "pipeline" else ("1F1B",)
+    request = data.draw(requests(schedules, shards=PLANNERS[planner].shards))
     profile, limit = request.profile, request.gpus[0].memory_bytes
     try:
         answer = PLANNERS[planner].plan(request).content
@@ -100,13 +106,22 @@ def test_what_a_planner_says_fits_is_admitted_launched_and_forecast_so(planner, 
         if plan["refused"] or not plan["fits"] or plan["recompute"] or plan["microbatchSize"] != 1:
             continue
         spec = spec_of(plan, profile.layers)
+        of = spec.config.parallelism
+        assert of.zero_stage == (request.model.zero_stage if of.data > 1 else 0)
         gpus = spec.largest_gang
         cut = Partition(bounds=(0, *(stage["endLayer"] for stage in plan["stages"])))
-        ranks = forecast(spec.config, rows, cut, ranks=gpus).ranks
+        shared = [
+            row.shared_by(of.optimizer_shares, gradients=of.gradient_shares, weights=of.weight_shares)
+            for row in rows
+        ]
+        ranks = forecast(spec.config, shared, cut, ranks=gpus).ranks
         for stage in plan["stages"]:
             held = [rank.bytes for rank in ranks if (stage["firstLayer"], stage["endLayer"]) in rank.layers]
             assert stage["bytes"] == pytest.approx(max(held), rel=1e-9, abs=1e-6)
         assert max(rank.bytes for rank in ranks) <= limit * (1 + 1e-9)
+        if of.zero_stage:
+            # A running job's report has the bytes of a replica's part.
+            continue
         assert MemoryNeed(measured, spec.pipeline_form()).fits(spec.positions(gpus), limit)
         launched = partition_of(spec.first_stages(gpus, measured, float(limit)))
         ranks = forecast(spec.config, rows, launched, ranks=gpus).ranks

@@ -41,7 +41,7 @@ def random_kinds(random, most_gpus, *, memory=0.6, least=3.0, unlike=True):
     return kinds
 
 
-def random_model(random, *, most_gpus=5, most_layers=6, memory=0.6, unlike=True, inside=20.0):
+def random_model(random, *, most_gpus=5, most_layers=6, memory=0.6, unlike=True, inside=20.0, zero_stage=0):
     """A cost model of such an instance; ``inside``: bytes/s of links inside servers, where there are any."""
     profile = random_profile(random, int(random.integers(1, most_layers + 1)))
     kinds = random_kinds(random, most_gpus, memory=memory, unlike=unlike)
@@ -54,4 +54,5 @@ def random_model(random, *, most_gpus=5, most_layers=6, memory=0.6, unlike=True,
         between=float(random.choice([1, 3, 20])) if links else np.inf,
     )
     reduced = random.uniform(0, 4, profile.layers) if random.random() < 0.7 else np.zeros(profile.layers)
-    return CostModel(profile, tuple(reduced.tolist()), int(random.choice([1, 2])), devices)
+    size = int(random.choice([1, 2]))
+    return CostModel(profile, tuple(reduced.tolist()), size, devices, zero_stage=zero_stage)

@@ -100,3 +100,26 @@ def test_seconds_and_bytes_by_hand():
     # Inputs are kept, 0 and 2 bytes, and 3 and 5 are there while the layer's backward runs.
     assert again.bytes == (10.0 + 2.0 + 3.0 + 2 * 2.0, 20.0 + 8.0 + 2 * 2.0)
     assert again.seconds > cost.seconds
+
+
+@pytest.mark.parametrize(("zero_stage", "halves"), [(1, 2), (2, 2 + 1), (3, 2 * 3)])
+def test_replicas_that_share_weights_gather_them_in_each_action(zero_stage, halves):
+    """One stage of two replicas, two microbatches each, weights of 8 bytes at 8 bytes/s: halves of 0.5 s.
+
+    ZeRO-1 as without; of ZeRO-2 two scatters and a gather, of ZeRO-3 two gathers and a scatter each.
+    """
+    profile = LayerProfile(
+        forward_seconds=(1.0,),
+        backward_seconds=(2.0,),
+        held_bytes=(32.0,),
+        weight_bytes=(8.0,),
+        activation_bytes=(3.0,),
+        output_bytes=(0.0,),
+    )
+    devices = devices_of([GpuKind(gpu_type="a", count=2)], gpus_per_server=2, inside=8.0)
+    layout = Layout.of((0, 1), [((0,), (1,))], microbatch_size=1, microbatches=4)
+    plain, shared = (
+        CostModel(profile, (0.0,), 1, devices, zero_stage=stage).judge(layout) for stage in (0, zero_stage)
+    )
+    assert plain.seconds == pytest.approx(2 * 3.0 + 2 * 0.5)
+    assert shared.seconds == pytest.approx(2 * 3.0 + halves * 0.5)

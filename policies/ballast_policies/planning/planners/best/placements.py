@@ -151,7 +151,7 @@ class _Layers:
     """The layers' values, of which the bounds are made."""
 
     def __init__(self, model: CostModel) -> None:
-        self.size = model.profiled_size
+        self.size, self.gathers = model.profiled_size, model.zero_stage == 3
         self.forward, self.backward = np.diff(model.F), np.diff(model.B)
         self.fixed_forward, self.fixed_backward = np.diff(model.O), np.diff(model.P)
         self.reduced, self.weights = np.diff(model.R), np.diff(model.W)
@@ -175,7 +175,7 @@ class _Layers:
         # What a layer's transfers keep its stage busy with, over the links that suit it best.
         others = np.min([m * bytes_reduced / q + bytes_exchanged / x for q, x in choice.links], axis=0)
         reduced = bytes_reduced / max(q for q, _ in choice.links)
-        share = (self.share if reduced.any() else self.only_compute)[recompute]
+        share = (self.share if reduced.any() or self.gathers else self.only_compute)[recompute]
         w, q = work.sum(axis=1, keepdims=True), reduced.sum(axis=1, keepdims=True)
         one = work / speeds[0] + reduced
         total = np.cumsum(speeds)

@@ -53,12 +53,13 @@ def has_one_type_after_the_other(devices, layout):
 
 @pytest.mark.parametrize("seed", first_daily(range(30), 8))
 def test_best_equals_brute_force(seed):
-    """Three types of GPUs, servers, memory: every layout that a gang can have is judged, none is faster, and
-    the bound is it."""
+    """Three types of GPUs, servers, memory, ZeRO stages: every layout that a gang can have is judged, none is
+    faster, and the bound is it."""
     random = np.random.default_rng(seed)
     # Every fifth time the links inside servers are not the faster ones.
     inside = 1.5 if seed % 5 == 4 else 20.0
-    model = random_model(random, most_gpus=4 if seed % 3 else 3, most_layers=4, inside=inside)
+    sizes = {"most_gpus": 4 if seed % 3 else 3, "most_layers": 4}
+    model = random_model(random, **sizes, inside=inside, zero_stage=seed % 4)
     batch = int(random.choice([1, 2, 3, 4]))
     judged = [
         model.judge(layout)
