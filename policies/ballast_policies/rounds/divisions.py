@@ -95,6 +95,12 @@ def mixtures(gang: MixedGang, room: Room) -> tuple[tuple[PoolPart, ...], ...]:
     return tuple(sorted(found, key=gang.speed, reverse=True)[:MOST_MIXTURES])
 
 
+def sizes_over_pools(gang: MixedGang, room: Room) -> list[int]:
+    """Those of its sizes that fit several pools, fewest first."""
+    fitting = (parts for parts in _options(gang, room) if gang.speed(parts) > 0)
+    return sorted({sum(part.gpus for part in parts) for parts in fitting})
+
+
 def _options(gang: MixedGang, room: Room) -> Iterator[tuple[PoolPart, ...]]:
     pools = sorted(
         (

@@ -104,7 +104,7 @@ TypesByRank = tuple[tuple[str, int], ...]
 """GPU types in the order of a gang's ranks, and GPUs of each."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class PlannedSpeed:
     """What a plan for some GPUs says; ``memory``: bytes of the fullest GPU of each part."""
 

@@ -1,6 +1,7 @@
 """What a job with ``planner`` is launched as, by GPU type and number of GPUs: what the planner says."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -135,6 +136,54 @@ def test_each_mix_has_the_plan_that_the_planner_makes_for_it_alone(seed):
     alone, _ = read_spec(a_job(planned))
     assert not alone.mixes
     assert all(spec.plans[kind].items() >= by_size.items() for kind, by_size in alone.plans.items())
+
+
+HOSTILE = (
+    math.nan,
+    math.inf,
+    -1,
+    0,
+    5e-324,
+    1e-9,
+    1e9,
+    1e17,
+    1e308,
+    2**70,
+    True,
+    "\U0010ffff\0",
+    [[[]]],
+    None,
+)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("seed", first_daily(range(200), 60))
+def test_hostile_numbers_are_planned_with_or_refused_in_words(seed):
+    """In any fields of a planner for mixes; what is planned is finite, and the trainer accepts it."""
+    draw = np.random.default_rng(seed)
+    planned = planner(draw, int(draw.integers(1, 7)))
+    places = [(gpu, field) for gpu in planned["gpus"] for field in ("gpuType", "speed", "memory")]
+    for profile in planned["profiles"]:
+        places += [(profile, field) for field in ("tensor", "microbatchSize", "layers")]
+        places += [
+            (layer, field) for layer in profile["layers"] for field in (*layer, "repeat", "overheadSeconds")
+        ]
+    places += [(planned, field) for field in planned]
+    for number in draw.choice(len(places), size=int(draw.integers(1, 4))):
+        holder, field = places[number]
+        holder[field] = HOSTILE[int(draw.integers(len(HOSTILE)))]
+    item = {**a_job(planner(draw, 4), mixedPools="Allowed")}
+    item["spec"] = {**item["spec"], "planner": planned, "model": {"name": "gpt", "layers": 4}}
+    spec, problem = read_spec(item)
+    assert (spec is None) == bool(problem)
+    if spec is None:
+        assert "spec.planner" in problem
+        return
+    launches = [*(mix.degrees for mix in spec.mixes.values())]
+    launches += [degrees for by_size in spec.plans.values() for degrees in by_size.values()]
+    for degrees in launches:
+        assert 0 < degrees.step_seconds < math.inf and degrees.memory_bytes < math.inf
+        JobConfig.from_json(spec.with_degrees(degrees).config.to_json())
 
 
 def test_jobs_with_other_degrees_are_of_another_kind():

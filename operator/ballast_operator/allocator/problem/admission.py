@@ -1,7 +1,6 @@
 """Which jobs some round of a policy can place, and with which sizes of their gangs."""
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 
 from ballast_policies.contract.job.pipeline import BalanceBy
@@ -10,7 +9,7 @@ from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.planning.memory.need import MemoryNeed
 from ballast_policies.planning.memory.stage_bytes import ROUNDING
 from ballast_policies.prices.egress import DataPrices
-from ballast_policies.rounds.divisions import best_parts
+from ballast_policies.rounds.divisions import best_parts, sizes_over_pools
 from ballast_policies.rounds.gangs import MixedGang, PlannedSpeed, TypesByRank
 from ballast_policies.rounds.topology import TopologyRequest
 from ballast_policies.rounds.values import Node
@@ -382,24 +381,10 @@ def mixed_room(
     fewest = max(spec.smallest_gang, 2 * together)
     sizes = [size for size in range(fewest, min(most_gpus(view), total) + 1) if spec.suits(size)]
     if spec.plans:
-        sizes = _planned_sizes(spec, gpus, memory)
+        sizes = sizes_over_pools(_gang_over(spec, gpus, sizes, memory), gpus)
     if len(gpus) < 2 or not sizes:
         return None
     return MixedRoom(gpus=gpus, sizes=tuple(thinned(sizes if spec.grow else sizes[-1:])), barred=barred)
-
-
-def _planned_sizes(spec: JobSpec, room: Mapping[str, tuple[str, int]], memory: GangMemory) -> list[int]:
-    """Sizes of the mixes of which each type is in a pool with the GPUs and the memory for it."""
-    pools = [(gpu_type, gpus, memory.pools.get(pool, math.inf)) for pool, (gpu_type, gpus) in room.items()]
-    found = {
-        sum(count for _, count in mix)
-        for mix, planned in spec.mixes.items()
-        if all(
-            any(kind == gpu_type and gpus >= count and taken <= has * ROUNDING for kind, gpus, has in pools)
-            for (gpu_type, count), taken in zip(mix, planned.memory, strict=True)
-        )
-    }
-    return sorted(found)
 
 
 def planned_gpus(
@@ -481,14 +466,20 @@ def within_limit(spec: JobSpec, memory: Mapping[str, float]) -> dict[str, float]
 
 def holds(spec: JobSpec, room: MixedRoom, memory: GangMemory) -> bool:
     """Whether the gang fits several pools of an empty cluster, the memory of their GPUs included."""
+    return bool(best_parts(_gang_over(spec, room.gpus, room.sizes[:1], memory), room.gpus))
+
+
+def _gang_over(
+    spec: JobSpec, room: Mapping[str, tuple[str, int]], sizes: Sequence[int], memory: GangMemory
+) -> MixedGang:
+    """The gang in an empty cluster whose GPUs are alike."""
     layers = memory.need.layers if memory.need is not None else None
-    gang = MixedGang(
+    return MixedGang(
         pipeline=launched_pipeline(spec, layers),
-        sizes=room.sizes[:1],
-        speeds=dict.fromkeys(room.gpu_types, 1.0),
+        sizes=tuple(sizes),
+        speeds={gpu_type: 1.0 for gpu_type, _ in room.values()},
         base=spec.ranks_per_position,
         memory=within_limit(spec, memory.pools),
         per_pod=spec.gpus_per_pod,
         planned=planned_gpus(spec, {}, 0),
     )
-    return bool(best_parts(gang, room.gpus))

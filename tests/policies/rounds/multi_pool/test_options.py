@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 from ballast_policies.planning.launch import LaunchedPipeline
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
-from ballast_policies.rounds.divisions import best_parts
-from ballast_policies.rounds.gangs import MixedGang
+from ballast_policies.rounds.divisions import best_parts, sizes_over_pools
+from ballast_policies.rounds.gangs import MixedGang, PlannedSpeed
 from ballast_policies.rounds.values import PoolPart
 from ballast_policies.throughput.speeds import SpeedKey
 
@@ -75,6 +75,44 @@ def test_a_plan_allows_its_own_division_alone():
     room = {"fast": ("fast", 4), "few": ("slow", 2), "slow": ("slow", 6)}
     assert best_parts(gang, room, one_pool=True) == (part("slow", 3), part("fast", 1))
     assert best_parts(gang, {"fast": ("fast", 4), "few": ("slow", 2)}, one_pool=True) == ()
+
+
+def planned_gang(**changes):
+    """Six GPUs are planned to be faster than four, and four slow ones alone the slowest."""
+    plans = {
+        (("fast", 2), ("slow", 2)): PlannedSpeed(3.0, (8.0, 4.0)),
+        (("fast", 2), ("slow", 4)): PlannedSpeed(4.0, (8.0, 6.0)),
+        (("slow", 4),): PlannedSpeed(1.0, (8.0,)),
+    }
+    return a_gang(sizes=(4, 6), planned=plans, **changes)
+
+
+def test_of_mixes_with_plans_the_fastest_that_fits_is_taken():
+    """By the planned speeds and the bytes of each part; the order is the plan's; nothing in between."""
+    gang = planned_gang()
+    assert best_parts(gang, ROOM) == (part("fast", 2), part("slow", 4))
+    assert gang.speed(best_parts(gang, ROOM)) == 4.0
+    assert best_parts(gang, {**ROOM, "slow": ("slow", 3)}) == (part("fast", 2), part("slow", 2))
+    assert best_parts(gang, {**ROOM, "fast": ("fast", 1)}) == ()
+    tight = planned_gang(memory={"fast": 8.0, "slow": 5.0})
+    assert best_parts(tight, ROOM) == (part("fast", 2), part("slow", 2))
+    assert (sizes_over_pools(gang, ROOM), sizes_over_pools(tight, ROOM)) == ([4, 6], [4])
+    assert gang.speed([part("fast", 1), part("slow", 3)]) == gang.speed([part("slow", 3)]) == 0.0
+
+
+def test_one_pool_is_taken_in_place_of_a_planned_mix_only_with_a_plan_for_it():
+    gang = planned_gang()
+    assert best_parts(gang, {"slow": ("slow", 6)}, one_pool=True) == (part("slow", 4),)
+    assert best_parts(gang, {"fast": ("fast", 6)}, one_pool=True) == ()
+
+
+def test_what_a_mix_with_a_plan_has_reported_counts_where_it_fits():
+    known = {SpeedKey.of_types([("fast", 2), ("slow", 4)]): 2.5}
+    gang = planned_gang(measured=known)
+    assert gang.speed([part("fast", 2), part("slow", 4)]) == 2.5
+    assert best_parts(gang, ROOM) == (part("fast", 2), part("slow", 2))
+    tight = dataclasses.replace(gang, memory={"slow": 5.0})
+    assert tight.speed([part("fast", 2), part("slow", 4)]) == 0.0
 
 
 def test_types_that_cannot_run_it_are_left_out():
