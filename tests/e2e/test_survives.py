@@ -114,6 +114,7 @@ def test_a_gang_goes_on_in_place_without_a_lost_pod_and_grows_again(ballast, num
         ballast.end_job(name)
 
 
+@pytest.mark.nightly
 def test_nodes_that_announce_that_they_go_are_left_in_time(ballast):
     """A gang grows onto a node and leaves it again, live; a notice to rank 0's node moves the job, saved.
 

@@ -13,6 +13,7 @@ from ballast_policies.simulator.settings import SimulatedCluster
 from ballast_policies.simulator.workloads import read_trace, static
 from ballast_policies.throughput.table import built_in_table
 
+from tests.support.examples import first_daily
 from tests.support.simulations import simulation
 
 SIMULATED = SimulatedCluster(gpus={"v100": 36, "p100": 36, "k80": 36})
@@ -83,11 +84,13 @@ def test_static_trace_takes_20_9_hours_by_gandiva():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("hours", "settings"),
-    [
-        (161.16, {"policy": "makespan"}),
-        (182.32, {"policy": "fifo", "agnostic": True}),
-        (166.61, {"policy": "gandiva"}),
-    ],
+    first_daily(
+        [
+            (161.16, {"policy": "makespan"}),
+            (182.32, {"policy": "fifo", "agnostic": True}),
+            (166.61, {"policy": "gandiva"}),
+        ]
+    ),
     ids=["aware", "FIFO", "Gandiva"],
 )
 def test_makespan_of_100_generated_jobs_is_the_published_one(hours, settings):

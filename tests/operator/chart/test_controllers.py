@@ -11,6 +11,8 @@ from tests.operator.chart.conftest import JOBS, Cluster, make_job, make_lease, m
 from tests.support.control_plane import ControlPlane, apply_crds
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.api
+
 pytest.importorskip("helm_python", reason="Helm as a library has no wheel for this machine")
 
 COLLECTOR = "system:serviceaccount:kube-system:generic-garbage-collector"
@@ -86,7 +88,6 @@ def give_to_team(api: client.ApiClient, namespace: str) -> None:
     client.CoreV1Api(api).patch_namespace(namespace, {"metadata": {"labels": labels}})
 
 
-@pytest.mark.api
 def test_the_control_planes_controllers_are_never_in_the_way_of_a_policy(cluster: Cluster) -> None:
     """Under whatever name they write; but their name makes no trainers of a Deployment's pods."""
     here = cluster.namespace
@@ -122,7 +123,6 @@ def test_the_control_planes_controllers_are_never_in_the_way_of_a_policy(cluster
         assert "only Ballast's operator sets them" in cluster.refusal(user, lambda api: make_pod(api, here))
 
 
-@pytest.mark.api
 def test_jobs_go_however_their_deletion_cascades_and_so_does_their_namespace(cluster: Cluster) -> None:
     """By the real garbage collector; also where a job's team or weight would not be allowed any more."""
     here = f"{cluster.namespace}-more"
@@ -150,7 +150,6 @@ def test_jobs_go_however_their_deletion_cascades_and_so_does_their_namespace(clu
         eventually(lambda: found(lambda: core.read_namespace(here)) is None, "the namespace to be gone")
 
 
-@pytest.mark.api
 def test_the_kind_can_be_deleted_and_made_again_while_jobs_are_orphaned(
     cluster: Cluster, control_plane: ControlPlane
 ) -> None:

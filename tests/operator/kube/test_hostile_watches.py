@@ -20,6 +20,8 @@ from tests.operator.kube.enemy_server import GONE, EnemyServer
 from tests.support.examples import first_daily
 from tests.support.waiting import WAIT_SECONDS
 
+pytestmark = pytest.mark.slow
+
 NEVER = 86_400.0
 """Seconds between two lists: what is known has to come from the watches."""
 
@@ -166,7 +168,6 @@ ACTS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("act", first_daily(ACTS.values(), 20), ids=ACTS.keys())
 async def test_what_a_watch_brings_instead_of_events_costs_no_event_and_no_other_watch(server, act):
     """What changes meanwhile is known, without a list of everything; the watches of other kinds stay open."""
@@ -187,7 +188,6 @@ def line(event, item):
     return json.dumps({"type": event, "object": item}).encode() + b"\n"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [7, 301, 2**20])
 async def test_events_are_taken_in_order_however_they_are_torn(server, size):
     """Also one that is nested far more deeply than a decoder goes, and the ones after it."""
@@ -208,7 +208,6 @@ async def test_events_are_taken_in_order_however_they_are_torn(server, size):
         assert restarts(known) == 0
 
 
-@pytest.mark.slow
 async def test_a_watch_goes_on_from_the_last_bookmark(server):
     """Nothing is listed again, and no event is told twice."""
     since = []
@@ -227,7 +226,6 @@ async def test_a_watch_goes_on_from_the_last_bookmark(server):
         assert server.lists[POD] == 1
 
 
-@pytest.mark.slow
 async def test_an_object_that_the_caches_cannot_take_hides_no_other(server, known):
     """What fails on one of them has heard of the next."""
     heard = []
@@ -245,7 +243,6 @@ async def test_an_object_that_the_caches_cannot_take_hides_no_other(server, know
     assert restarts(known) == 0
 
 
-@pytest.mark.slow
 async def test_events_out_of_order_and_twice_leave_the_newest(server, known):
     """An old event undoes nothing."""
     await until(lambda: server.watches[POD])
@@ -259,7 +256,6 @@ async def test_events_out_of_order_and_twice_leave_the_newest(server, known):
     assert known.caches[POD].get(("ns", "first"))["status"]["phase"] == "Running"
 
 
-@pytest.mark.slow
 async def test_an_object_that_leaves_a_selector_and_comes_back_is_known_again(server, known):
     """A label of a Lease was removed by hand, and set again: the watch says DELETED and ADDED."""
     await until(lambda: server.watches[LEASE])
@@ -272,7 +268,6 @@ async def test_an_object_that_leaves_a_selector_and_comes_back_is_known_again(se
     await until(lambda: agrees(known, server, LEASE))
 
 
-@pytest.mark.slow
 async def test_what_a_watch_has_said_wrongly_is_put_right_by_the_next_lists(server, monkeypatch):
     """Gone though it is there; there though it is gone; far newer than anything can be."""
     monkeypatch.setattr(informers, "FIRST_RESYNC_SECONDS", 0.05)
@@ -293,7 +288,6 @@ async def test_what_a_watch_has_said_wrongly_is_put_right_by_the_next_lists(serv
         await until(lambda: agrees(known, server, POD) and agrees(known, server, NODE))
 
 
-@pytest.mark.slow
 async def test_definitions_that_are_deleted_and_come_back_are_watched_again(server):
     """The kind is not served for a while: others are watched all the time, it is once it is there again."""
     async with Running(server) as known:
@@ -310,7 +304,6 @@ async def test_definitions_that_are_deleted_and_come_back_are_watched_again(serv
         assert server.watches[POD] == 1
 
 
-@pytest.mark.slow
 async def test_a_watch_that_ends_at_once_is_asked_for_less_and_less_often(server):
     """An API server that accepts watches and drops them is not flooded."""
     pauses = []
@@ -343,7 +336,6 @@ async def test_a_watch_that_ends_at_once_is_asked_for_less_and_less_often(server
     ],
     ids=str,
 )
-@pytest.mark.slow
 async def test_what_is_answered_as_the_list_before_a_watch_costs_no_event_and_no_other_watch(server, answer):
     """It is asked for again; of a list with what is no object, the others are taken."""
     answers_wait = asyncio.Event()

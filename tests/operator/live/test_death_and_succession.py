@@ -59,6 +59,7 @@ def test_an_operator_killed_at_a_write_of_a_shrink_is_succeeded_without_loss(sta
     witness.assert_nothing_is_lost()
 
 
+@pytest.mark.nightly
 def test_an_operator_that_loses_its_lease_is_started_again_and_continues(stage, tmp_path):
     """It ends rather than write without the lease; its next life sees the job through."""
     with stage.operator() as life:

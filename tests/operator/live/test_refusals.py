@@ -76,6 +76,7 @@ def test_what_keeps_pods_from_being_made_is_named_and_ends_with_its_cause(stage:
         assert stage.status("wrong").get("launches", 0) == 0
 
 
+@pytest.mark.nightly
 def test_a_character_outside_the_basic_plane_is_in_a_status_and_stops_nothing(stage: Stage) -> None:
     """In a pod's last words, in a team's name and in what the API server says of a template."""
     words = "Loading weights \U0001f917 failed \x1b[0m\x7f"
@@ -198,6 +199,7 @@ def broken_webhook(stage: Stage, folder: Path, answer: bytes) -> Iterator[None]:
         server.server_close()
 
 
+@pytest.mark.nightly
 def test_a_webhook_that_answers_garbage_is_quoted_and_its_launch_gives_the_gpus_back(
     stage: Stage, tmp_path: Path
 ) -> None:

@@ -6,6 +6,8 @@ from ballast_operator.kube.kinds import CONFIG_MAP, JOB
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, job
 
+pytestmark = pytest.mark.slow
+
 
 def crowded() -> Simulation:
     """Three jobs for the GPUs of one, rounds of ten seconds: the others are owed time."""
@@ -15,7 +17,6 @@ def crowded() -> Simulation:
     return simulation
 
 
-@pytest.mark.slow
 async def test_a_killed_operator_loses_at_most_a_round():
     """Without a clean shutdown: what was saved as the last round began is extended over the time between."""
     simulation = crowded()
@@ -31,7 +32,6 @@ async def test_a_killed_operator_loses_at_most_a_round():
     assert after.moves == before.moves
 
 
-@pytest.mark.slow
 async def test_time_without_an_operator_counts_as_promised_and_received():
     """Two minutes without one: the gang that trained has had them, the others are owed their part."""
     simulation = crowded()
@@ -50,7 +50,6 @@ async def test_time_without_an_operator_counts_as_promised_and_received():
         assert gained == pytest.approx(121 / 3, abs=10)
 
 
-@pytest.mark.slow
 async def test_a_job_created_again_under_an_old_name_inherits_nothing():
     """While no operator ran: the account belonged to another job."""
     simulation = crowded()
@@ -66,7 +65,6 @@ async def test_a_job_created_again_under_an_old_name_inherits_nothing():
     assert sum(memory.account.promised[f"{NAMESPACE}/two"].values()) > 10
 
 
-@pytest.mark.slow
 async def test_the_state_is_written_once_a_round():
     """However many decisions a round has."""
     simulation = crowded()

@@ -17,6 +17,8 @@ from click.testing import CliRunner
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, START, Simulation
 
+pytestmark = pytest.mark.slow
+
 POOLS = [{"name": "v100", "nodeSelector": {"pool": "v100"}, "gpuType": "v100", "pricePerGpuHour": 36.0}]
 BEGAN = START.timestamp()
 SPEEDS = [{"gpuType": "v100", "stages": 2, "stepsPerSecond": 10.0}]
@@ -46,7 +48,6 @@ async def played(path: Path, *names: str, stages: tuple[int, int] = (2, 2)) -> S
     raise AssertionError(simulation.all_statuses())
 
 
-@pytest.mark.slow
 async def test_the_twin_takes_as_long_and_pays_as_much_as_the_cluster(tmp_path: Path) -> None:
     """Jobs that wait for one another; deleted ones, too. A later begin finds them where they were."""
     path = tmp_path / "history.db"
@@ -66,7 +67,6 @@ async def test_the_twin_takes_as_long_and_pays_as_much_as_the_cluster(tmp_path: 
     assert (before.jobs, before.running, before.agrees()) == ((), 3, None)
 
 
-@pytest.mark.slow
 async def test_a_job_that_was_suspended_is_replayed_with_the_time_that_it_was(tmp_path: Path) -> None:
     """What is kept of the limits of spot machines is there, too."""
     path = tmp_path / "history.db"
@@ -86,7 +86,6 @@ async def test_a_job_that_was_suspended_is_replayed_with_the_time_that_it_was(tm
     assert found.jobs[0].starts == 2 and found.time_error == pytest.approx(0, abs=0.05)
 
 
-@pytest.mark.slow
 async def test_the_condition_says_whether_the_twin_agrees(tmp_path: Path) -> None:
     """By the newest result of the file; the status has the figures, for `ballast whatif`."""
     path = tmp_path / "history.db"
@@ -112,7 +111,6 @@ async def test_the_condition_says_whether_the_twin_agrees(tmp_path: Path) -> Non
         assert (await condition())["status"] == word
 
 
-@pytest.mark.slow
 async def test_cost_against_other_policies_and_the_least(tmp_path: Path) -> None:
     """Each policy's replay beside what was paid; one that is not there is refused."""
     path = tmp_path / "history.db"
@@ -132,7 +130,6 @@ async def test_cost_against_other_policies_and_the_least(tmp_path: Path) -> None
     assert alone.exit_code == 2 and "go with --against" in alone.output
 
 
-@pytest.mark.slow
 async def test_what_cannot_be_read_is_left_out_with_why(tmp_path: Path) -> None:
     """The rest is replayed; without anything there is nothing to compare."""
     path = tmp_path / "history.db"

@@ -28,6 +28,10 @@ LONG = {
     "a pod is lost as the gang grows back",
     "a pod comes back as the leader is replaced",
     "a node is lost, and its pod is made once more",
+    "a node is drained while another job waits",
+    "a node goes during an asked shrink",
+    "a node goes, and the trainer hangs",
+    "preempted as the leader is replaced",
 }
 """Half of the seconds of all; each has two things at once that other rows have, too."""
 

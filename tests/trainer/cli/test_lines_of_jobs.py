@@ -13,18 +13,19 @@ from tests.support.one_process import train_here
 ROOT = Path(__file__).parents[3]
 JOBS = ROOT / "examples" / "jobs"
 FILES = {
-    "decoder": ["decoder.yaml", "texts.py"],
     "LoRA": ["lora.yaml", "texts.py"],
     "vision": ["vision.yaml", "images.py"],
+    "decoder": ["decoder.yaml", "texts.py"],
     "mixture of experts": ["mixture-of-experts.yaml", "texts.py"],
     "own loop": ["../scripts/plain_ddp.py"],
 }
-"""By row of the table; ``tests/client/test_examples.py`` runs the last one."""
+"""By row of the table; ``tests/client/test_examples.py`` runs the last one, ``test_users_models.py`` and
+``test_examples_move.py`` the decoder and the experts, each day."""
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")  # peft's own
-@pytest.mark.parametrize("name", first_daily([name for name in FILES if name != "own loop"], 4))
+@pytest.mark.parametrize("name", first_daily([name for name in FILES if name != "own loop"], 2))
 def test_a_job_whose_lines_are_counted_learns(name, monkeypatch, tmp_path):
     """With nothing but its files: the loss falls. The checkpoint for adapters is a tiny one."""
     transformers = pytest.importorskip("transformers")

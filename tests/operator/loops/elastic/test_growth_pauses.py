@@ -17,6 +17,8 @@ from tests.operator.loops.simulated.machines import end_pod, node
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 from tests.support.examples import first_daily
 
+pytestmark = pytest.mark.slow
+
 ENDLESS = {"totalSteps": 100_000, "grow": True}
 TO_JOIN_SECONDS = 6
 """Ticks from a decision until the new pods train."""
@@ -39,7 +41,6 @@ def never_restarted(simulation: Simulation) -> bool:
     return (status.launches, dict(status.restarts)) == (1, {})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", first_daily(range(4)))
 async def test_gpus_that_come_free_one_after_the_other_are_all_taken_soon(seed):
     """Whatever lies between them, the gang has the last one when it has settled; nothing restarts."""
@@ -55,7 +56,6 @@ async def test_gpus_that_come_free_one_after_the_other_are_all_taken_soon(seed):
     assert never_restarted(simulation)
 
 
-@pytest.mark.slow
 async def test_a_gang_whose_changes_take_long_settles_for_longer():
     """Changes of its size cost it a twentieth of its time, by the pause that its trainer reports."""
     simulation = await one_gang(most=4, pause_ms=3000.0)
@@ -66,7 +66,6 @@ async def test_a_gang_whose_changes_take_long_settles_for_longer():
     assert ticks >= 20 * 3
 
 
-@pytest.mark.slow
 async def test_growths_that_fail_are_tried_less_and_less_often_and_the_gang_trains_on():
     """A node on which no pod starts costs a few tries an hour; once it works the gang grows."""
     simulation = await one_gang(most=2)
@@ -86,7 +85,6 @@ async def test_growths_that_fail_are_tried_less_and_less_often_and_the_gang_trai
     assert simulation.status("one").allocation.failed_growths == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("every", first_daily([7, 3, 17]))
 async def test_gpus_that_are_offered_and_wanted_back_again_and_again_do_not_wear_a_gang_out(every):
     """A short job that comes and goes gets its GPUs each time; the gang settles before each growth."""
@@ -107,7 +105,6 @@ async def test_gpus_that_are_offered_and_wanted_back_again_and_again_do_not_wear
     await simulation.until(lambda: size(simulation) == 2)
 
 
-@pytest.mark.slow
 async def test_no_decision_is_made_for_a_gang_that_waits_where_no_gpu_is_free():
     """The end of a pause is a time to decide only where something can come of it."""
     simulation = await one_gang(most=4)

@@ -6,6 +6,8 @@ from ballast_operator.kube.kinds import NODE, POD_GROUP
 from tests.operator.loops.simulated.machines import node
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, template
 
+pytestmark = pytest.mark.slow
+
 ENDLESS = {"totalSteps": 100_000}
 
 
@@ -18,7 +20,6 @@ def groups(simulation: Simulation, name: str) -> list[str]:
     return [(pod["spec"].get("schedulingGroup") or {}).get("podGroupName") for pod in simulation.pods(name)]
 
 
-@pytest.mark.slow
 async def test_the_pod_group_follows_growth_and_shrink():
     """Each pod names it; its least count is that of the pods that the gang is to have."""
     simulation = Simulation(nodes={"a": ("fast", 2)}, roundSeconds=60)
@@ -32,7 +33,6 @@ async def test_the_pod_group_follows_growth_and_shrink():
     assert (groups(simulation, "one"), least(simulation, "one")) == (["one"] * 2, 2)
 
 
-@pytest.mark.slow
 async def test_a_pod_group_has_the_priority_class_of_its_pods():
     """It cannot be changed: a launch of another class has another group, and one that runs keeps its own."""
     simulation = Simulation(nodes={"a": ("fast", 1)}, roundSeconds=60)
@@ -48,7 +48,6 @@ async def test_a_pod_group_has_the_priority_class_of_its_pods():
     assert found == {"schedulingPolicy": {"gang": {"minCount": 2}}, "priorityClassName": "urgent"}
 
 
-@pytest.mark.slow
 async def test_a_launch_from_before_stays_without_a_pod_group():
     """Its pods are in none, so that a group would wait for them for ever; the next launch has one."""
     simulation = Simulation(nodes={"a": ("fast", 1)}, roundSeconds=60)

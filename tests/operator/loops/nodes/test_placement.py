@@ -6,6 +6,8 @@ from ballast_operator.kube.kinds import NODE
 from tests.operator.loops.simulated.machines import node
 from tests.operator.loops.simulated.simulation import Simulation
 
+pytestmark = pytest.mark.slow
+
 ENDLESS = {"totalSteps": 100_000}
 SLOW = {"pace": 1, "spread": 0.4}
 """On several nodes the trainer does two steps a second; on one, five."""
@@ -36,7 +38,6 @@ def speeds(simulation: Simulation, name: str):
     }
 
 
-@pytest.mark.slow
 async def test_a_spread_gang_moves_to_one_node_that_comes_free_and_both_speeds_are_kept_apart():
     """It says where it is and what would hold it; one restart with a checkpoint; then it stays."""
     simulation = spread_gang()
@@ -58,7 +59,6 @@ async def test_a_spread_gang_moves_to_one_node_that_comes_free_and_both_speeds_a
     assert status.condition("Consolidated") is None
 
 
-@pytest.mark.slow
 async def test_a_spread_gang_moves_where_another_job_of_its_kind_has_shown_what_one_node_is_worth():
     """Nothing is stated; the first job of the same kind has run on one node."""
     simulation = spread_gang({})
@@ -66,7 +66,6 @@ async def test_a_spread_gang_moves_where_another_job_of_its_kind_has_shown_what_
     assert simulation.status("four").launches == 2
 
 
-@pytest.mark.slow
 async def test_a_growth_onto_another_node_that_made_the_gang_slower_is_undone_once_and_for_all():
     """Four ranks on two nodes are slower than two on one; when the first node has room, it grows there."""
     simulation = Simulation(nodes={"a": ("fast", 4)}, roundSeconds=30)

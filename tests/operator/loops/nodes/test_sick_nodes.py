@@ -10,6 +10,8 @@ from ballast_policies.contract import ExitReason, TerminationMessage
 from tests.operator.loops.simulated.machines import end_pod
 from tests.operator.loops.simulated.simulation import NAMESPACE, START, Simulation, template
 
+pytestmark = pytest.mark.slow
+
 HEALTH = {"withinSeconds": 600, "avoidSeconds": 200}
 LONG = {"totalSteps": 100_000, "stages": (1, 1)}
 
@@ -44,7 +46,6 @@ async def fail_again(simulation: Simulation, name: str, reason: ExitReason = Exi
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("condition", "spec"),
     [
@@ -80,7 +81,6 @@ def on_first(simulation: Simulation) -> dict[str, Any]:
     return template(nodeSelector={"name": "fast-0"})
 
 
-@pytest.mark.slow
 async def test_a_node_on_which_two_jobs_failed_is_avoided_for_a_time():
     """Others start elsewhere, or wait although it is free; then it is used again."""
     simulation = Simulation(nodes={"fast-0": ("fast", 2), "fast-1": ("fast", 1)}, nodeHealth=HEALTH)
@@ -110,7 +110,6 @@ async def test_a_node_on_which_two_jobs_failed_is_avoided_for_a_time():
     assert simulation.nodes("c") | simulation.nodes("d") == {"fast-0", "fast-1"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("others", ["none", "other node", "own fault"])
 async def test_a_node_is_not_avoided_for_one_job_that_fails(others: str):
     """However often it does; nor for another that failed elsewhere before, or names its own fault."""

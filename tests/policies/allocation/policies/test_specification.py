@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from tests.support.examples import examples
 
+pytestmark = pytest.mark.slow
+
 FAMILIES = ("uniform", "heavy tails", "identical jobs", "tight gangs", "weights", "few usable types")
 SHARES = ("isolated", "proportional")
 LEVELS = ("water-filling",)
@@ -49,7 +51,6 @@ def drawn(family, seed):
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("policy", OPTIMA)
 @examples(25)
 @given(family=st.sampled_from(FAMILIES), seed=st.integers(0, 2**32 - 1))
@@ -60,7 +61,6 @@ def test_the_optimum_is_that_of_the_specification(policy, family, seed):
     assert registry.solve(policy, instance).objective == pytest.approx(want, rel=1e-6)
 
 
-@pytest.mark.slow
 @examples(15)
 @given(family=st.sampled_from(FAMILIES), seed=st.integers(0, 2**32 - 1))
 def test_the_levels_of_water_filling_are_those_of_its_sequence_of_programs(family, seed):
@@ -76,7 +76,6 @@ def test_the_levels_of_water_filling_are_those_of_its_sequence_of_programs(famil
     assert found == pytest.approx(want, rel=1e-6)
 
 
-@pytest.mark.slow
 @examples(15)
 @given(family=st.sampled_from(FAMILIES), seed=st.integers(0, 2**32 - 1))
 def test_the_fair_shares_of_strategy_proof_have_the_specifications_welfare(family, seed):
@@ -87,7 +86,6 @@ def test_the_fair_shares_of_strategy_proof_have_the_specifications_welfare(famil
     assert float(instance.weights @ np.log(speeds)) == pytest.approx(want, rel=1e-6, abs=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("policy", SHARES)
 @examples(25)
 @given(family=st.sampled_from(FAMILIES), seed=st.integers(0, 2**32 - 1))

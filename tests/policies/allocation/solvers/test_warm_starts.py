@@ -12,6 +12,8 @@ from ballast_policies.allocation.registry import allocate, solve
 from tests.policies.allocation.solvers.test_boxstep import cluster
 from tests.support.examples import first_fast
 
+pytestmark = pytest.mark.slow
+
 
 def of_jobs(problem, rows):
     """The same cluster with the jobs ``rows`` only."""
@@ -25,7 +27,6 @@ def of_jobs(problem, rows):
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["max-min-fairness", "makespan", "finish-time-fairness"])
 @pytest.mark.parametrize("change", first_fast(["arrival", "departure", "a hundred departures"]))
 def test_after_a_change_the_old_prices_lead_to_the_same_optimum(policy, change):
@@ -43,7 +44,6 @@ def test_after_a_change_the_old_prices_lead_to_the_same_optimum(policy, change):
     assert (changed.gpus_used(warm.x) <= changed.capacity * (1 + 1e-9)).all()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "start",
     [
@@ -61,7 +61,6 @@ def test_a_wrong_start_costs_time_not_exactness(start):
     assert warm.gap <= 1e-6
 
 
-@pytest.mark.slow
 def test_an_allocation_that_went_through_a_pipe_starts_the_next():
     """The state is in the Allocation, and a pickle of it is as good."""
     arrays = cluster(10, jobs=1101, contention=6.0)
