@@ -7,6 +7,7 @@ job alive at once.
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Any
 
 from ballast_operator.errors import Unavailable
@@ -65,7 +66,8 @@ class World:
         return self.version
 
     def items(self, kind: Kind) -> list[dict[str, Any]]:
-        return [item for (k, _), item in sorted(self.objects.items(), key=lambda e: e[0][1]) if k is kind]
+        found = [(key, item) for (of, key), item in self.objects.items() if of is kind]
+        return [item for _, item in sorted(found, key=itemgetter(0))]
 
     def get(self, kind: Kind, namespace: str, name: str) -> dict[str, Any] | None:
         return self.objects.get((kind, (namespace, name)))
