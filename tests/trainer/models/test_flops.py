@@ -1,5 +1,6 @@
 """Operations of a step, and the part of the GPUs' peak that training uses."""
 
+import functools
 import logging
 
 import pytest
@@ -62,6 +63,30 @@ def test_hugging_face_decoders_are_counted(model_type):
     weights = 2 * (4 * 32 * 32 + matrices * 32 * 64) + 32 * 64
     rotations = counted - 6 * batch * length * weights - 2 * 12 * batch * length**2 * 32
     assert 0 <= rotations <= 0.01 * counted
+
+
+RUNS = []
+
+
+class Noted(nn.Linear):
+    """Its rows take part in as many operations as it has copies; each run is noted."""
+
+    def __init__(self, copies):
+        super().__init__(8, 8, bias=False)
+        self.copies = copies
+
+    def forward(self, x):
+        RUNS.append(self.copies)
+        return sum(super(Noted, self).forward(x) for _ in range(self.copies))
+
+
+@pytest.mark.parametrize(("copies", "runs"), [([1, 1, 1], [1]), ([1, 2, 1, 2], [1, 2])])
+def test_of_alike_layers_one_runs_and_all_are_counted(copies, runs):
+    """Alike in all that they are: of the same class and size alone is not enough."""
+    RUNS.clear()
+    model = model_of(*(functools.partial(Noted, number) for number in copies))
+    assert step_flops(model, torch.zeros(3, 8)) == 6 * 3 * 8 * 8 * sum(copies)
+    assert runs == RUNS
 
 
 def test_weights_and_random_numbers_stay_as_they_are():
