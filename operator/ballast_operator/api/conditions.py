@@ -217,7 +217,7 @@ class JobReason(enum.StrEnum):
     """Not admitted or not running: a quota, Pod Security, a webhook or a missing PriorityClass forbids
     the pods now; the message quotes the API server. Retried."""
     WAITING_FOR_VOLUMES = "WaitingForVolumes"
-    """Not admitted: a volume claim of the pods is not there, not bound, or lost; the message says which."""
+    """Not admitted: a volume claim of its pods is missing, not bound, or lost. Retried."""
     NAME_TAKEN = "NameTaken"
     """Not admitted or not running: an object of somebody else has a name that the job needs. Retried."""
     BACKING_OFF = "BackingOff"
