@@ -1,6 +1,6 @@
 """How many examples a test has: random ones, and those of a parametrised test."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -23,6 +23,11 @@ def examples(count: int, **more: Any) -> settings:
 def in_proportion(count: int) -> int:
     """How many of ``count`` examples or seeds each night a run has, by its profile; at least one."""
     return max(1, round(count * min(1.0, settings().max_examples / USUAL)))
+
+
+def thinned(values: Sequence[Any]) -> Sequence[Any]:
+    """All values each night; in a profile with fewer examples one of so many, from the first on."""
+    return values[:: max(1, USUAL // settings().max_examples)]
 
 
 def first_fast(values: Iterable[Any], count: int = 1) -> list[Any]:

@@ -148,7 +148,8 @@ def test_an_error_of_the_jobs_own_ends_all_ranks(local_ranks, small_config, tmp_
     assert not gang.events("ranksLost", "run")
 
 
-@pytest.mark.parametrize("rank", first_daily([0, 2]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("rank", [0, 2])
 def test_a_rank_of_a_pod_is_started_again_and_all_go_on(
     pods, small_config, single_process_losses, tmp_path, rank
 ):
