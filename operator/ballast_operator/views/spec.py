@@ -387,7 +387,7 @@ def spec_until_planned(item: Object, allocation: JobAllocation | None) -> JobSpe
         return spec
     pods = spec.config.parallelism.replace(gpus_per_pod=allocation.gpus_per_pod)
     gpus = tuple((part.gpu_type, part.gpus) for part in allocation.by_pool)
-    planned = PlannedLaunch(allocation.degrees, (allocation.degrees.memory_bytes,) * len(gpus))
+    planned = PlannedLaunch(allocation.degrees, (0.0,) * len(gpus))  # it runs: each part fits
     try:
         spec = dataclasses.replace(spec, config=spec.config.replace(parallelism=pods))
         return _with_plans(spec, {gpus: planned}, (), {})

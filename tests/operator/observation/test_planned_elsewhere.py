@@ -4,12 +4,15 @@ import asyncio
 import functools
 
 import pytest
+from ballast_operator.allocator.solver import Solver
 from ballast_operator.kube.kinds import JOB
 from ballast_operator.observation.decoded import MOST_TRIES, DecodedJobs
-from ballast_operator.views.spec import BEING_PLANNED, read_spec_text
+from ballast_operator.settings import SolverSettings
+from ballast_operator.views.spec import BEING_PLANNED, read_spec, read_spec_text
 
 from tests.operator.loops.simulated import simulation as simulated
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+from tests.support.waiting import WAIT_SECONDS
 
 LAYER = {"repeat": 8, "forwardSeconds": 0.01, "backwardSeconds": 0.02, "heldBytes": 1e8}
 PLANNED = {
@@ -41,9 +44,9 @@ async def planned_by(monkeypatch):
     """A cluster whose operators have jobs planned by what is given."""
     tasks = []
 
-    def started(elsewhere: Elsewhere) -> Simulation:
+    def started(elsewhere: Elsewhere, **cluster) -> Simulation:
         monkeypatch.setattr(simulated, "DecodedJobs", functools.partial(_decoding, elsewhere, tasks))
-        return Simulation(nodes={"a": ("fast", 8)}, roundSeconds=30)
+        return Simulation(**{"nodes": {"a": ("fast", 8)}, "roundSeconds": 30, **cluster})
 
     yield started
     for task in tasks:
@@ -100,6 +103,51 @@ async def test_a_running_job_goes_on_while_an_edit_or_a_new_operator_plans(plann
     assert simulation.status("one").launches == 1
     simulation.change("one", suspend=True)
     await simulation.until(lambda: simulation.state("one") == "Suspended")
+
+
+async def test_a_new_operator_keeps_a_gang_in_several_pools_that_it_has_not_planned_yet(planned_by):
+    """The slow GPUs hold less than the fullest fast one takes."""
+    elsewhere = Elsewhere()
+    elsewhere.let.set()
+    pools = {"fast": {"memoryPerGpu": "1G"}, "slow": {"memoryPerGpu": "260M"}}
+    simulation = planned_by(elsewhere, nodes={"f": ("fast", 2), "s": ("slow", 2)}, pools=pools)
+    gpus = [{"gpuType": "fast", "speed": 4.0, "memory": "1G"}, {"gpuType": "slow", "memory": "260M"}]
+    simulation.add_job(
+        "one", **{**PLANNED, "planner": {**PLANNED["planner"], "gpus": gpus}}, mixedPools="Allowed"
+    )
+    await simulation.running("one")
+    before = simulation.status("one").allocation
+    assert len(before.parts) == 2 and before.degrees.memory_bytes > 260e6
+    for let in (elsewhere.let.clear, elsewhere.let.set):
+        let()
+        simulation.start_operator()
+        await simulation.ticks(70)
+        status = simulation.status("one")
+        assert (status.launches, status.allocation.parts, status.allocation.ending) == (1, before.parts, None)
+
+
+class InAProcess(Elsewhere):
+    """As the operator has it."""
+
+    def __init__(self, solver: Solver) -> None:
+        super().__init__()
+        self._solver = solver
+
+    async def read(self, name: str, text: str):
+        return await self._solver.answer(read_spec_text, (name, text))
+
+
+@pytest.mark.processes
+async def test_a_plan_of_the_process_is_the_one_that_is_made_here(planned_by):
+    async with Solver(SolverSettings(limit_seconds=WAIT_SECONDS, start_seconds=WAIT_SECONDS)) as solver:
+        simulation = planned_by(InAProcess(solver))
+        simulation.add_job("one", **PLANNED)
+        async with asyncio.timeout(WAIT_SECONDS):
+            while simulation.state("one") != "Running":
+                await simulation.tick()
+                await asyncio.sleep(0.02)
+        spec, _ = read_spec(simulation.world.get(JOB, NAMESPACE, "one"))
+        assert simulation.status("one").allocation.degrees == spec.plans["fast"][4]
 
 
 @pytest.mark.parametrize(
