@@ -432,12 +432,13 @@ def over_all_pools(refusal: Refusal, spec: JobSpec, room: Mapping[str, int]) -> 
         return dataclasses.replace(refusal, message=message)
     if spec.mixes_pools:
         has = ", ".join(f"{name} {count}" for name, count in sorted(room.items()))
+        each = " of one or two types, each in one pool" if spec.plans else ""
         message = (
-            f"needs {spec.smallest_gang} GPUs; its pools do not have them together, with the memory for its "
-            f"layers: {has}. To fix: lower pipeline.minStages, or add nodes"
+            f"needs {spec.smallest_gang} GPUs{each}; its pools do not have them together, with the memory "
+            f"for its layers: {has}. To fix: lower pipeline.minStages, or add nodes"
         )
         return dataclasses.replace(refusal, message=message)
-    if spec.smallest_gang <= sum(room.values()):
+    if spec.smallest_gang <= sum(room.values()) and not (spec.plans and len(spec.plans) < 2):
         return dataclasses.replace(refusal, message=f"{refusal.message}, or set mixedPools: Allowed")
     return refusal
 

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from ballast_operator.cli.live.explain import as_text
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, POD
 from ballast_operator.report.explanation import explanation
@@ -112,6 +113,20 @@ async def test_a_gang_starts_on_the_mix_that_is_planned_to_be_the_fastest():
     best = max((at for at in mixes if all(count <= room[kind] for kind, count in at)), key=mixes.__getitem__)
     assert tuple((part.gpu_type, part.gpus) for part in gpus) == best
     has_the_degrees_of(simulation, *best)
+
+
+@pytest.mark.parametrize("mixed", ["Allowed", "Never"])
+async def test_pools_of_one_type_are_not_planned_together_and_no_advice_says_so(mixed):
+    """Two pools of two fast GPUs each, and a gang of four: the refusal names what a plan is for."""
+    pools = {name: {"gpuType": "fast"} for name in ("one-pool", "another")}
+    simulation = Simulation(nodes={"a": ("one-pool", 2), "b": ("another", 2)}, pools=pools)
+    types = planner()["gpus"][1 - (mixed == "Allowed") :]
+    add_planned(simulation, mixedPools=mixed, planner={**planner(), "gpus": types})
+    await simulation.ticks(2)
+    admitted = simulation.condition("wide", "Admitted")
+    assert admitted.reason == "ExceedsCapacity" and "To fix: " in admitted.message
+    assert ("of one or two types, each in one pool" in admitted.message) == (mixed == "Allowed")
+    assert "mixedPools" not in admitted.message
 
 
 async def test_a_planner_of_one_type_is_refused_several_pools():
