@@ -64,13 +64,19 @@ def curves(world, names):
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "names",
-    first_daily([["qwen3", "phi3", MIXTURE], ["mistral", "gpt_neox"], ["gemma2", "deepseek_v3"]]),
+    first_daily(
+        [
+            ["qwen3", "phi3", MIXTURE, "falcon with alibi"],
+            ["mistral", "gpt_neox", "bloom"],
+            ["gemma2", "deepseek_v3", "gptj"],
+        ]
+    ),
     ids=" ".join,
 )
 def test_families_that_are_cut_learn_as_in_one_process(names):
     """To 1e-5, on each of two ranks; a layer's parameters take little more than half of the memory there.
 
-    Grouped queries, norms of heads, gathered columns, experts; fused matrices, biases, latent heads.
+    Grouped queries, norms of heads, gathered columns, experts; fused matrices, latent heads, MLPs alone.
     """
     for found in on_ranks(curves, 2, names):
         for name in names:

@@ -33,8 +33,20 @@ _OF_HEADS, _EXPERTS = "replicated_with_grad_allreduce", "moe_tp_experts"
 _EXPERT_WEIGHTS = {"packed_colwise": Slicing(dim=1, blocks=2), "rowwise": Slicing(dim=2)}
 """Of all experts of a layer together, [E, 2 x inner, D] (gates, then the others) and [E, D, inner]."""
 
+_WITH_BIASES = {"dense_h_to_4h": "colwise", "dense_4h_to_h": "rowwise"}
+_MLPS: dict[str, tuple[str, dict[str, str]]] = {
+    "bloom": ("mlp.", _WITH_BIASES),
+    "codegen": ("mlp.", {"fc_in": "colwise", "fc_out": "rowwise"}),
+    "falcon": ("mlp.", _WITH_BIASES),
+    "gpt_neo": ("mlp.", {"c_fc": "colwise", "c_proj": "rowwise"}),
+    "gptj": ("mlp.", {"fc_in": "colwise", "fc_out": "rowwise"}),
+    "mpt": ("ffn.", {"up_proj": "colwise", "down_proj": "rowwise"}),
+    "opt": ("", {"fc1": "colwise", "fc2": "rowwise"}),
+    "stablelm": ("mlp.", {"gate_proj": "colwise", "up_proj": "colwise", "down_proj": "rowwise"}),
+}
+"""By ``model_type``, the MLPs of families that state no plan; their attention stays whole."""
+
 _HEADS = ("num_attention_heads", "num_key_value_heads")
-_INNER_DROPOUT = re.compile("(att|activation).*drop")
 
 
 def cut_by_plan(module: DecoderLayer, axis: Axis) -> nn.Module:
@@ -43,8 +55,9 @@ def cut_by_plan(module: DecoderLayer, axis: Axis) -> nn.Module:
     Raises:
         ValueError: there is no plan, it has what is not known here, or heads or features do not divide.
     """
-    layer, plan = module.layer, module.plan
-    kind = type(layer).__name__
+    layer, kind = module.layer, type(module.layer).__name__
+    prefix, of_mlp = _MLPS.get(getattr(module.config, "model_type", ""), ("", {}))
+    plan = module.plan or {prefix + name: style for name, style in of_mlp.items()}
     if not plan:
         raise ValueError(
             f"transformers has no plan for tensor parallelism (base_model_tp_plan) of {kind}. "
@@ -60,7 +73,7 @@ def cut_by_plan(module: DecoderLayer, axis: Axis) -> nn.Module:
             continue
         parent = path.rpartition(".")[0]
         columns, rows = joined.setdefault(parent, ([], []))
-        if style in (*_COLUMNS, *_ROWS) and type(part) is not nn.Linear:
+        if style in (*_COLUMNS, *_ROWS) and not isinstance(part, nn.Linear):
             what = f"{type(part).__module__}.{type(part).__name__}"
             raise ValueError(f"{path} of {kind} is a {what}, no nn.Linear. To fix: 1")
         if style in _COLUMNS:
@@ -112,13 +125,15 @@ def _check_heads(module: DecoderLayer, path: str, style: str, axis: Axis) -> Non
         ValueError: heads do not divide, or a dropout would be drawn by each rank for its part alone.
     """
     config = vars(module.config)
-    dropped = [name for name, value in config.items() if value and _INNER_DROPOUT.search(name)]
+    attends = path.partition(".")[0] in ATTENTION
+    inner = re.compile("att.*drop" if attends else "activation.*drop")
+    dropped = [name for name, value in config.items() if value and inner.search(name)]
     if style == "colwise" and dropped:
         raise ValueError(
             f"{dropped[0]} {config[dropped[0]]} would be drawn otherwise than in one process. "
             f"To fix: 1, or {dropped[0]}: 0.0"
         )
-    if style == "colwise" and path.partition(".")[0] in ATTENTION:
+    if style == "colwise" and attends:
         for name in _HEADS:
             heads = config.get(name)
             if isinstance(heads, int) and heads % axis.size:
