@@ -1,4 +1,4 @@
-"""Nodes are lost, tainted, cordoned, or carry other labels, for a while."""
+"""Nodes are lost, deleted, tainted, cordoned, or carry other labels, for a while."""
 
 from ballast_operator.kube.kinds import NODE
 
@@ -31,6 +31,13 @@ def _(simulation: ChaosSimulation, number: int) -> None:
 @kind("node flaps")
 def _(simulation: ChaosSimulation, number: int) -> None:
     _change_node(simulation, number, 2, NOT_READY)
+
+
+@kind("node object deleted")
+def _(simulation: ChaosSimulation, number: int) -> None:
+    name = _node(number)
+    simulation.world.drop(NODE, "", name)  # its pods run on
+    simulation.trouble.nodes[name] = until(simulation, number // 3, 60)
 
 
 @kind("node tainted")
