@@ -30,18 +30,22 @@ def mixed_key(*parts: int) -> int:
     return functools.reduce(_mixed, parts, 0x9E3779B97F4A7C15)
 
 
-def seed_layer(device: torch.device, key: int, layer: int) -> None:
+def seed_layer(device: torch.device, key: int, layer: int, *, torch_alone: bool = False) -> None:
     """Seed the host's generators and that of ``device`` for one layer's forward.
 
     Args:
         device: where the layer runs.
         key: ``mixed_key(seed, step, microbatch)``, made once for all layers of a stage.
         layer: its index.
+        torch_alone: the layer draws from no other generator, and the others take as long as a small layer.
     """
     seed = _mixed(key, layer) >> 1
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
-    seed_host(seed)
+    if torch_alone:
+        torch.default_generator.manual_seed(seed)
+    else:
+        seed_host(seed)
 
 
 def seed_build(*, seed: int, layer: int) -> None:

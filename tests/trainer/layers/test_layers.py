@@ -70,6 +70,32 @@ def test_dropout_follows_step_microbatch_and_layer_alone():
     assert losses[0] == losses[1] != losses[2]
 
 
+class Drawing(nn.Linear):
+    """Its output depends on numbers of all generators."""
+
+    def forward(self, value):
+        return super().forward(value) * (random.random() + np.random.random() + torch.rand(()))
+
+
+def test_random_numbers_of_layers_and_loss_are_the_same_behind_layers_of_torch():
+    """Those draw from torch alone; what they leave of the other generators depends on where a cut is."""
+
+    def loss(*cuts):
+        # A hook is code of the user's, as a class of its own is.
+        hooked = nn.Linear(3, 3)
+        hooked.register_forward_hook(lambda module, given, output: output * random.random())
+        kinds = [nn.Linear(3, 3), hooked, nn.Dropout(), Drawing(3, 3), nn.Linear(3, 3)]
+        layers, value = all_layers(Model.from_layers(kinds, loss=torch.sum)), torch.ones(2, 3)
+        for parameter in layers.parameters():
+            nn.init.constant_(parameter, 0.1)
+        for cut in cuts:
+            random.seed(len(cuts)), np.random.seed(len(cuts))
+            value = LayerStack([layers[index] for index in cut], Meter(5, CPU, None), 0, CPU)(value)
+        return value, random.random(), np.random.random()
+
+    torch.testing.assert_close(loss((0,), (1, 2, 3), (4,)), loss((0, 1, 2, 3, 4)), rtol=0, atol=0)
+
+
 class Noise(torch.autograd.Function):
     """What it draws, it draws in its backward."""
 
@@ -198,6 +224,12 @@ def test_the_profile_follows_costs_that_change_at_no_known_step():
     add(4.0, 2.1, 4.0)
     assert profile.costs().total == pytest.approx((4.0, 2.05, 4.0))
     assert len(profile) == 2 and profile.wants(19)
+    profile.follows = False
+    for _ in range(8):
+        add(4.0, 2.1, 4.0)
+    add(4.0, 9.0, 4.0)
+    assert not profile.wants(33), "on one rank no layer can move"
+    assert profile.wants(40)
 
 
 def test_the_profile_is_the_median_of_the_last_steps():

@@ -59,6 +59,12 @@ class LayerStack(nn.Module):
         last layer's first whatever autograd's order."""
         self._left = list(self.indices)
         self._passed: set[int] = set()
+        # Whose forward draws from torch alone; behind the last layer comes a loss, which need not.
+        self._of_torch = {
+            layer.index
+            for layer in layers
+            if layer.index < meter.layer_count - 1 and _is_of_torch(layer.module)
+        }
         # By layer, once a graph of it was seen.
         self._own_backward: dict[int, bool] = {}
 
@@ -178,7 +184,7 @@ class LayerStack(nn.Module):
                     kept.keep(index, tensor)
             output = self._recomputed(held, layer, key, value, counts=kept is not None)
         else:
-            seed_layer(self._device, key, index)
+            seed_layer(self._device, key, index, torch_alone=index in self._of_torch)
             with kept.saving(index) if kept is not None else _NOTHING:
                 output = _sendable(index, layer(value))
         if held.is_sharded and torch.is_grad_enabled():
@@ -305,6 +311,15 @@ def _sendable(layer: int, output: Tree) -> Tree:
                 "None, numbers and text in tuples, lists, dicts and dataclasses"
             ) from None
     return output
+
+
+def _is_of_torch(layer: nn.Module) -> bool:
+    """Whether no code of the user's runs in a layer's forward: it draws neither from numpy nor Python."""
+    return all(
+        type(part).__module__.startswith("torch.nn.modules.")
+        and not (part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part))
+        for part in layer.modules()
+    )
 
 
 def _learns(layer: nn.Module) -> bool:

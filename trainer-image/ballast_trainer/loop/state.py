@@ -200,6 +200,7 @@ class ModelState:
         Raises:
             TrialFailed: a stage cannot run.
         """
+        self.profile.follows = self.world.positions > 1
         if self.frozen_outputs is not None:
             self.frozen_outputs.keep_only(frozen_layers(self.layers))
         if boundaries is None:

@@ -44,12 +44,19 @@ class LayerCosts:
 
 
 class Profile:
-    """Layer costs by the last measured steps, on every rank the same: their median, and where they lead."""
+    """Layer costs by the last measured steps, on every rank the same: their median, and where they lead.
+
+    Attributes:
+        follows: whether steps that differ, and costs that drift, are looked at more often: not on one rank,
+            where no layer can move, and looking at small layers takes as long as they do.
+    """
 
     def __init__(self, layer_count: int) -> None:
         self.layer_count = layer_count
+        self.follows = True
         self._steps: deque[list[float]] = deque(maxlen=KEPT_STEPS)
         self._numbers: deque[int] = deque(maxlen=KEPT_STEPS)
+        self._median: LayerCosts | None = None
         self._expected: dict[bool, LayerCosts] = {}
         self._bytes: deque[Sequence[float]] = deque(maxlen=KEPT_STEPS)
         self._suspects: frozenset[tuple[int, bool]] = frozenset()
@@ -76,7 +83,7 @@ class Profile:
             counted: 4 L bytes of all ranks, as of :class:`~ballast_trainer.profiling.meter.Meter`.
             step: its number; at least the one after the last added.
         """
-        suspects = self._changed(seconds)
+        suspects = self._changed(seconds) if self.follows else frozenset()
         if suspects & self._suspects:
             # The costs have changed: only the two steps that show it count from here on.
             newest, number = self._steps[-1], self._numbers[-1]
@@ -85,7 +92,7 @@ class Profile:
             suspects = frozenset()
         self._suspects = suspects
         self._keep(seconds, max(step, self._numbers[-1] + 1) if self._numbers else step)
-        if len(self._steps) == KEPT_STEPS:
+        if len(self._steps) == KEPT_STEPS and self.follows:
             self._every = max(1, self._every // 2) if self._drifts() else min(MEASURED_EVERY, self._every * 2)
         if counted:
             self._bytes.append(counted)
@@ -100,11 +107,13 @@ class Profile:
     def _keep(self, seconds: list[float], step: int) -> None:
         self._steps.append(seconds)
         self._numbers.append(step)
+        self._median = None
         self._expected.clear()
 
     def _drop(self) -> None:
         self._steps.clear()
         self._numbers.clear()
+        self._median = None
         self._expected.clear()
 
     def _drifts(self) -> bool:
@@ -157,9 +166,10 @@ class Profile:
 
     def costs(self) -> LayerCosts | None:
         """The median step; None before the first."""
-        if not self._steps:
-            return None
-        return self._as_costs([statistics.median(column) for column in zip(*self._steps, strict=True)])
+        if self._median is None and self._steps:
+            columns = zip(*self._steps, strict=True)
+            self._median = self._as_costs([statistics.median(column) for column in columns])
+        return self._median
 
     def measured(self) -> list[list[float]]:
         """Seconds of each layer in the steps kept, by step, shape (n, L)."""
