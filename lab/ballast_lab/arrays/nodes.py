@@ -14,8 +14,8 @@ from ballast_policies.rounds.assign import assign_nodes
 from ballast_policies.rounds.decide import consolidate
 from ballast_policies.rounds.draft import Draft
 from ballast_policies.rounds.gangs import SpreadGang
-from ballast_policies.rounds.hysteresis import moves_left
 from ballast_policies.rounds.ledger import Ledger as GpuLedger
+from ballast_policies.rounds.memory import moves_left
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import Placement, RoundSettings, RoundState
 from ballast_policies.simulator.engine import nodes_of

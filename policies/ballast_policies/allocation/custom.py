@@ -25,8 +25,8 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ballast_policies.allocation.answer import Answer, nothing, relative_gap
 from ballast_policies.allocation.policies import max_min_fairness
+from ballast_policies.allocation.policy import Answer, nothing, relative_gap
 from ballast_policies.allocation.problem import ProblemError
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ import time
 
 import numpy as np
 
-from ballast_policies.allocation.answer import Answer, as_allocation, relative_gap
 from ballast_policies.allocation.custom import named_policy
 from ballast_policies.allocation.instance import Instance, instance
 from ballast_policies.allocation.policies import (
@@ -39,7 +38,15 @@ from ballast_policies.allocation.policies.cost import (
     min_cost_slo,
 )
 from ballast_policies.allocation.policies.max_min_fairness import objective
-from ballast_policies.allocation.policy import Policy, Reads, SpaceSharing, Surplus
+from ballast_policies.allocation.policy import (
+    Answer,
+    Policy,
+    Reads,
+    SpaceSharing,
+    Surplus,
+    as_allocation,
+    relative_gap,
+)
 from ballast_policies.allocation.problem import Allocation, Problem, ProblemError, WarmStart
 from ballast_policies.allocation.solvers.methods import fallbacks_listed
 from ballast_policies.registry import Registry

@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ballast_policies.rounds.ledger import Ledger, pack
 from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.topology import TopologyRequest
-from ballast_policies.rounds.values import Node, Placement, PoolPart
+from ballast_policies.rounds.values import Node, Placement, PoolPart, TopologyRequest
 
 Granted = tuple[str, str, int]
 """Job, pool (of rank 0), GPUs."""

@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping
 
 from ballast_policies.rounds.draft import Draft, Reason
 from ballast_policies.rounds.gangs import SharedGpus, SpreadGang
-from ballast_policies.rounds.hysteresis import moves_left, recent_moves
 from ballast_policies.rounds.ledger import Ledger, pack
+from ballast_policies.rounds.memory import moves_left, recent_moves
 from ballast_policies.rounds.multi_pool import grant_multi_pool
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.spot_limits import within_spot_limits

@@ -8,8 +8,15 @@ from types import MappingProxyType
 
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.topology import TopologyRequest, largest_domain, told
-from ballast_policies.rounds.values import Colocation, Node, Placement, Round
+from ballast_policies.rounds.values import (
+    Colocation,
+    Node,
+    Placement,
+    Round,
+    TopologyRequest,
+    largest_domain,
+    told,
+)
 
 TOLD_APART = "#"
 """In ``Node.taints``, before the number of nodes that more than their taints tells apart."""

@@ -23,12 +23,11 @@ from ballast_policies.rounds.draft import Draft, Reason
 from ballast_policies.rounds.elastic_pools import choose_pools, claims_where_they_run
 from ballast_policies.rounds.gangs import ElasticGang, SizeSettings
 from ballast_policies.rounds.grants import grant_gpus
-from ballast_policies.rounds.hysteresis import moves_left, within_min_run
 from ballast_policies.rounds.ledger import Ledger
+from ballast_policies.rounds.memory import moves_left, within_min_run
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.size_gain import SizeCandidate, gain, partition_speed, urgency
-from ballast_policies.rounds.topology import TopologyRequest, beside
-from ballast_policies.rounds.values import Node, Placement, RoundSettings
+from ballast_policies.rounds.values import Node, Placement, RoundSettings, TopologyRequest, beside
 
 HOLDS = 0.85
 """What a gang holds already counts as if it were so much more urgent: equal gangs do not swap GPUs."""

@@ -21,12 +21,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from ballast_policies.allocation.policy import Surplus
 from ballast_policies.rounds.draft import Draft, Reason
 from ballast_policies.rounds.gangs import SizeSettings
-from ballast_policies.rounds.hysteresis import moves_left
 from ballast_policies.rounds.ledger import Ledger, in_its_pools, pack
+from ballast_policies.rounds.memory import moves_left
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.size_gain import SizeCandidate, Speeds, gain, partition_speed, urgency
-from ballast_policies.rounds.topology import TopologyRequest, largest_domain
-from ballast_policies.rounds.values import Placement
+from ballast_policies.rounds.values import Placement, TopologyRequest, largest_domain
 
 MOST_GANGS = 10_000
 """Gangs whose size is worked out in one decision, each as often as it is: about half a second of CPU."""

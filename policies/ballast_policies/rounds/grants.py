@@ -28,7 +28,8 @@ from ballast_policies.rounds.claims import (
 )
 from ballast_policies.rounds.divisions import waits_for
 from ballast_policies.rounds.draft import Draft, Explained, Reason, explain_placement
-from ballast_policies.rounds.hysteresis import (
+from ballast_policies.rounds.ledger import Ledger, pack
+from ballast_policies.rounds.memory import (
     exempt_newest,
     keeps_free,
     moves_left,
@@ -36,7 +37,6 @@ from ballast_policies.rounds.hysteresis import (
     valid_placements,
     within_min_run,
 )
-from ballast_policies.rounds.ledger import Ledger, pack
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import Placement
 

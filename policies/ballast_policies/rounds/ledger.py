@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Self
 
 from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.topology import TopologyRequest, by_domain
-from ballast_policies.rounds.values import Node, Placement
+from ballast_policies.rounds.values import Node, Placement, TopologyRequest, by_domain
 
 
 def given_to_tenants(question: Question, placements: Mapping[str, Placement]) -> Counter[str]:

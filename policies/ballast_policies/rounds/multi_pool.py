@@ -33,8 +33,8 @@ from ballast_policies.rounds.divisions import best_parts, mixtures, open_nodes, 
 from ballast_policies.rounds.draft import Draft, Explained, Reason
 from ballast_policies.rounds.elastic import grant_elastic
 from ballast_policies.rounds.gangs import ElasticGang, MixedGang
-from ballast_policies.rounds.hysteresis import exempt_newest, keeps_free, moves_left, within_min_run
 from ballast_policies.rounds.ledger import Ledger, given_to_tenants, in_its_pools, pack
+from ballast_policies.rounds.memory import exempt_newest, keeps_free, moves_left, within_min_run
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import Node, Placement
 

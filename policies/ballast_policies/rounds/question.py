@@ -6,8 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.gangs import ElasticGang, MixedGang, SharedGpus, SizeSettings, SpreadGang
-from ballast_policies.rounds.topology import TopologyRequest
-from ballast_policies.rounds.values import Node, Placement, RoundSettings, RoundState
+from ballast_policies.rounds.values import Node, Placement, RoundSettings, RoundState, TopologyRequest
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,7 @@ from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.prices.hazard import Hazard
 from ballast_policies.rounds.gangs import ElasticGang, MixedGang, SharedGpus, SpreadGang
 from ballast_policies.rounds.question import SpotLimits
-from ballast_policies.rounds.topology import TopologyRequest
-from ballast_policies.rounds.values import Node, Placement
+from ballast_policies.rounds.values import Node, Placement, TopologyRequest
 
 _Asked = tuple[str, int, int, frozenset[str]]
 

@@ -22,8 +22,7 @@ from ballast_policies.rounds.gangs import (
 from ballast_policies.rounds.ledger import given_to_tenants, in_its_pools, in_whole_pods, pack
 from ballast_policies.rounds.question import Question, SpotLimits
 from ballast_policies.rounds.spot_limits import launches, nodes_by_place
-from ballast_policies.rounds.topology import TopologyRequest, domains_of
-from ballast_policies.rounds.values import Node, RoundSettings, RoundState, stays
+from ballast_policies.rounds.values import Node, RoundSettings, RoundState, TopologyRequest, domains_of, stays
 from ballast_policies.throughput.paired import PairSpeeds
 from hypothesis import example, given
 from hypothesis import strategies as st

@@ -8,8 +8,14 @@ from ballast_policies.rounds.decide import decide_round
 from ballast_policies.rounds.gangs import ElasticGang
 from ballast_policies.rounds.ledger import pack
 from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.topology import TopologyRequest, domains_of
-from ballast_policies.rounds.values import Node, Placement, RoundSettings, RoundState
+from ballast_policies.rounds.values import (
+    Node,
+    Placement,
+    RoundSettings,
+    RoundState,
+    TopologyRequest,
+    domains_of,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 

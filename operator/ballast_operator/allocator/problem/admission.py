@@ -11,8 +11,7 @@ from ballast_policies.planning.memory.stage_bytes import ROUNDING
 from ballast_policies.prices.egress import DataPrices
 from ballast_policies.rounds.divisions import best_parts, sizes_over_pools
 from ballast_policies.rounds.gangs import MixedGang, PlannedSpeed, TypesByRank
-from ballast_policies.rounds.topology import TopologyRequest
-from ballast_policies.rounds.values import Node
+from ballast_policies.rounds.values import Node, TopologyRequest
 from ballast_policies.scheduling.state import NodeSizes
 
 from ballast_operator.allocator.costs.data_prices import (

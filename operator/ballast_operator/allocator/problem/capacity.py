@@ -19,8 +19,7 @@ from ballast_policies.gpus.catalogue import (
 from ballast_policies.prices.egress import NO_DATA_PRICES, DataPrices
 from ballast_policies.rounds.question import SpotLimits
 from ballast_policies.rounds.spot_limits import nodes_by_place
-from ballast_policies.rounds.topology import domains_of
-from ballast_policies.rounds.values import Node, Round, own_domain
+from ballast_policies.rounds.values import Node, Round, domains_of, own_domain
 from ballast_policies.scheduling import Capacity
 
 from ballast_operator.allocator.costs.data_prices import pool_region, told_apart_by_region

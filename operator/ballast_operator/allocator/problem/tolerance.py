@@ -12,8 +12,7 @@ from typing import Self
 
 import numpy as np
 from ballast_policies.rounds.draft import TOLD_APART, barred_nodes
-from ballast_policies.rounds.topology import TopologyRequest
-from ballast_policies.rounds.values import Node
+from ballast_policies.rounds.values import Node, TopologyRequest
 
 from ballast_operator.allocator.problem.gang_size import Refusal
 from ballast_operator.api.conditions import JobReason

@@ -15,8 +15,8 @@ could use, nothing changes and nothing is solved.
 
 import numpy as np
 
-from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.policy import Answer
 from ballast_policies.allocation.problem import WarmStart
 from ballast_policies.allocation.solvers import linear
 from ballast_policies.allocation.solvers.dense_program import dot

@@ -15,12 +15,12 @@ import dataclasses
 
 import numpy as np
 
-from ballast_policies.allocation.answer import CERTIFIED_GAP, Answer, nothing
 from ballast_policies.allocation.fairness.demand_path import max_feasible
 from ballast_policies.allocation.fairness.stage_jobs import TiedError
 from ballast_policies.allocation.fairness.teams import FillStage, Team
 from ballast_policies.allocation.fairness.water_prices import FULL, Filled, fill_by_prices, largest_gap
 from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.policy import CERTIFIED_GAP, Answer, nothing
 from ballast_policies.allocation.solvers.linear import SolverError
 from ballast_policies.allocation.solvers.methods import BY_LEVELS, BY_TYPES, Size, Task, choose, fell_back
 

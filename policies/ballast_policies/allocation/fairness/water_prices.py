@@ -22,10 +22,10 @@ import dataclasses
 
 import numpy as np
 
-from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.fairness.stage_jobs import PricedJobs, StageJobs, stage_columns, stopped_jobs
 from ballast_policies.allocation.fairness.teams import FillStage, Team
 from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.policy import Answer
 from ballast_policies.allocation.solvers.best_response import respond
 from ballast_policies.allocation.solvers.dense_program import largest, stratified
 from ballast_policies.allocation.solvers.least_utilization import Utilization, least_utilization

@@ -20,8 +20,8 @@ from collections import deque
 
 import numpy as np
 
-from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.policy import Answer
 from ballast_policies.allocation.solvers.queues import match
 
 SOLVER = "assignment"

@@ -14,8 +14,8 @@ Objective: that sum, in jobs: of jobs that run as fast as they could alone each 
 
 import numpy as np
 
-from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.policy import Answer
 from ballast_policies.allocation.problem import Configuration
 from ballast_policies.contract.limits import MOST_SECONDS
 from ballast_policies.elastic.completion_time import BASE, CompletionTime, hesrpt_weights, unit_of_speed

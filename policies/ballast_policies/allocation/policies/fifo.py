@@ -10,8 +10,8 @@ Weights do not enter.  Unit: 1.
 
 import numpy as np
 
-from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.policy import Answer
 from ballast_policies.allocation.solvers import linear
 
 

@@ -14,11 +14,11 @@ import dataclasses
 
 import numpy as np
 
-from ballast_policies.allocation.answer import Answer, nothing
 from ballast_policies.allocation.fairness.demand_path import max_feasible
 from ballast_policies.allocation.fairness.idle_capacity import fill_idle_capacity
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policies.isolated import isolated_shares
+from ballast_policies.allocation.policy import Answer, nothing
 from ballast_policies.allocation.problem import WarmStart
 from ballast_policies.allocation.solvers.linear import SolverError
 

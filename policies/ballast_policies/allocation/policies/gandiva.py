@@ -16,9 +16,9 @@ import random
 
 import numpy as np
 
-from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policies.max_min_fairness import objective
+from ballast_policies.allocation.policy import Answer
 
 __all__ = ["objective", "solve"]
 

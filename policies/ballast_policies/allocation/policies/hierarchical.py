@@ -11,10 +11,10 @@ that a member of the root has, volume being the sum of its jobs' levels (without
 
 import numpy as np
 
-from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.fairness.teams import tree
 from ballast_policies.allocation.fairness.water_levels import fill
 from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.policy import Answer
 
 
 def solve(instance: Instance) -> Answer:

@@ -12,10 +12,10 @@ import dataclasses
 import numpy as np
 
 from ballast_policies.accounting import equal_share
-from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.own_share import own_share
 from ballast_policies.allocation.policies.max_min_fairness import objective
+from ballast_policies.allocation.policy import Answer
 
 __all__ = ["isolated_shares", "objective", "solve"]
 

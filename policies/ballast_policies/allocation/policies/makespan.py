@@ -9,9 +9,9 @@ nowhere, and jobs with no steps left, do not count.  Ties as in ``idle_capacity`
 
 import numpy as np
 
-from ballast_policies.allocation.answer import Answer, nothing
 from ballast_policies.allocation.fairness.idle_capacity import fill_idle_capacity
 from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.policy import Answer, nothing
 from ballast_policies.allocation.problem import WarmStart
 from ballast_policies.allocation.solvers import linear
 

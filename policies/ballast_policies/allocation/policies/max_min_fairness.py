@@ -12,9 +12,9 @@ Ties: GPUs that are idle at these levels go where they add most to the sum of th
 
 import numpy as np
 
-from ballast_policies.allocation.answer import Answer, nothing
 from ballast_policies.allocation.fairness.idle_capacity import raise_least_level
 from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.policy import Answer, nothing
 from ballast_policies.allocation.problem import WarmStart
 
 

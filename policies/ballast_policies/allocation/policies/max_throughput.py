@@ -7,8 +7,8 @@ Not normalised: jobs with short steps win.  Weights do not enter.  Unit: steps p
 
 import numpy as np
 
-from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.policy import Answer
 from ballast_policies.allocation.solvers import linear
 
 

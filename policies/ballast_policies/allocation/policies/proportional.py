@@ -10,10 +10,10 @@ Objective: the least level, as in max-min fairness.
 
 import numpy as np
 
-from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policies.isolated import on_own_columns
 from ballast_policies.allocation.policies.max_min_fairness import objective
+from ballast_policies.allocation.policy import Answer
 
 __all__ = ["objective", "solve"]
 

@@ -10,9 +10,9 @@ Unit: seconds.
 
 import numpy as np
 
-from ballast_policies.allocation.answer import Answer, nothing
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policies.fifo import value_in_order
+from ballast_policies.allocation.policy import Answer, nothing
 from ballast_policies.allocation.solvers import linear
 
 

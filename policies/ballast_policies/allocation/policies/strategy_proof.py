@@ -31,9 +31,9 @@ import dataclasses
 
 import numpy as np
 
-from ballast_policies.allocation.answer import Answer, nothing
 from ballast_policies.allocation.columns import Columns
 from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.policy import Answer, nothing
 from ballast_policies.allocation.solvers.job_classes import equal_rows
 from ballast_policies.allocation.solvers.methods import FAIR_PRICES, LEAST_PART, Size, Task, choose
 from ballast_policies.allocation.solvers.nash import (

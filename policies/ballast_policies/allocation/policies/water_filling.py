@@ -9,11 +9,11 @@ stage (see ``water_levels``):
 The result is Pareto efficient: no job can get more unless another gets less. Objective: the least level.
 """
 
-from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.fairness.teams import flat
 from ballast_policies.allocation.fairness.water_levels import fill
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policies.max_min_fairness import objective
+from ballast_policies.allocation.policy import Answer
 
 __all__ = ["objective", "solve"]
 

@@ -11,10 +11,10 @@ nowhere get nothing and do not count. Unit: USD an hour. Ties as in ``idle_capac
 
 import numpy as np
 
-from ballast_policies.allocation.answer import Answer, nothing
 from ballast_policies.allocation.fairness.idle_capacity import raise_least_level
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policies.cost.min_cost import cheapest
+from ballast_policies.allocation.policy import Answer, nothing
 from ballast_policies.allocation.problem import ProblemError, WarmStart
 
 

@@ -20,10 +20,10 @@ import math
 
 import numpy as np
 
-from ballast_policies.allocation.answer import Answer, nothing
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policies.cost.min_cost import cheapest
 from ballast_policies.allocation.policies.makespan import objective
+from ballast_policies.allocation.policy import Answer, nothing
 from ballast_policies.allocation.solvers.simplex import SOLVER, SolverError
 
 __all__ = ["objective", "solve"]

@@ -8,8 +8,8 @@ both and pays once.  Not normalised: jobs with short steps win.  Unit: (steps/s)
 
 import numpy as np
 
-from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.policy import Answer
 from ballast_policies.allocation.problem import ProblemError
 from ballast_policies.allocation.solvers import linear
 

@@ -17,9 +17,9 @@ import dataclasses
 
 import numpy as np
 
-from ballast_policies.allocation.answer import Answer, nothing
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policies import water_filling
+from ballast_policies.allocation.policy import Answer, nothing
 
 SAME_COST = 1e-9
 """Relative difference of cost per step up to which two types are equally cheap."""

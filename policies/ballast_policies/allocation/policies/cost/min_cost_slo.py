@@ -31,9 +31,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policies.cost.min_cost import objective, on_cheapest_types
+from ballast_policies.allocation.policy import Answer
 from ballast_policies.allocation.solvers import linear
 from ballast_policies.allocation.solvers.best_response import respond
 from ballast_policies.allocation.solvers.dense_program import Rows
