@@ -214,8 +214,8 @@ async def node_deleted(simulation, number, *, silent=False):
     simulation.trainers["a"].silent = False
 
 
-@pytest.mark.parametrize("silent", [False, True])
-@pytest.mark.parametrize("copies", [0, 1])
+@pytest.mark.parametrize("silent", first_fast([False, True]))
+@pytest.mark.parametrize("copies", first_fast([0, 1]))
 @pytest.mark.parametrize("number", [0, 2])
 @pytest.mark.parametrize("stages", [(1, 4), (4, 4)], ids=["elastic", "rigid"])
 async def test_the_deletion_of_a_node_object_is_a_notice(stages, number, copies, silent):
