@@ -37,7 +37,7 @@ class DeviceChoice(enum.StrEnum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchedRank:
+class TorchrunRank:
     """This process among those that a launcher such as torchrun has started; alone where there is none.
 
     Attributes:
@@ -58,7 +58,7 @@ class LaunchedRank:
     restarts: int = 0
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> "LaunchedRank":
+    def from_environment(cls, environment: Mapping[str, str]) -> "TorchrunRank":
         """By torchrun's variables.
 
         Raises:

@@ -10,7 +10,7 @@ from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.cli.run import _unpartitioned
 from ballast_trainer.config import read_job_config
 from ballast_trainer.dynamics.registry import warn_without_effect
-from ballast_trainer.environment import LaunchedRank, seconds_from
+from ballast_trainer.environment import TorchrunRank, seconds_from
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.gpu_emulation import emulated_speed
 from ballast_trainer.launch import ValidatedJob
@@ -102,15 +102,15 @@ TORCHRUN = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "h
 
 def test_a_rank_has_the_place_that_torchrun_gives_it():
     """And is alone where nothing is set."""
-    launched = LaunchedRank.from_environment(TORCHRUN)
+    launched = TorchrunRank.from_environment(TORCHRUN)
     assert (launched.rank, launched.ranks, launched.address, launched.port) == (1, 2, "host", 29500)
-    assert LaunchedRank.from_environment({}) == LaunchedRank()
+    assert TorchrunRank.from_environment({}) == TorchrunRank()
 
 
 @pytest.mark.parametrize(("variables", "count"), [({}, 2), ({"LOCAL_WORLD_SIZE": "4"}, 4)])
 def test_ranks_of_this_machine_are_those_that_torchrun_started(variables, count):
     """At least those up to this one, where a launcher does not say."""
-    assert LaunchedRank.from_environment({**TORCHRUN, **variables}).local_ranks == count
+    assert TorchrunRank.from_environment({**TORCHRUN, **variables}).local_ranks == count
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_ranks_of_this_machine_are_those_that_torchrun_started(variables, count)
 def test_a_place_that_makes_no_sense_is_refused(name, text):
     """With the variable's name and what to do."""
     with pytest.raises(ConfigurationError, match=f"^{name}: .*To fix: start with torchrun"):
-        LaunchedRank.from_environment({**TORCHRUN, name: text})
+        TorchrunRank.from_environment({**TORCHRUN, name: text})
 
 
 def test_the_emulated_factor_is_that_of_the_family_or_the_default():

@@ -78,7 +78,7 @@ class Generation:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
+class LostRanks:
     """Ranks that the job has lost, and goes on without.
 
     Attributes:
@@ -97,14 +97,14 @@ class MemoryCopies:
 
     Attributes:
         every_steps: steps between two.
-        loss: since when the job goes on without some of its ranks; None: it is a launch.
+        lost: the ranks that it goes on without; None: it is a launch.
         source: the copies that it goes on from; None: none.
     """
 
     def __init__(self, every_steps: int, device: torch.device) -> None:
         """None yet; ``device`` is where the state lives."""
         self.every_steps, self._device = every_steps, device
-        self.loss: Loss | None = None
+        self.lost: LostRanks | None = None
         self.source: Generation | None = None
         self._held: dict[tuple[int, int], Generation] = {}
         self._beside = BesideSteps[Generation](device, "memory-copy")
@@ -168,13 +168,13 @@ class MemoryCopies:
         return [one.moment.told() for one in list(self._held.values())]
 
     def go_on(
-        self, name: tuple[int, int] | None, loss: Loss, moment: Mapping[str, Any] | None = None
+        self, name: tuple[int, int] | None, lost: LostRanks, moment: Mapping[str, Any] | None = None
     ) -> None:
         """Go on from this generation; None: from none.
 
         ``moment``: of it, as another rank has told: this one may have none of it.
         """
-        self.loss = loss
+        self.lost = lost
         self._held = {of: one for of, one in self._held.items() if of == name}
         self.source = None if name is None else self._held.get(name)
         if name is not None and self.source is None and moment is not None:

@@ -18,7 +18,7 @@ from ballast_trainer.causes import describe, explains_itself
 from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.cli.local_ranks import Causes, attempt_prefix, run_local_ranks
 from ballast_trainer.distributed.stopping import StopSignal, stop_seconds
-from ballast_trainer.environment import DeviceChoice, LaunchedRank
+from ballast_trainer.environment import DeviceChoice, TorchrunRank
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.process_exit import end, end_on_lost_peer, reason_of
 from ballast_trainer.reporting.console import ProgressLine
@@ -86,7 +86,7 @@ def _restarts(config: Mapping[str, Any], *, follows_plans: bool) -> int | None:
     return 0 if pods or follows_plans else RANK_RESTARTS
 
 
-def _open_store(launched: LaunchedRank, stop: StopSignal, seconds: float) -> Any:
+def _open_store(launched: TorchrunRank, stop: StopSignal, seconds: float) -> Any:
     """The store under torchrun (the agent's) or of local ranks, under the attempt's prefix.
 
     Rank 0 serves that of local ranks, unless these go on without it. ``seconds``: how long the others wait.
@@ -133,7 +133,7 @@ def _run(
     if single_process:
         config = _unpartitioned(config)
     job = ValidatedJob.from_mapping(config)
-    launched = LaunchedRank() if single_process else LaunchedRank.from_environment(os.environ)
+    launched = TorchrunRank() if single_process else TorchrunRank.from_environment(os.environ)
     rank, ranks = launched.rank, launched.ranks
     job.check_ranks(ranks)
     if rank == 0:

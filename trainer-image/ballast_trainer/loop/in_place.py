@@ -14,7 +14,7 @@ from ballast_policies.contract import Directive, Plan
 
 from ballast_trainer.causes import describe
 from ballast_trainer.channel.base import ChannelError
-from ballast_trainer.checkpoints.memory_copies import Loss, MemoryCopies
+from ballast_trainer.checkpoints.memory_copies import LostRanks, MemoryCopies
 from ballast_trainer.distributed.activity import ACTIVITY
 from ballast_trainer.distributed.connections import CONNECTIONS
 from ballast_trainer.distributed.heartbeat import RankHeartbeat
@@ -237,7 +237,7 @@ class InPlace:
         source = decision["source"]
         self.memory.go_on(
             None if source is None else (source[0], source[1]),
-            Loss(processes=tuple(decision["lost"]), ranks=decision["ranks"], noticed=noticed),
+            LostRanks(processes=tuple(decision["lost"]), ranks=decision["ranks"], noticed=noticed),
             decision["moment"],
         )
         return chosen

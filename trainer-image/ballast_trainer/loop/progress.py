@@ -17,7 +17,7 @@ from ballast_policies.planning.step_time import predict_step_seconds
 
 from ballast_trainer.channel.base import Messages
 from ballast_trainer.channel.channel_thread import ChannelThread
-from ballast_trainer.checkpoints.memory_copies import Loss
+from ballast_trainer.checkpoints.memory_copies import LostRanks
 from ballast_trainer.dynamics.mixture_of_experts import TOKEN_IMBALANCE, own_experts
 from ballast_trainer.dynamics.protocol import Dynamic, gathered
 from ballast_trainer.loop.replanning import LayerSizes, best_step_seconds, layer_sizes
@@ -348,10 +348,10 @@ class Progress:
         if self.channel is not None:
             self.channel.send(Messages(report=self.report()), now=now)
 
-    def launched(self, loss: Loss | None = None) -> None:
+    def launched(self, lost: LostRanks | None = None) -> None:
         """Print the launch, or that the job goes on after a loss; acknowledge its plan."""
         model, from_step = self._model, self.resumed_from_step
-        if loss is None:
+        if lost is None:
             self.event(
                 "launch",
                 epoch=self._run.plan.epoch,
@@ -361,22 +361,22 @@ class Progress:
                 stages=stages_as_json(model.stages),
             )
         else:
-            seconds = time.monotonic() - loss.noticed
+            seconds = time.monotonic() - lost.noticed
             self.event(
                 "ranksLost",
                 epoch=self._run.plan.epoch,
-                lost=loss.processes,
-                ranks_before=loss.ranks,
+                lost=lost.processes,
+                ranks_before=lost.ranks,
                 ranks_after=model.world.size,
                 resumed_from_step=from_step,
                 seconds=seconds,
                 stages=stages_as_json(model.stages),
             )
             if model.world.rank == 0:
-                lost = ", ".join(loss.processes)
+                names = ", ".join(lost.processes)
                 logger.warning(
                     "%s lost: %d ranks go on after step %d, %.1f s later (goodput %.2f)",
-                    lost,
+                    names,
                     model.world.size,
                     self._run.step,
                     seconds,

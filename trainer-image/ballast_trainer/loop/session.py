@@ -108,7 +108,7 @@ class Session:
         self.progress.gather_bytes()
         if self._in_place is not None:
             self._in_place.sizes = self.progress.sizes
-        self.progress.launched(None if self._in_place is None else self._in_place.memory.loss)
+        self.progress.launched(None if self._in_place is None else self._in_place.memory.lost)
         self._saver.copy_if_due(anew=True)
 
     def _loop(self) -> SessionOutcome:
