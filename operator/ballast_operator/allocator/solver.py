@@ -163,22 +163,26 @@ class Solver:
 
         Raises:
             TimeoutError: it took longer than an allocation may.
-            OSError: the process has ended, or does not start; the next question starts another.
+            ConnectionError: the process ended meanwhile; the next question starts another.
+            OSError: of another kind: no process starts.
             ValueError: the function raised an error.
         """
         async with self._lock:
             limits, module = self._settings, function.__module__
             try:
-                async with asyncio.timeout(limits.start_seconds):
-                    process = await self._started()
-                    if module not in self._imported:
-                        await self._ask(process, preparation(module), limits.start_seconds)
-                        self._imported.add(module)
+                try:
+                    async with asyncio.timeout(limits.start_seconds):
+                        process = await self._started()
+                        if module not in self._imported:
+                            await self._ask(process, preparation(module), limits.start_seconds)
+                            self._imported.add(module)
+                except (TimeoutError, _ProcessDied, OSError) as error:
+                    raise OSError(f"no process starts: {error or 'no answer in time'}") from error
                 kind, value = await self._ask(process, (function, question, {}), limits.limit_seconds)
             except _ProcessDied as error:
                 await self.kill()
-                raise OSError(f"the process died ({error})") from None
-            except (asyncio.CancelledError, TimeoutError, OSError):
+                raise ConnectionError(f"the process died ({error})") from None
+            except BaseException:
                 await self.kill()  # its answer must not be taken for that of the next question
                 raise
         if kind != "ok":

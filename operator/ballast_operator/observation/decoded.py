@@ -24,7 +24,6 @@ from ballast_operator.views.spec import BEING_PLANNED, JobSpec, read_spec, spec_
 SLICE_SECONDS = 0.02
 """How long the event loop decodes ahead before others have their turn."""
 
-
 MOST_TRIES = 3
 """Of a plan, where the process ends that makes it."""
 
@@ -97,13 +96,17 @@ class DecodedJobs:
         return found
 
     async def plan(self) -> None:
-        """Have what is to be planned read, jobs that hold GPUs or were edited first, until cancelled."""
+        """Have what is to be planned read, jobs that hold GPUs or were edited first, until cancelled.
+
+        Raises:
+            OSError: the process does not start; nothing is forgotten, and a call later goes on.
+        """
         while True:
-            await self._asked.wait()
-            self._asked.clear()
             while self._to_plan:
                 used = (key for key in self._to_plan if self._specs[key][1][0] is not None)
                 await self._plan(next(used, None) or next(iter(self._to_plan)))
+            self._asked.clear()
+            await self._asked.wait()
 
     async def _plan(self, key: Key) -> None:
         assert self._read_planned is not None
@@ -111,20 +114,31 @@ class DecodedJobs:
         if item is None:
             return
         text = json.dumps(item.get("spec"))
-        found: tuple[JobSpec | None, str]
+        same = self._shared.get(_digest(text))  # of a job that was planned while this one waited
+        found: tuple[JobSpec | None, str] = same, ""
         try:
-            found = await self._read_planned(item["metadata"]["name"], text)
+            if same is None:
+                found = await self._read_planned(item["metadata"]["name"], text)
         except TimeoutError:
             found = None, "spec.planner: planning takes too long. To fix: fewer profiles, gpus or layers"
-        except (OSError, ValueError) as error:
-            if isinstance(error, OSError) and tries < MOST_TRIES and self._still(key, version):
-                self._to_plan[key] = tries
+        except ConnectionError as error:
+            if tries < MOST_TRIES:
+                self._ask_again(key, version, tries)
                 return
-            found = None, f"spec.planner: it cannot be planned: {error}. To fix: other profiles or gpus"
+            found = None, _cannot_be_planned(error)
+        except OSError:
+            self._ask_again(key, version, tries - 1)
+            raise
+        except Exception as error:  # whatever it is, the job is told, and the others have their turn
+            found = None, _cannot_be_planned(error)
         if self._still(key, version):  # else it was edited or deleted meanwhile
             self._specs[key] = version, self._share(text, found)
             for hear in self.listeners:
                 hear(key)
+
+    def _ask_again(self, key: Key, version: tuple[str, int], tries: int) -> None:
+        if self._still(key, version):
+            self._to_plan[key] = tries
 
     def _still(self, key: Key, version: tuple[str, int]) -> bool:
         return key in self._specs and self._specs[key][0] == version
@@ -158,6 +172,10 @@ class DecodedJobs:
             key = key_of(old)
             for kept in (self._specs, self._statuses, self._waiting, self._to_plan):
                 kept.pop(key, None)
+
+
+def _cannot_be_planned(error: Exception) -> str:
+    return f"spec.planner: it cannot be planned: {error}. To fix: other profiles or gpus"
 
 
 def _digest(text: str) -> bytes:

@@ -6,8 +6,10 @@ import functools
 import pytest
 from ballast_operator.allocator.solver import Solver
 from ballast_operator.kube.kinds import JOB
+from ballast_operator.metrics import Metrics
 from ballast_operator.observation.decoded import MOST_TRIES, DecodedJobs
 from ballast_operator.settings import SolverSettings
+from ballast_operator.tasks import keep_running
 from ballast_operator.views.spec import BEING_PLANNED, read_spec, read_spec_text
 
 from tests.operator.loops.simulated import simulation as simulated
@@ -56,7 +58,8 @@ async def planned_by(monkeypatch):
 
 def _decoding(elsewhere: Elsewhere, tasks: list, caches) -> DecodedJobs:
     decoded = DecodedJobs(caches, elsewhere.read)
-    tasks.append(asyncio.create_task(decoded.plan()))
+    planning = keep_running("planning", decoded.plan, metrics=Metrics(), sleep=lambda _: asyncio.sleep(0))
+    tasks.append(asyncio.create_task(planning))
     return decoded
 
 
@@ -154,7 +157,8 @@ async def test_a_plan_of_the_process_is_the_one_that_is_made_here(planned_by):
     ("errors", "said"),
     [
         ([TimeoutError()], "spec.planner: planning takes too long. To fix: "),
-        ([OSError("the process died")] * MOST_TRIES, "cannot be planned: the process died. To fix: "),
+        ([ConnectionError("the process died")] * MOST_TRIES, "cannot be planned: the process died. To fix: "),
+        ([LookupError("an answer of nobody")], "cannot be planned: an answer of nobody. To fix: "),
         ([ValueError("RecursionError: deep")], "cannot be planned: RecursionError: deep. To fix: "),
     ],
 )
@@ -170,12 +174,39 @@ async def test_what_cannot_be_planned_is_told_on_the_job_alone(planned_by, error
 
 
 async def test_a_process_that_died_once_is_asked_again(planned_by):
-    elsewhere = Elsewhere(OSError("the process died"))
+    elsewhere = Elsewhere(ConnectionError("the process died"))
     elsewhere.let.set()
     simulation = planned_by(elsewhere)
     simulation.add_job("one", **PLANNED)
     await simulation.running("one")
     assert elsewhere.asked == ["one"] * 2
+
+
+async def test_no_job_is_refused_or_forgotten_while_no_process_starts(planned_by):
+    """It is no job's fault, and passes: all are planned once one starts."""
+    elsewhere = Elsewhere(*[OSError("no process starts")] * (MOST_TRIES + 2))
+    simulation = planned_by(elsewhere)
+    simulation.add_job("one", **PLANNED)
+    simulation.add_job("other", **{**PLANNED, "totalSteps": 50_000})
+    await simulation.ticks(3)
+    elsewhere.let.set()
+    await simulation.running("one")
+    await simulation.running("other")
+
+
+async def test_jobs_of_one_text_are_planned_once(planned_by):
+    """The runs of an experiment wait for the first one's plan, and share it."""
+    elsewhere = Elsewhere()
+    simulation = planned_by(elsewhere)
+    for name in ("one", "second", "third"):
+        simulation.add_job(name, **PLANNED)
+    await simulation.ticks(3)
+    elsewhere.let.set()
+    await simulation.running("one")
+    await simulation.running("second")
+    specs = [simulation.observer.job((NAMESPACE, name)).spec for name in ("one", "second", "third")]
+    assert specs[0] is not None and all(spec is specs[0] for spec in specs)
+    assert len(elsewhere.asked) == 1
 
 
 async def test_a_job_that_is_edited_or_deleted_meanwhile_has_its_newest_plan_alone(planned_by):

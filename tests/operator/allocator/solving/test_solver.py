@@ -210,10 +210,27 @@ async def test_a_function_is_called_there_and_a_late_or_dead_process_is_replaced
         )
         with pytest.raises(ValueError, match="RecursionError"):
             await solver.answer(read_spec_text, ("one", "[" * 100_000))
-        with pytest.raises(OSError, match="exit code 7"):
+        with pytest.raises(ConnectionError, match="exit code 7"):
             await solver.answer(os._exit, 7)
         assert (await solver.answer(len, "four"), await solver.answer(len, "")) == (4, 0)
     async with Solver(SolverSettings(limit_seconds=0.01, start_seconds=WAIT_SECONDS)) as solver:
         with pytest.raises(TimeoutError):
             await solver.answer(time.sleep, WAIT_SECONDS)
         assert solver._process is None
+
+
+@pytest.mark.parametrize(
+    ("command", "limit"),
+    [
+        (("/nowhere/python",), WAIT_SECONDS),
+        ((sys.executable, "-c", ""), WAIT_SECONDS),
+        ((sys.executable, "-c", "input()"), 0.2),
+    ],
+    ids=["missing", "ends", "silent"],
+)
+async def test_a_process_that_does_not_start_is_not_taken_for_a_question_that_takes_too_long(command, limit):
+    settings = SolverSettings(limit_seconds=WAIT_SECONDS, start_seconds=limit)
+    async with Solver(settings, command=command) as solver:
+        with pytest.raises(OSError, match="no process starts") as raised:
+            await solver.answer(len, "four")
+    assert not isinstance(raised.value, (TimeoutError, ConnectionError))
