@@ -212,7 +212,7 @@ class Changes:
         for pod in self._caches[POD].on_node(name):
             metadata = pod["metadata"]
             if is_ours(pod):
-                lane = Lane.URGENT if view is not None and view.leaving is not None else Lane.ORDINARY
+                lane = Lane.URGENT if view is None or view.leaving is not None else Lane.ORDINARY
                 self._queue.add((metadata.get("namespace", ""), metadata["labels"][JOB_LABEL]), lane=lane)
 
     def _part_changed(self, kind: Kind, item: Object) -> None:

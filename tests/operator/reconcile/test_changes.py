@@ -1,5 +1,6 @@
 """What asks for a pass or a decision, and in which order the actions of a pass are carried out."""
 
+import asyncio
 import copy
 
 import pytest
@@ -16,7 +17,7 @@ from ballast_policies.contract import ACK_ANNOTATION, JOB_LABEL, REPORT_ANNOTATI
 from ballast_policies.protocol import Action
 
 from tests.operator.loops.simulated.simulation import job as training_job
-from tests.support.waiting import Clock
+from tests.support.waiting import WAIT_SECONDS, Clock
 
 KEY = ("team", "j")
 
@@ -169,6 +170,16 @@ async def test_a_heartbeat_of_a_node_asks_for_nothing_and_its_loss_for_both(benc
     node["status"]["conditions"][0]["status"] = "False"
     bench.brings(NODE, node)
     assert bench.asked() == (1, 1)
+
+
+async def test_the_deletion_of_a_node_object_is_as_urgent_as_any_notice(bench):
+    """Kubernetes deletes its pods soon: workers that do nothing else but what is urgent take their job."""
+    bench.brings(NODE, {"metadata": {"name": "node"}, "status": {}})
+    bench.brings(POD, pod(phase="Running"))
+    bench.asked()
+    bench.brings(NODE, {"metadata": {"name": "node"}, "status": {}}, event="DELETED")
+    async with asyncio.timeout(WAIT_SECONDS):
+        assert await bench.queue.take(Lane.URGENT) == KEY
 
 
 async def test_what_gpus_wait_for_is_urgent(bench):
