@@ -111,12 +111,17 @@ def _options(gang: MixedGang, room: Room) -> Iterator[tuple[PoolPart, ...]]:
         key=lambda one: (-gang.relative(one[1]), -one[2], one[0]),
     )
     if gang.planned:
-        for planned in gang.planned:
+        for planned, plan in gang.planned.items():
             if len(planned) == 1 or sum(gpus for _, gpus in planned) not in gang.sizes:
                 continue
+            taken = (0.0,) * len(planned) if plan is None else plan.memory
             of_type = (
-                [_part(one, gpus) for one in pools if one[1] == gpu_type and one[2] >= gpus][:MOST_POOLS]
-                for gpu_type, gpus in planned
+                [
+                    _part(one, gpus)
+                    for one in pools
+                    if one[1] == gpu_type and one[2] >= gpus and gang.has_memory(one[0], needed)
+                ][:MOST_POOLS]
+                for (gpu_type, gpus), needed in zip(planned, taken, strict=True)
             )
             most = max(4, MOST_PLANNED // len(gang.planned))
             yield from itertools.islice(itertools.product(*of_type), most)

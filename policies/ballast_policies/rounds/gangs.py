@@ -244,13 +244,17 @@ class MixedGang:
     def _whole_positions(self, at: Placement) -> bool:
         return all(part.gpus % self.together == 0 for part in at.by_pool)
 
+    def has_memory(self, pool: str, needed: float) -> bool:
+        """Whether each GPU of the pool has these bytes, as far as that is known."""
+        return needed <= self.memory.get(pool, math.inf) * ROUNDING
+
     def _seconds(self, parts: Sequence[PoolPart]) -> float | None:
         if self.plans_degrees:
             plan = self.planned.get(tuple((part.gpu_type, part.gpus) for part in parts))
             if plan is None or plan.steps_per_second <= 0:
                 return None
-            limits = (self.memory.get(part.pool, math.inf) * ROUNDING for part in parts)
-            fits = all(taken <= limit for taken, limit in zip(plan.memory, limits, strict=True))
+            taken = zip(parts, plan.memory, strict=True)
+            fits = all(self.has_memory(part.pool, needed) for part, needed in taken)
             return 1 / plan.steps_per_second if fits else None
         ranks: list[RankGpu] = []
         for part in parts:

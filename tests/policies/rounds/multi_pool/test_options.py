@@ -100,6 +100,16 @@ def test_of_mixes_with_plans_the_fastest_that_fits_is_taken():
     assert gang.speed([part("fast", 1), part("slow", 3)]) == gang.speed([part("slow", 3)]) == 0.0
 
 
+def test_a_pool_without_the_memory_for_a_planned_mix_does_not_hide_one_that_has_it():
+    """Nine pools of the type are roomier, and a long list of plans leaves few choices to each."""
+    plans = {(("fast", 2), ("slow", 2)): PlannedSpeed(3.0, (8.0, 4.0))}
+    plans |= {(("fast", 2), ("slow", count)): PlannedSpeed(1.0, (8.0, 4.0)) for count in range(3, 35)}
+    small = {f"small-{i}": ("fast", 4) for i in range(9)}
+    room = {**small, "fast": ("fast", 2), **{f"slow-{i}": ("slow", 2) for i in range(4)}}
+    gang = a_gang(sizes=(4,), planned=plans, memory=dict.fromkeys(small, 7.0))
+    assert best_parts(gang, room) == (part("fast", 2), PoolPart(pool="slow-0", gpu_type="slow", gpus=2))
+
+
 def test_one_pool_is_taken_in_place_of_a_planned_mix_only_with_a_plan_for_it():
     gang = planned_gang()
     assert best_parts(gang, {"slow": ("slow", 6)}, one_pool=True) == (part("slow", 4),)
