@@ -175,11 +175,12 @@ class PodChecks:
             made = (volume.get("ephemeral") or {}).get("volumeClaimTemplate") or {}
             name = (made.get("spec") or {}).get("storageClassName")
             if claim:
-                asked = ("claim", namespace, claim)
+                asked: tuple[str, ...] = ("claim", namespace, claim)
                 ask = functools.partial(self._claim, namespace, claim, now)
             elif name:
-                asked = ("class", namespace, name)
-                ask = functools.partial(self._class, f"volume {volume.get('name')}", name)
+                what = f"volume {volume.get('name')}"
+                asked = ("class", namespace, name, what)
+                ask = functools.partial(self._class, what, name)
             else:
                 continue
             if answer := await self._remembered(asked, ask, lasts=False):

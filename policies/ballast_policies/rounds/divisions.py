@@ -114,14 +114,14 @@ def _options(gang: MixedGang, room: Room) -> Iterator[tuple[PoolPart, ...]]:
         for planned, plan in gang.planned.items():
             if len(planned) == 1 or sum(gpus for _, gpus in planned) not in gang.sizes:
                 continue
-            taken = (0.0,) * len(planned) if plan is None else plan.memory
+            bytes_taken = (0.0,) * len(planned) if plan is None else plan.memory
             of_type = (
                 [
                     _part(one, gpus)
                     for one in pools
                     if one[1] == gpu_type and one[2] >= gpus and gang.has_memory(one[0], needed)
                 ][:MOST_POOLS]
-                for (gpu_type, gpus), needed in zip(planned, taken, strict=True)
+                for (gpu_type, gpus), needed in zip(planned, bytes_taken, strict=True)
             )
             most = max(4, MOST_PLANNED // len(gang.planned))
             yield from itertools.islice(itertools.product(*of_type), most)

@@ -403,11 +403,14 @@ async def test_a_claim_that_may_be_bound_soon_is_launched_with(found, storage_cl
 
 async def test_a_volume_of_each_pod_needs_its_class():
     """A generic ephemeral volume is a claim that exists only with its pod."""
-    volume = {"name": "scratch", "ephemeral": {"volumeClaimTemplate": {"spec": {"storageClassName": "slow"}}}}
+    made = {"volumeClaimTemplate": {"spec": {"storageClassName": "slow"}}}
     simulation = Simulation(nodes={"fast-0": ("fast", 2)})
-    simulation.add_job("one", template=template(volumes=[volume]))
+    for name, volume in (("one", "scratch"), ("two", "cache")):
+        simulation.add_job(name, template=template(volumes=[{"name": volume, "ephemeral": made}]))
     await simulation.ticks(5)
-    assert "volume scratch: there is no StorageClass slow" in simulation.condition("one", "Admitted").message
+    for name, volume in (("one", "scratch"), ("two", "cache")):
+        said = simulation.condition(name, "Admitted").message
+        assert f"volume {volume}: there is no StorageClass slow" in said
     simulation.world.put(STORAGE_CLASS, storage("Immediate"))
     await simulation.running("one")
 
