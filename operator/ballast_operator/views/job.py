@@ -17,7 +17,7 @@ from ballast_operator.kube.kinds import Key
 from ballast_operator.views.clock import Time, show
 from ballast_operator.views.lease import LeaseView
 from ballast_operator.views.pod import PodView
-from ballast_operator.views.spec import JobSpec, spec_of_launch
+from ballast_operator.views.spec import BEING_PLANNED, JobSpec, spec_of_launch
 
 ROUNDING = 1e-9
 """Relative error of a sum of costs."""
@@ -178,12 +178,14 @@ class JobView:
         """The view by which its passes go: where its spec cannot be used, it holds no GPUs.
 
         What it holds it gives back as by ``suspend``, by the configuration that it was launched with. A job
-        that has ended stays as it is.
+        that has ended stays as it is, and one that is being planned keeps its GPUs meanwhile.
         """
         if self.spec is not None or (self.status.allocation is None and not self.status.finished):
             return self
         teams = self.status.team_costs
         spec = spec_of_launch(self.plan_config, teams[-1].team if teams else "")
+        if self.spec_problem == BEING_PLANNED:
+            return dataclasses.replace(self, spec=spec)
         cause = SuspendCause(JobReason.MISCONFIGURED, self.spec_problem)
         return dataclasses.replace(self, spec=spec, queued=cause)
 

@@ -108,6 +108,27 @@ async def test_a_running_job_goes_on_while_an_edit_or_a_new_operator_plans(plann
     await simulation.until(lambda: simulation.state("one") == "Suspended")
 
 
+async def test_a_new_operator_keeps_a_gang_whose_edit_does_not_fit_its_degrees_while_it_plans(planned_by):
+    """The model was changed for the next launch; what cannot be planned then stops the gang as ever."""
+    elsewhere = Elsewhere()
+    elsewhere.let.set()
+    simulation = planned_by(elsewhere)
+    simulation.add_job("one", **PLANNED)
+    await simulation.running("one")
+    fewer = {"profiles": [{"layers": [{**LAYER, "repeat": 6}]}], "gpus": [{"gpuType": "fast"}]}
+    simulation.change("one", model={"name": "gpt", "layers": 6}, planner=fewer)
+    await simulation.ticks(5)
+    elsewhere.let.clear()
+    simulation.start_operator()
+    await simulation.ticks(20)
+    status = simulation.status("one")
+    assert (status.launches, simulation.state("one"), status.allocation.ending) == (1, "Running", None)
+    elsewhere.errors.append(TimeoutError())
+    elsewhere.let.set()
+    await simulation.until(lambda: simulation.status("one").allocation is None)
+    assert "planning takes too long" in admitted(simulation)[1]
+
+
 async def test_a_new_operator_keeps_a_gang_in_several_pools_that_it_has_not_planned_yet(planned_by):
     """The slow GPUs hold less than the fullest fast one takes."""
     elsewhere = Elsewhere()
