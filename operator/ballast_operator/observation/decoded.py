@@ -98,13 +98,17 @@ class DecodedJobs:
     async def plan(self) -> None:
         """Have what is to be planned read, jobs that hold GPUs or were edited first, until cancelled.
 
+        Those that have ended come last.
+
         Raises:
             OSError: the process does not start; nothing is forgotten, and a call later goes on.
         """
         while True:
             while self._to_plan:
                 used = (key for key in self._to_plan if self._specs[key][1][0] is not None)
-                await self._plan(next(used, None) or next(iter(self._to_plan)))
+                waiting = (key for key in self._to_plan if not self._ended(key))
+                await self._plan(next(used, None) or next(waiting, None) or next(iter(self._to_plan)))
+                await asyncio.sleep(0)
             self._asked.clear()
             await self._asked.wait()
 
@@ -135,6 +139,10 @@ class DecodedJobs:
             self._specs[key] = version, self._share(text, found)
             for hear in self.listeners:
                 hear(key)
+
+    def _ended(self, key: Key) -> bool:
+        item = self._caches[JOB].get(key) or {}
+        return bool((item.get("status") or {}).get("finishedAt"))
 
     def _ask_again(self, key: Key, version: tuple[str, int], tries: int) -> None:
         if self._still(key, version):

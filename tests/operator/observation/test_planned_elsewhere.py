@@ -215,6 +215,27 @@ async def test_no_job_is_refused_or_forgotten_while_no_process_starts(planned_by
     await simulation.running("other")
 
 
+async def test_jobs_that_have_ended_are_planned_after_those_that_wait(planned_by):
+    """A new operator finds them all at once; the first is under way when the others come."""
+    elsewhere = Elsewhere()
+    elsewhere.let.set()
+    simulation = planned_by(elsewhere)
+    for name, steps in (("one", 10), ("two", 11)):
+        simulation.add_job(name, **{**PLANNED, "totalSteps": steps})
+        await simulation.until(lambda name=name: simulation.state(name) == "Succeeded")
+    elsewhere.let.clear()
+    elsewhere.asked.clear()
+    simulation.start_operator()
+    await simulation.ticks(3)
+    simulation.add_job("three", **PLANNED)
+    await simulation.ticks(3)
+    elsewhere.let.set()
+    await simulation.running("three")
+    await simulation.until(lambda: len(elsewhere.asked) == 3)
+    assert elsewhere.asked[1] == "three"
+    assert [simulation.state(name) for name in ("one", "two")] == ["Succeeded"] * 2
+
+
 async def test_jobs_of_one_text_are_planned_once(planned_by):
     """The runs of an experiment wait for the first one's plan, and share it."""
     elsewhere = Elsewhere()
