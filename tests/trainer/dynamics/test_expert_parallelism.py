@@ -3,11 +3,23 @@
 import itertools
 
 import pytest
-from ballast_trainer.dynamics.mixture_of_experts import better_placement, first_placement, rank_loads
+import torch
+from ballast_policies.contract.job.dynamics import ExpertsSettings
+from ballast_trainer.distributed.mesh import Mesh
+from ballast_trainer.dynamics.mixture_of_experts import (
+    Experts,
+    OwnExperts,
+    SharedExperts,
+    better_placement,
+    first_placement,
+    rank_loads,
+)
+from ballast_trainer.layers.running import CURRENT_FORWARD
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.examples import first_daily
+from tests.trainer.tensor_parallel.ranks import on_ranks
 
 EXPERTS = {"count": 5, "topK": 2, "everyBlocks": 1, "parallel": True}
 
@@ -44,6 +56,49 @@ def test_one_full_expert_gets_a_rank_for_itself():
     """The others share the rest, and ranks keep what they have where it is as good."""
     assert better_placement((0, 1, 0, 1), [90, 10, 40, 40], 2) == (0, 1, 1, 1)
     assert better_placement((0, 1, 0, 1), [25, 25, 25, 25], 2) == (0, 1, 0, 1)
+
+
+class FusedExperts(torch.nn.Module):
+    """Two linear maps in one tensor, as transformers has them."""
+
+    num_experts = 2
+
+    def __init__(self):
+        super().__init__()
+        self.maps = torch.nn.Parameter(torch.randn(2, 4, 4))
+
+    def forward(self, hidden_states, top_k_index, top_k_weights):
+        every = torch.einsum("nd,ekd->nek", hidden_states, self.maps)
+        chosen = every.gather(1, top_k_index.unsqueeze(-1).expand(-1, -1, every.shape[-1]))
+        return (chosen * top_k_weights.unsqueeze(-1)).sum(1)
+
+
+def gradients_above_frozen_layers(world, kind, size):
+    """Of the maps of two experts shared by ``size`` replicas, the last of which computes no rows."""
+    torch.manual_seed(0)
+    hidden = torch.randn(3, 6, 4)[world.data.index % 3]
+    if kind == "own":
+        part = FusedExperts()
+        shared, weights = OwnExperts(part), [part.maps]
+        arguments = (torch.zeros(6, 1, dtype=torch.int64), torch.ones(6, 1))
+    else:
+        part = shared = Experts(torch.nn.Linear(4, 4), 4, ExpertsSettings(count=2, top_k=1, parallel=True))
+        weights, arguments = [one.weight for one in part.experts], ()
+    if size > 1:
+        shared.shared = SharedExperts.over(world.data, 2)
+    CURRENT_FORWARD.set(0, 0)
+    part(hidden, *arguments).square().sum().backward()
+    return torch.stack([torch.zeros_like(one) if one.grad is None else one.grad for one in weights])
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("kind", "size"), [("own", 2), ("copies", 3)])
+def test_a_rank_without_rows_exchanges_gradients_above_frozen_layers(kind, size):
+    """The inputs need no gradient there; the sum over the replicas is what they compute alone."""
+    shared = on_ranks(gradients_above_frozen_layers, size, kind, size, mesh=Mesh(data=size))
+    alone = on_ranks(gradients_above_frozen_layers, size, kind, 1, mesh=Mesh(data=size))
+    assert torch.count_nonzero(shared[-1]) == 0
+    torch.testing.assert_close(sum(shared), sum(alone))
 
 
 @pytest.mark.processes

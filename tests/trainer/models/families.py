@@ -78,6 +78,8 @@ FAMILIES = {
     "bitnet": SIZES,
     "deepseek_v2": {**SIZES, **MIXTURE, **LATENT},
     "deepseek_v3": {**SIZES, **MIXTURE, **LATENT},
+    "longcat_flash": {**SIZES, **MIXTURE, **LATENT, "ffn_hidden_size": 48, "moe_topk": 2}
+    | {"expert_ffn_hidden_size": 16, "zero_expert_num": 2},
     "diffllama": SIZES,
     "dinov2": {**IMAGES, "mlp_ratio": 2},
     "ernie4_5": SIZES,

@@ -162,15 +162,17 @@ def test_tokens_of_a_models_own_experts_are_counted_where_its_layers_are(gang, t
         "llama4_text",
         "gpt_oss",
         "jamba",
+        "longcat_flash",
         *first_daily(["deepseek_v3", "phimoe", "qwen3_moe with its routers' loss"]),
     ],
 )
 def test_loads_of_a_models_own_experts_are_told(name):
-    """Each of 64 tokens by two of four experts, in each layer that has them."""
+    """Each of 64 tokens by two of four experts, in each layer that has them; two more without weights."""
     (event,) = (one for one in train_here(job(name)).events if one["event"] == "tokenImbalance")
-    layers = {"jamba": [2], "deepseek_v3": [2, 3]}.get(name, [1, 2, 3])
+    layers = {"jamba": [2], "deepseek_v3": [2, 3], "longcat_flash": [1]}.get(name, [1, 2, 3])
     assert {layer: sum(loads) for layer, loads in event["loads"].items()} == dict.fromkeys(layers, 128)
-    assert all(len(loads) == 4 for loads in event["loads"].values())
+    count = 6 if name == "longcat_flash" else 4
+    assert all(len(loads) == count for loads in event["loads"].values())
 
 
 SHARE = [{"kind": "mixtureOfExperts", "experts": {"parallel": True}}]
@@ -202,6 +204,7 @@ def test_replicas_share_the_experts_that_a_model_came_with(gang, name):
         ("mixtral with its routers' loss", {}, "experts of its own, which its model balances"),
         ("mixtral", {"parallel": True, "count": 8}, "experts of its own, whose count are its model's"),
         ("llama4_text", {"parallel": True}, "experts that each compute all tokens"),
+        ("longcat_flash", {"parallel": True}, "experts some of which have no weights"),
     ],
 )
 def test_changes_of_the_experts_of_the_model_are_refused(name, fields, words):

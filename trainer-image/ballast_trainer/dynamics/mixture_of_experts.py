@@ -174,6 +174,12 @@ class SharedExperts:
         self.computed = rank_loads(self.placement, newest, self.axis.size)
 
 
+def _no_output(rows: torch.Tensor, experts: nn.Module) -> torch.Tensor:
+    """That of a rank which has no rows, [0, D]: it exchanges gradients with the others all the same."""
+    learns = torch.is_grad_enabled() and any(one.requires_grad for one in experts.parameters())
+    return rows.requires_grad_() if learns else rows
+
+
 _ROUTER_DEVIATION = 0.02
 TOKEN_IMBALANCE = "tokenImbalance"
 
@@ -249,8 +255,10 @@ class Experts(ChangingModule):
         return mixed.view_as(hidden)
 
     def _compute(self, rows: torch.Tensor, own: list[int], lengths: list[int]) -> torch.Tensor:
+        if not own:
+            return _no_output(rows, self.experts)
         parts = zip(own, rows.split(lengths), strict=True)
-        return torch.cat([expert_output(self.experts[e], part) for e, part in parts]) if own else rows
+        return torch.cat([expert_output(self.experts[e], part) for e, part in parts])
 
     def follow_counts(self) -> None:
         """Move the bias of each expert by one step towards the mean count; a step of the job is over."""
@@ -270,7 +278,7 @@ class OwnExperts:
         """Compute in the place of ``part``, whose weights keep their names."""
         self.shared: SharedExperts | None = None
         self.count: int = part.num_experts  # type: ignore[assignment]
-        self._alone = part.forward
+        self._part, self._alone = part, part.forward
         self._arguments = inspect.signature(part.forward)
         part.__dict__ |= {"forward": self, "own_experts": self}
 
@@ -289,7 +297,7 @@ class OwnExperts:
 
     def _compute(self, rows: torch.Tensor, own: list[int], lengths: list[int]) -> torch.Tensor:
         if not len(rows):
-            return rows
+            return _no_output(rows, self._part)
         chosen = torch.tensor(own).repeat_interleave(torch.tensor(lengths)).to(rows.device).unsqueeze(1)
         computed: torch.Tensor = self._alone(rows, chosen, rows.new_ones(len(rows), 1))
         return computed
@@ -325,6 +333,8 @@ class MixtureOfExperts(BlockChange):
         set_here = [name for name, value in others.items() if value != usual[name]]
         if set_here:
             return f"experts of its own, whose {', '.join(set_here)} are its model's"
+        if not hasattr(own[0], "num_experts"):
+            return "experts some of which have no weights"
         return "" if chosen_experts_are_given(own) else "experts that each compute all tokens"
 
     def change_block(self, block: nn.Module, index: int) -> nn.Module:

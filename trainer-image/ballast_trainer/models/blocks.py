@@ -112,12 +112,18 @@ def _note_scores(part: Any, args: tuple[Any, ...], output: tuple[torch.Tensor, .
     part.__dict__["chosen_experts"] = output[0].detach().topk(part.top_k).indices
 
 
+def _count_of_experts(part: Any) -> int:
+    # LongCat-Flash counts those without weights apart.
+    count: int = part.num_experts if hasattr(part, "num_experts") else part.total_experts
+    return count
+
+
 def expert_loads(layer: nn.Module) -> list[int]:
     """Tokens that chose each of a layer's own experts in its newest forward; empty: it has none."""
     parts: list[Any] = [part for part in layer.modules() if "chosen_experts" in part.__dict__]
     counts = [
-        torch.bincount(part.chosen_experts.flatten(), minlength=part.num_experts)[: part.num_experts].tolist()
-        for part in parts
+        torch.bincount(part.chosen_experts.flatten(), minlength=count)[:count].tolist()
+        for part, count in ((part, _count_of_experts(part)) for part in parts)
         if not part.chosen_experts.is_meta
     ]
     return [sum(column) for column in zip(*counts, strict=True)]
