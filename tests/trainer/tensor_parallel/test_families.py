@@ -32,6 +32,14 @@ class Alone(Axis):
         return tensor
 
 
+class Doubled(Axis):
+    """A tensor group whose other rank computes the same."""
+
+    def all_reduce(self, tensor, *, largest=False):
+        """What this rank has, twice."""
+        return tensor.mul_(2)
+
+
 MIXTURE = "mixtral with its routers' loss"
 
 
@@ -209,6 +217,23 @@ def test_products_of_a_family_leave_out_columns_and_impute_their_gradients(name,
             torch.testing.assert_close(linear.weight.grad, whole, rtol=1e-4, atol=1e-5)
             last[linear] = torch.zeros_like(whole)
             last[linear][:, kept] = expected
+
+
+def test_maps_of_one_input_give_its_gradient_after_a_forward_that_ended_between_them():
+    """What one of them has read without gradients is not what the others read with them."""
+    from ballast_trainer.models.hugging_face import from_config
+
+    with host_seeded(0):
+        layer = from_config(**families.arguments("llama")).build_layer(1)
+    mlp = split_layer(layer, Doubled(ranks=(0, 1))).layer.mlp
+    value = torch.randn(2, 6, 32)
+    leaves = [value.clone().requires_grad_() for _ in range(2)]
+    values = [leaf * 1 for leaf in leaves]
+    with torch.no_grad():
+        mlp.gate_proj(values[0])
+    for value in values:
+        mlp(value).square().sum().backward()
+    torch.testing.assert_close(leaves[0].grad, leaves[1].grad)
 
 
 def test_a_plan_that_does_not_fit_its_layer_is_refused(monkeypatch):

@@ -37,6 +37,7 @@ class SharedInput:
         self.piggyback: Piggyback | None = None
         self._value: torch.Tensor | None = None
         self._copy: torch.Tensor | None = None
+        self._learns = False
 
     def __call__(self, value: torch.Tensor) -> torch.Tensor:
         """Before the product of one of them."""
@@ -48,7 +49,10 @@ class SharedInput:
     # What changes in each call would be compiled again in each.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _shared(self, value: torch.Tensor) -> torch.Tensor:
-        if self._value is not value:
+        learns = torch.is_grad_enabled()
+        # Of a forward that not all of them have read, a copy without gradients may be left.
+        if self._value is not value or self._learns is not learns:
+            self._learns = learns
             self._value, self._copy = value, copy_to_group(value, self._axis, self.piggyback)
             self._left = self.readers
         copied = self._copy
