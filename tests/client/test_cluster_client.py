@@ -510,6 +510,10 @@ def test_where_a_page_does_not_come_in_time_smaller_ones_are_asked_for():
     with pytest.raises(NotConnected, match="in 1 s"):
         listed(never)
     assert never.asked == [500, 125, 31, 25]
+    few = Paged(in_time=0)
+    with pytest.raises(NotConnected, match="in 1 s"):
+        listed(few, limit=20)
+    assert few.asked == [21]  # nothing smaller is to be had
 
 
 def test_a_server_that_does_not_answer_is_told_with_what_to_do(tmp_path):

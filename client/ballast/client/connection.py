@@ -180,7 +180,7 @@ class Connection:
             try:
                 page = await self.request("get", path, query={**asked, "limit": str(limit)})
             except NotConnected as error:
-                size = smaller_page(size, error)
+                size = smaller_page(limit, error)
                 continue
             for item in page.get("items") or ():
                 yield item
