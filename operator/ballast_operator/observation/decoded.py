@@ -25,7 +25,7 @@ SLICE_SECONDS = 0.02
 """How long the event loop decodes ahead before others have their turn."""
 
 MOST_TRIES = 3
-"""Of a plan, where the process ends that makes it."""
+"""Of a plan, where the process that makes it ends, or takes too long, as it may on a busy machine."""
 
 ReadPlanned = Callable[[str, str], Awaitable[tuple[JobSpec | None, str]]]
 """(name, spec as JSON) -> as ``read_spec``."""
@@ -123,13 +123,12 @@ class DecodedJobs:
         try:
             if same is None:
                 found = await self._read_planned(item["metadata"]["name"], text)
-        except TimeoutError:
-            found = None, "spec.planner: planning takes too long. To fix: fewer profiles, gpus or layers"
-        except ConnectionError as error:
+        except (TimeoutError, ConnectionError) as error:
             if tries < MOST_TRIES:
                 self._ask_again(key, version, tries)
                 return
-            found = None, _cannot_be_planned(error)
+            late = "spec.planner: planning takes too long. To fix: fewer profiles, gpus or layers"
+            found = None, late if isinstance(error, TimeoutError) else _cannot_be_planned(error)
         except OSError:
             self._ask_again(key, version, tries - 1)
             raise

@@ -123,7 +123,7 @@ async def test_a_new_operator_keeps_a_gang_whose_edit_does_not_fit_its_degrees_w
     await simulation.ticks(20)
     status = simulation.status("one")
     assert (status.launches, simulation.state("one"), status.allocation.ending) == (1, "Running", None)
-    elsewhere.errors.append(TimeoutError())
+    elsewhere.errors += [TimeoutError()] * MOST_TRIES
     elsewhere.let.set()
     await simulation.until(lambda: simulation.status("one").allocation is None)
     assert "planning takes too long" in admitted(simulation)[1]
@@ -177,7 +177,7 @@ async def test_a_plan_of_the_process_is_the_one_that_is_made_here(planned_by):
 @pytest.mark.parametrize(
     ("errors", "said"),
     [
-        ([TimeoutError()], "spec.planner: planning takes too long. To fix: "),
+        ([TimeoutError()] * MOST_TRIES, "spec.planner: planning takes too long. To fix: "),
         ([ConnectionError("the process died")] * MOST_TRIES, "cannot be planned: the process died. To fix: "),
         ([LookupError("an answer of nobody")], "cannot be planned: an answer of nobody. To fix: "),
         ([ValueError("RecursionError: deep")], "cannot be planned: RecursionError: deep. To fix: "),
@@ -194,8 +194,9 @@ async def test_what_cannot_be_planned_is_told_on_the_job_alone(planned_by, error
     await simulation.running("next")
 
 
-async def test_a_process_that_died_once_is_asked_again(planned_by):
-    elsewhere = Elsewhere(ConnectionError("the process died"))
+@pytest.mark.parametrize("error", [ConnectionError("the process died"), TimeoutError()], ids=repr)
+async def test_a_process_that_died_or_was_late_once_is_asked_again(planned_by, error):
+    elsewhere = Elsewhere(error)
     elsewhere.let.set()
     simulation = planned_by(elsewhere)
     simulation.add_job("one", **PLANNED)
