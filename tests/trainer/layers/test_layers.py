@@ -81,19 +81,21 @@ def test_random_numbers_of_layers_and_loss_are_the_same_behind_layers_of_torch()
     """Those draw from torch alone; what they leave of the other generators depends on where a cut is."""
 
     def loss(*cuts):
-        # A hook is code of the user's, as a class of its own is.
+        # A hook and a function are code of the user's, as a class of its own is.
         hooked = nn.Linear(3, 3)
         hooked.register_forward_hook(lambda module, given, output: output * random.random())
-        kinds = [nn.Linear(3, 3), hooked, nn.Dropout(), Drawing(3, 3), nn.Linear(3, 3)]
+        drawing = {"activation": lambda value: value * random.random(), "norm_first": True}
+        given = nn.TransformerEncoderLayer(3, 1, 3, **drawing)
+        kinds = [nn.Linear(3, 3), given, hooked, nn.Dropout(), Drawing(3, 3), nn.Linear(3, 3)]
         layers, value = all_layers(Model.from_layers(kinds, loss=torch.sum)), torch.ones(2, 3)
         for parameter in layers.parameters():
             nn.init.constant_(parameter, 0.1)
         for cut in cuts:
             random.seed(len(cuts)), np.random.seed(len(cuts))
-            value = LayerStack([layers[index] for index in cut], Meter(5, CPU, None), 0, CPU)(value)
+            value = LayerStack([layers[index] for index in cut], Meter(6, CPU, None), 0, CPU)(value)
         return value, random.random(), np.random.random()
 
-    torch.testing.assert_close(loss((0,), (1, 2, 3), (4,)), loss((0, 1, 2, 3, 4)), rtol=0, atol=0)
+    torch.testing.assert_close(loss((0,), (1, 2, 3, 4), (5,)), loss((0, 1, 2, 3, 4, 5)), rtol=0, atol=0)
 
 
 class Noise(torch.autograd.Function):

@@ -318,8 +318,15 @@ def _is_of_torch(layer: nn.Module) -> bool:
     return all(
         type(part).__module__.startswith("torch.nn.modules.")
         and not (part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part))
+        and not any(map(_is_function_of_users, vars(part).values()))
         for part in layer.modules()
     )
+
+
+def _is_function_of_users(attribute: object) -> bool:
+    """As the activation of a ``nn.TransformerEncoderLayer`` may be."""
+    module = getattr(attribute, "__module__", None) or "torch"
+    return callable(attribute) and module.partition(".")[0] != "torch"
 
 
 def _learns(layer: nn.Module) -> bool:
