@@ -235,7 +235,7 @@ def forecast(
     data = config.parallelism.data
     pipelines = machines.pipelines(ranks, _mesh(config))
     schedule = schedule_for(config, ranks, steps=steps)
-    costs = [_costs(partition, rows, machines, speeds, config.parallelism) for speeds in pipelines]
+    costs = [_costs(partition, rows, machines, speeds, config) for speeds in pipelines]
     if schedule.split_backwards():
         costs = [_in_halves(of, repeats=config.training.recompute) for of in costs]
     traces = [simulate(schedule, of) for of in costs]
@@ -315,13 +315,14 @@ def _costs(
     rows: Sequence[ProfiledLayer],
     machines: Machines,
     speeds: Sequence[float],
-    parallelism: ParallelismConfig,
+    config: JobConfig,
 ) -> StageCosts:
     """Seconds of the stages, with what replicas that share weights gather and tensor groups all-reduce.
 
     Of ZeRO-3, a stage's forward and its backward follow each other: the layer that one ends with is whole
-    when the other begins.
+    when the other begins. A backward that repeats its forward all-reduces for both.
     """
+    parallelism, passes = config.parallelism, 1 + config.training.recompute
     bandwidth, tensor, shares = machines.bandwidth, parallelism.tensor, parallelism.weight_shares
     between = tensor if parallelism.scatter_gather else 1
     costs = stage_costs(
@@ -343,7 +344,7 @@ def _costs(
         weights = [[each * row.weight_bytes for row in of] for of in stages]
         gathered = (
             tuple(sum(of[1:]) + more for of, more in zip(weights, summed, strict=True)),
-            tuple(sum(of[:-1]) + more for of, more in zip(weights, summed, strict=True)),
+            tuple(sum(of[:-1]) + passes * more for of, more in zip(weights, summed, strict=True)),
         )
     forward, backward = (
         tuple(map(operator.add, own, more))

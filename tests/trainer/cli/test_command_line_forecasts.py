@@ -48,14 +48,19 @@ def test_a_step_of_unlike_ranks_is_as_long_as_its_slowest_pipeline(call):
     assert [rank["layers"] for rank in balanced["ranks"]] == [[[0, 8]], [[8, 12]]]
 
 
-def test_ranks_that_share_layers_all_reduce_in_each_action(call):
-    """(t - 1) / t of what goes both ways, forward and backward; 1 / t of an output between stages."""
-    shared = {"parallelism": {"tensor": 2}, "measured_at": 2}
+@pytest.mark.parametrize("recompute", [False, True])
+def test_ranks_that_share_layers_all_reduce_in_each_action(call, recompute):
+    """(t - 1) / t of what goes both ways, forward and backward; 1 / t of an output between stages.
+
+    A backward that repeats its forward has that one's, too.
+    """
+    shared = {"parallelism": {"tensor": 2}, "measured_at": 2, "training": {"recompute": recompute}}
     layer = {**LAYER, "reducedBytes": 30}
-    alone, free = simulated(call, "--ranks", "2"), simulated(call, "--ranks", "4", **shared)
-    assert free == alone
+    alone = simulated(call, "--ranks", "2", training=shared["training"])
+    assert simulated(call, "--ranks", "4", **shared) == alone
     (slow,) = simulated(call, "--ranks", "4", "--bandwidth", "500", layers=(layer,) * 12, **shared)
-    longer = {name: LAYER[name] + 15 / 500 for name in ("forwardSeconds", "backwardSeconds")}
+    passes = {"forwardSeconds": 1, "backwardSeconds": 1 + recompute}
+    longer = {name: LAYER[name] + count * 15 / 500 for name, count in passes.items()}
     (expected,) = simulated(call, "--ranks", "2", "--bandwidth", "1000", layers=({**LAYER, **longer},) * 12)
     assert slow["stepSeconds"] == pytest.approx(expected["stepSeconds"])
 
