@@ -227,7 +227,7 @@ def read_profile(path: Path) -> ProfileFile:
     """Read YAML or JSON.
 
     Raises:
-        ClickException: it cannot be read; the text names the field and the reason.
+        ClickException: it cannot be read, or is of parts of layers; the text names the field and the reason.
     """
     try:
         profile = profile_from(_content(path))
@@ -237,6 +237,11 @@ def read_profile(path: Path) -> ProfileFile:
     if layers > MOST_LAYERS:
         reason = f"{layers} layers are more than the {MOST_LAYERS} that are planned"
         raise click.ClickException(f"{path}: {reason}. To fix: give neighbouring layers as one")
+    if profile.tensor > 1:
+        reason = f"tensor: {profile.tensor} has a GPU's part of each layer, plans are of whole ones"
+        raise click.ClickException(
+            f"{path}: {reason}. To fix: measure with parallelism.tensor 1, or give it as --profiles"
+        )
     return profile
 
 

@@ -299,6 +299,7 @@ LAYER = "{repeat: 2000, forwardSeconds: 1, backwardSeconds: 1}"
         ({}, ("--planner", "best", "--schedule", "GPipe"), "best plans 1F1B, not GPipe"),
         ({"profile": BIG}, ("--batch-size", "3"), "not a multiple of the profile's microbatchSize of 2"),
         ({}, ("--schedule", "2F2B"), "--schedule: '2F2B' is not one of 1F1B"),
+        ({"profile": f"tensor: 2\n{BIG}"}, (), "tensor: 2 has a GPU's part of each layer"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_with_the_field_and_the_reason(run, files, options, want):
