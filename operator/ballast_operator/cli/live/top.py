@@ -65,6 +65,8 @@ async def _show(namespace: str, kubeconfig: str | None, once: bool, every: float
                     else:
                         live.update(Tables(seen, most=live.console.height))
                     await asyncio.sleep(every)
+                    # Watches wait for an API server that is gone: nothing else would tell that it is.
+                    await cluster.serves(JOB)
 
 
 _POOL = ("pool", "GPU type", "nodes", "GPUs held")

@@ -5,7 +5,7 @@ import json
 
 import pytest
 from ballast_operator.cli.live import top
-from ballast_operator.errors import NotFound
+from ballast_operator.errors import NotFound, Unreachable
 from ballast_operator.kube import client
 from ballast_operator.kube.kinds import JOB, NAMESPACE, POLICY
 
@@ -13,8 +13,8 @@ from ballast_operator.kube.kinds import JOB, NAMESPACE, POLICY
 class Served:
     """An API server with three jobs, one of which changes once it is watched."""
 
-    def __init__(self):
-        self.asked = []
+    def __init__(self, looks=float("inf")):
+        self.asked, self.looks = [], looks
 
     async def __aenter__(self):
         return self
@@ -31,6 +31,12 @@ class Served:
     async def list(self, kind, *, namespace="", label_selector=""):
         self.asked.append(("list", kind.plural, namespace))
         return [job(number) for number in range(3)] if kind is JOB else [], 7
+
+    async def serves(self, kind):
+        self.looks -= 1
+        if self.looks < 0:
+            raise Unreachable("connection refused")
+        return True
 
     async def watch(self, kind, version, *, namespace="", label_selector=""):
         self.asked.append(("watch", kind.plural, namespace))
@@ -82,3 +88,17 @@ async def test_top_lists_once_and_watches_then(monkeypatch, namespace):
         ("watch", POLICY.plural, ""),
         ("watch", JOB.plural, namespace),
     ]
+
+
+async def test_top_ends_with_the_error_of_an_api_server_that_is_gone(monkeypatch):
+    """Its watches wait for it: what was seen last would stay on the screen."""
+    looks = []
+
+    async def connect(kubeconfig):
+        return Served(looks=3)
+
+    monkeypatch.setattr(client, "connect", connect)
+    monkeypatch.setattr(top.click, "echo", looks.append)
+    with pytest.raises(Unreachable, match="connection refused"):
+        await top._show("", None, False, 0.001, "json")
+    assert len(looks) == 4
