@@ -77,7 +77,7 @@ def cut_by_plan(module: DecoderLayer, axis: Axis) -> nn.Module:
             what = f"{type(part).__module__}.{type(part).__name__}"
             raise ValueError(f"{path} of {kind} is a {what}, no nn.Linear. To fix: 1")
         if style in _COLUMNS:
-            _check_heads(module, path, style, axis)
+            _check_cut(module, path, style, axis)
             column = ColumnLinear(part, axis, given=shared.setdefault(parent, SharedInput(axis)))
             if style == "colwise_gather_output":
                 column.register_forward_hook(lambda _, args, output: gather(output, axis))
@@ -118,8 +118,8 @@ def _pair(module: DecoderLayer, parent: str, columns: list[ColumnLinear], rows: 
         ParallelPair(columns, rows[0], units=units)
 
 
-def _check_heads(module: DecoderLayer, path: str, style: str, axis: Axis) -> None:
-    """Refuse what a cut of the attention would change.
+def _check_cut(module: DecoderLayer, path: str, style: str, axis: Axis) -> None:
+    """Refuse a cut that would change what the map's part of the layer computes.
 
     Raises:
         ValueError: heads do not divide, or a dropout would be drawn by each rank for its part alone.
