@@ -138,7 +138,7 @@ def _run(figure: Figure, folder: Path | None) -> tuple[str, Comparison | None]:
             if figure.part:
                 part = runpy.run_path(str(figure.path))[figure.part]
                 made = part(standalone_mode=False) if isinstance(part, click.Command) else part()
-                found = _printed(made, figure.within)
+                found = None if made is None else _printed(made, figure.within)
             else:
                 runpy.run_path(str(figure.path), run_name="__main__")
         except SystemExit as end:
