@@ -70,7 +70,7 @@ def _forward_operations(model: Model, inputs: Tree, mode: contextlib.AbstractCon
         for index in range(model.layer_count):
             with torch.device("meta"):
                 layer = _as_written(model.build_layer(index)).to("meta")
-            alike = _told(layer, activations)
+            alike = _pickled(layer, activations)
             if alike is not None and alike in counted:
                 own, activations = counted[alike]
                 activations = mapped(torch.empty_like, activations)
@@ -84,7 +84,7 @@ def _forward_operations(model: Model, inputs: Tree, mode: contextlib.AbstractCon
     return operations
 
 
-def _told(layer: nn.Module, activations: Tree) -> bytes | None:
+def _pickled(layer: nn.Module, activations: Tree) -> bytes | None:
     """All that a layer without data and its input are; None: one of them cannot be written."""
     with contextlib.suppress(Exception):
         return pickle.dumps((layer, activations))
