@@ -43,6 +43,7 @@ class DecodedJobs:
         self.listeners: list[Callable[[Key], None]] = []
         self._read_planned = read_planned
         self._to_plan: dict[Key, int] = {}
+        self._turns: dict[str, int] = {}
         self._asked = asyncio.Event()
         self._caches = caches
         self._specs: dict[Key, tuple[tuple[str, int], tuple[JobSpec | None, str]]] = {}
@@ -98,17 +99,19 @@ class DecodedJobs:
     async def plan(self) -> None:
         """Have what is to be planned read, jobs that hold GPUs or were edited first, until cancelled.
 
-        Those that have ended come last.
+        Those that have ended come last. Namespaces take turns: one with thousands of jobs, or with some whose
+        plans take long, delays a job of another by one plan.
 
         Raises:
             OSError: the process does not start; nothing is forgotten, and a call later goes on.
         """
         while True:
             while self._to_plan:
-                used = (key for key in self._to_plan if self._specs[key][1][0] is not None)
-                waiting = (key for key in self._to_plan if not self._ended(key))
-                await self._plan(next(used, None) or next(waiting, None) or next(iter(self._to_plan)))
+                key = min(self._to_plan, key=self._turn)
+                self._turns[key[0]] = max(self._turns.values(), default=0) + 1
+                await self._plan(key)
                 await asyncio.sleep(0)
+            self._turns.clear()
             self._asked.clear()
             await self._asked.wait()
 
@@ -139,9 +142,11 @@ class DecodedJobs:
             for hear in self.listeners:
                 hear(key)
 
-    def _ended(self, key: Key) -> bool:
+    def _turn(self, key: Key) -> tuple[bool, bool, int]:
         item = self._caches[JOB].get(key) or {}
-        return bool((item.get("status") or {}).get("finishedAt"))
+        ended = bool((item.get("status") or {}).get("finishedAt"))
+        used = self._specs[key][1][0] is not None
+        return not used, ended, self._turns.get(key[0], 0)
 
     def _ask_again(self, key: Key, version: tuple[str, int], tries: int) -> None:
         if self._still(key, version):

@@ -237,6 +237,22 @@ async def test_jobs_that_have_ended_are_planned_after_those_that_wait(planned_by
     assert [simulation.state(name) for name in ("one", "two")] == ["Succeeded"] * 2
 
 
+async def test_namespaces_take_turns(planned_by):
+    """The first is under way when the others come."""
+    elsewhere = Elsewhere()
+    simulation = planned_by(elsewhere)
+    for number in range(4):
+        simulation.add_job(f"many-{number}", **{**PLANNED, "totalSteps": 100_000 + number})
+    await simulation.ticks(3)
+    other = simulated.job("other", **{**PLANNED, "totalSteps": 5})
+    other["metadata"]["namespace"] = "another"
+    simulation.world.put(JOB, other)
+    await simulation.ticks(3)
+    elsewhere.let.set()
+    await simulation.until(lambda: len(elsewhere.asked) == 5)
+    assert elsewhere.asked[:2] == ["many-0", "other"]
+
+
 async def test_jobs_of_one_text_are_planned_once(planned_by):
     """The runs of an experiment wait for the first one's plan, and share it."""
     elsewhere = Elsewhere()
