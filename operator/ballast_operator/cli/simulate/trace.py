@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from ballast_policies.simulator.result import HOUR, Result
-from rich.table import Table
 
 from ballast_operator.cli.laboratory import from_lab
 from ballast_operator.cli.option_names import import_from_here, with_option
@@ -22,15 +20,19 @@ from ballast_operator.cli.simulate.input import (
     table_of,
     window_of,
 )
-from ballast_operator.cli.text_table import averages_table, text_table
 
 if TYPE_CHECKING:
     from ballast_policies.simulator.result import Result
     from ballast_policies.simulator.settings import SimulatedCluster
+    from rich.table import Table
 
 
-def summary_table(result: Result) -> Table:
+def summary_table(result: "Result") -> "Table":
     """Averages, one a line."""
+    from ballast_policies.simulator.result import HOUR
+
+    from ballast_operator.cli.text_table import averages_table
+
     kinds = [
         name
         for name, holds in (
@@ -69,8 +71,12 @@ def summary_table(result: Result) -> Table:
     return averages_table(title, rows)
 
 
-def per_job_table(result: Result) -> Table:
+def per_job_table(result: "Result") -> "Table":
     """One line a job."""
+    from ballast_policies.simulator.result import HOUR
+
+    from ballast_operator.cli.text_table import text_table
+
     headings = ("job", "type", "GPUs", "arrival h", "done after h", "rho", "USD", "hours on")
     rows = [
         (
@@ -247,8 +253,6 @@ def _cluster(options: Mapping[str, Any]) -> "SimulatedCluster":
 
 def _print(result: "Result", *, per_job: bool) -> None:
     from rich.console import Console
-
-    from ballast_operator.cli.simulate.trace import per_job_table, summary_table
 
     console = Console()
     console.print(summary_table(result))
