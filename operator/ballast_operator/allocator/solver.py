@@ -13,7 +13,7 @@ import logging
 import pickle
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any, TypeVar
 
 from ballast_policies.allocation.problem import Allocation, Problem
@@ -111,11 +111,7 @@ class Solver:
                     "the solver's process is being started again; greedy allocation used",
                 )
             try:
-                async with asyncio.timeout(self._settings.start_seconds):
-                    process = await self._started()
-                    if missing := imports_of(policy, problem) - self._imported:
-                        await self._ask(process, preparation(*missing), self._settings.start_seconds)
-                        self._imported |= missing
+                process = await self._ready(imports_of(policy, problem))
                 asked = time.monotonic()
                 answer = await self._ask(process, (policy, problem, dict(options or {})), limit)
             except asyncio.CancelledError:
@@ -168,17 +164,12 @@ class Solver:
             ValueError: the function raised an error.
         """
         async with self._lock:
-            limits, module = self._settings, function.__module__
             try:
                 try:
-                    async with asyncio.timeout(limits.start_seconds):
-                        process = await self._started()
-                        if module not in self._imported:
-                            await self._ask(process, preparation(module), limits.start_seconds)
-                            self._imported.add(module)
+                    process = await self._ready({function.__module__})
                 except (TimeoutError, _ProcessDied, OSError) as error:
                     raise OSError(f"no process starts: {error or 'no answer in time'}") from error
-                kind, value = await self._ask(process, (function, question, {}), limits.limit_seconds)
+                kind, value = await self._ask(process, (function, question, {}), self._settings.limit_seconds)
             except _ProcessDied as error:
                 await self.kill()
                 raise ConnectionError(f"the process died ({error})") from None
@@ -206,12 +197,8 @@ class Solver:
 
     async def _started_again(self, imported: set[str]) -> None:
         try:
-            async with asyncio.timeout(self._settings.start_seconds):
-                process = await self._started()
-                if imported:
-                    await self._ask(process, preparation(*imported), self._settings.start_seconds)
-                    self._imported |= imported
-                self._failed = None
+            await self._ready(imported)
+            self._failed = None
         except (TimeoutError, _ProcessDied, OSError) as error:
             logger.warning("the solver did not start again: %s", error or "no answer")
             await self._end()
@@ -236,6 +223,19 @@ class Solver:
             await process.stdin.drain()
             answer: tuple[str, Any] = await _receive(process)
             return answer
+
+    async def _ready(self, imports: Set[str]) -> asyncio.subprocess.Process:
+        """The process, started where there is none, once it has imported these modules.
+
+        Raises:
+            TimeoutError: not in the time that a start may take.
+        """
+        async with asyncio.timeout(self._settings.start_seconds):
+            process = await self._started()
+            if missing := imports - self._imported:
+                await self._ask(process, preparation(*missing), self._settings.start_seconds)
+                self._imported |= missing
+            return process
 
     async def _started(self) -> asyncio.subprocess.Process:
         if self._process is not None and self._process.returncode is None:
