@@ -43,6 +43,9 @@ MOST_LEVELS = 100
 MOST_OF_A_PAGE, LEAST_OF_A_PAGE = 500, 25
 """Items of a list that are asked for at a time; the fewest, where the API server is slow."""
 
+LATE_FIX = "check the connection; of a busy API server ask for less (one namespace), or later"
+"""What to do about an answer that did not come in time."""
+
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
@@ -252,10 +255,7 @@ class Connection:
 
     def _unreachable(self, path: str, error: Exception) -> NotConnected:
         if isinstance(error, TimeoutError):
-            return NotConnected(
-                f"no answer to {path} in {self._timeout:g} s. To fix: check the connection; of a busy API "
-                "server ask for less (one namespace), or later"
-            )
+            return NotConnected(f"no answer to {path} in {self._timeout:g} s. To fix: {LATE_FIX}")
         return NotConnected(
             f"no answer to {path}: {type(error).__name__} {error}. "
             "To fix: check the kubeconfig and the connection"

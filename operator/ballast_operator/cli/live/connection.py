@@ -45,6 +45,7 @@ def cluster_errors() -> Iterator[None]:
         click.ClickException: in place of an error of the operator's or of the connection's settings.
     """
     from ballast.client import BallastError
+    from ballast.client.connection import LATE_FIX
     from kubernetes.aio.config import ConfigException
 
     from ballast_operator.errors import Forbidden, NotFound, OperatorError
@@ -59,7 +60,7 @@ def cluster_errors() -> Iterator[None]:
     except OperatorError as error:
         fix = "give --kubeconfig, or check the connection"
         if isinstance(error.__cause__, TimeoutError):
-            fix = "check the connection; of a busy API server ask for less (one namespace), or later"
+            fix = LATE_FIX
         elif isinstance(error, Forbidden):
             fix = "ask for the right, or name a namespace where you have it"
         elif isinstance(error, NotFound):
