@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -206,6 +207,22 @@ def test_the_trainers_image_has_torch_and_no_kubernetes_client(context):
     assert own == {"policies", "trainer-image"}
     assert "torch" in others
     assert not others & {"kubernetes", "kopf", "cvxpy", "highspy", "scipy", "pytest"}
+
+
+LOADS = """
+import importlib, pkgutil, sys
+for found in pkgutil.walk_packages(importlib.import_module(sys.argv[1]).__path__, sys.argv[1] + "."):
+    importlib.import_module(found.name)
+print("loaded")
+"""
+
+
+@pytest.mark.parametrize("package", ["ballast_operator", "ballast_trainer", "ballast_localcluster"])
+def test_to_load_a_module_runs_no_program(package):
+    """As scripts/tidy-image does in an image: a program that started there would end the build."""
+    command = [sys.executable, "-c", LOADS, package]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["loaded"]), done.stderr
 
 
 @pytest.mark.parametrize("folder", PACKAGES)
