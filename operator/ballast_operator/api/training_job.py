@@ -166,12 +166,6 @@ PLANNER_RULES = tuple(
             "fixes the number of ranks of a launch",
             "repack.enabled: false",
         ),
-        (
-            at("parallelism.zero_stage") == 0,
-            "parallelism.zero_stage",
-            "counts on each replica its whole state",
-            "leave zeroStage out",
-        ),
     )
 )
 
@@ -334,7 +328,8 @@ class TrainingJobSpec(ApiModel, JobConfig):
     effect at the next launch."""
     planner: PlannerConfig | None = None
     """Each launch has the degrees whose predicted step is shortest on its GPUs and fits their memory, in
-    place of ``parallelism.tensor``, ``data``, ``pipeline.microbatches`` and ``training.recompute``. Another
+    place of ``parallelism.tensor``, ``data``, ``pipeline.microbatches`` and ``training.recompute``; replicas
+    share by ``parallelism.zeroStage``. Another
     number of GPUs, from ``minStages`` to ``maxStages`` times the stated ``tensor`` x ``data``, is another
     launch, and so is another mix of two types (``mixedPools``). ``gpusPerPod``, unless stated, is the
     profiles' largest ``tensor``."""

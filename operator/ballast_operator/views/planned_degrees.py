@@ -58,6 +58,7 @@ class DegreesQuestion:
         batch_size: samples of a step.
         fewest, most: GPUs that it may have, in pods of ``per_pod``.
         mixes: also of two types at once.
+        zero_stage: what replicas share.
     """
 
     planner: PlannerConfig
@@ -66,6 +67,7 @@ class DegreesQuestion:
     most: int
     per_pod: int
     mixes: bool
+    zero_stage: int = 0
 
     @functools.cached_property
     def layers(self) -> int:
@@ -140,6 +142,7 @@ def planned_degrees(question: DegreesQuestion) -> Mapping[TypesByRank, PlannedLa
             most_gpus=question.most,
             memory_bytes={gpu.gpu_type: gpu.memory_bytes for gpu in planner.gpus},
             bandwidth=planner.bandwidth,
+            zero_stage=question.zero_stage,
         )
     except ContractError as error:
         reason = "; ".join(problem.reason.partition(". To fix")[0] for problem in error.problems)

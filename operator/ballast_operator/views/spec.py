@@ -100,7 +100,11 @@ class JobSpec:
                 pipeline=config.pipeline.replace(
                     min_stages=stages, max_stages=stages, microbatches=degrees.microbatches
                 ),
-                parallelism=config.parallelism.replace(tensor=degrees.tensor, data=degrees.data),
+                parallelism=config.parallelism.replace(
+                    tensor=degrees.tensor,
+                    data=degrees.data,
+                    zero_stage=config.parallelism.zero_stage if degrees.data > 1 else 0,
+                ),
                 training=config.training.replace(recompute=degrees.recompute),
                 plan=PlanConfig(layers=degrees.layers),
             )
@@ -471,6 +475,7 @@ def _planned(spec: JobSpec, planner: PlannerConfig) -> JobSpec:
         most=spec.largest_gang,
         per_pod=spec.gpus_per_pod,
         mixes=spec.mixes_pools,
+        zero_stage=pods.zero_stage,
     )
     if spec.layers not in (None, question.layers):
         reason = f"it has {question.layers} layers, model.layers is {spec.layers}"

@@ -35,8 +35,8 @@ from ballast_policies.planning.memory.measured_layers import MeasuredLayers, Pip
 from ballast_policies.planning.memory.stage_bytes import ROUNDING, stage_bytes
 from ballast_policies.planning.partition import Partition, sums_of
 from ballast_policies.planning.planners.best.placements import divisors
-from ballast_policies.planning.planners.cost_model import Degrees
-from ballast_policies.planning.profile import LayerProfile, ProfileFile
+from ballast_policies.planning.planners.cost_model import ZERO_HALVES, Degrees
+from ballast_policies.planning.profile import LayerProfile, ProfileFile, held_by_replica, zero_shares
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE
 from ballast_policies.planning.step_time import predict_step_seconds
 
@@ -88,6 +88,7 @@ class PlannedGang:
         fewest_gpus, most_gpus: of all types together; None: any number.
         memory_bytes: GPU type -> bytes of a GPU; a type that is missing has no limit.
         bandwidth: bytes/s between GPUs; None: transfers are free.
+        zero_stage: what replicas share, where there are some; as ``parallelism.zeroStage``.
 
     Raises:
         ContractError: a value is impossible.
@@ -103,6 +104,7 @@ class PlannedGang:
     most_gpus: _Count | None = None
     memory_bytes: Mapping[str, _Positive] = dataclasses.field(default_factory=dict)
     bandwidth: _Positive | None = None
+    zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
 
     def __post_init__(self) -> None:
         problems = list(self._problems())
@@ -116,6 +118,9 @@ class PlannedGang:
             elif max(one.forward_seconds + one.backward_seconds for one in profile.layers) < LEAST_SECONDS:
                 reason = f"no layer takes {LEAST_SECONDS:g} s. To fix: measured seconds"
                 yield Problem(f"profiles[{number}].layers", reason)
+            elif self.zero_stage and any(one.held_bytes and not one.weight_bytes for one in profile.layers):
+                reason = "a layer holds bytes, and weightBytes does not say how many replicas gather"
+                yield Problem(f"profiles[{number}].layers", f"{reason}. To fix: weightBytes, or zeroStage 0")
         if len({profile.tensor for profile in self.profiles}) < len(self.profiles):
             yield Problem("profiles", "a tensor degree is there twice. To fix: give each once")
         if len({len(profile.each_layer(1)) for profile in self.profiles}) > 1:
@@ -267,6 +272,9 @@ class _Plans:
 
     def __init__(self, gang: PlannedGang, *, most: int, limited: bool) -> None:
         self._bandwidth = math.inf if gang.bandwidth is None else gang.bandwidth
+        self._zero_stage = gang.zero_stage
+        forward, backward, step = ZERO_HALVES[gang.zero_stage]
+        self._halves = forward + backward, step
         self._degrees: list[Degrees] = []
         self._work: list[int] = []
         self._scaled: list[dict[str, np.ndarray]] = []
@@ -288,16 +296,15 @@ class _Plans:
         self.layers: int = self._scaled[0]["held_bytes"].shape[1]
         self._form = np.array([(d.tensor, d.data, d.recompute) for d in self._degrees]).reshape(-1, 3)
         self._sizes = np.array([d.microbatch_size for d in self._degrees])
-        # By work: the least ratio of a layer's seconds to the profile's; bytes of all layers together.
+        # By work: the least ratio of a layer's seconds to the profile's; bytes that all layers keep.
         tables = [self._tables[profile.tensor] for profile in gang.profiles for _ in range(1 + limited)]
         ratios = [table.ratio(of) for table, of in zip(tables, self._scaled, strict=True)]
         self._ratio = np.concatenate(ratios).tolist()
-        held = [of["held_bytes"].sum(axis=1) + of["activation_bytes"].sum(axis=1) for of in self._scaled]
-        self._held = np.concatenate(held)
+        self._kept = np.concatenate([of["activation_bytes"].sum(axis=1) for of in self._scaled])
         # By work, [p - 1]: bytes that p stages hand on at least, there and back.
         outputs = np.sort(np.concatenate([of["output_bytes"][:, :-1] for of in self._scaled]), axis=1)
         self._sent = 2 * np.pad(np.cumsum(outputs, axis=1), ((0, 0), (1, 0)))
-        self._measured: dict[int, MeasuredLayers] = {}
+        self._measured: dict[tuple[int, int], MeasuredLayers] = {}
 
     def group(self, number: int) -> int:
         """GPUs of each stage."""
@@ -334,17 +341,29 @@ class _Plans:
             counts = np.array([self._degrees[number].microbatches for number in numbers])
             stages = gpus.sum(axis=1) / group
             at = np.flatnonzero((gpus % group == 0).all(axis=1) & (stages <= min(table.layers, counts.max())))
-            # (plans, shapes): a stage has a microbatch, and the layers are there together.
-            runs = self._held[works][:, None] <= has[at] / group * ROUNDING
+            # (plans, shapes): a stage has a microbatch, and the layers are there together; of one microbatch,
+            # gradients are not there before its backward.
+            _, shares, _ = zero_shares(self._zero_stage, data)
+            weights = table.weight_bytes.sum()
+            held = self._held(tensor, data).sum()
+            needed = held + np.maximum(0.0, self._kept[works] - np.where(counts == 1, weights / shares, 0.0))
+            runs = needed[:, None] <= has[at] / group * ROUNDING
             runs &= stages[at] <= counts[:, None]
             at, runs = at[runs.any(axis=0)], runs[:, runs.any(axis=0)]
             p, q = stages[at].astype(np.intp), (rest[at].sum(axis=1) / group).astype(np.intp)
-            load, total, weights = table.loads(p - q, q, fast[at], slow[at])
-            exchange = 2 * (1 - 1 / data) / self._bandwidth * weights
+            load, total, largest = table.loads(p - q, q, fast[at], slow[at])
+            half = (1 - 1 / data) / self._bandwidth
+            in_microbatch, in_step = self._halves
+            gathered, exchange = in_microbatch * half * table.weight_bytes.sum(), in_step * half * largest
             exchanges = bool(exchange.any())
             for number, work, m, row in zip(numbers, works.tolist(), counts.tolist(), runs, strict=True):
                 some = np.flatnonzero(row)
-                seconds = self._ratio[work] * ((m - 1) * load[some] + total[some])
+                busiest, all_stages = self._ratio[work] * load[some], self._ratio[work] * total[some]
+                if gathered:
+                    all_stages += gathered
+                    mean = np.where(np.isfinite(all_stages), all_stages, 0.0) / p[some][:, None]
+                    busiest = np.maximum(busiest, mean)
+                seconds = (m - 1) * busiest + all_stages
                 if exchanges:
                     seconds += exchange[some]
                 sent = self._sent[work][p[some] - 1] / self._bandwidth
@@ -353,38 +372,58 @@ class _Plans:
 
     def planned(self, number: int, ranks: Sequence[RankGpu]) -> ShapePlan | None:
         """The plan with its best cut over ``ranks``, one for each stage; None: none fits their memory."""
-        plan, layers = self._degrees[number], self._measured_layers(self._work[number])
+        plan, layers = self._degrees[number], self._measured_layers(number)
+        _, gradient_shares, weight_shares = zero_shares(self._zero_stage, plan.data)
         form = PipelineForm(
             schedule=DEFAULT_SCHEDULE,
             positions=len(ranks),
             microbatches=plan.microbatches,
             averaged=plan.data > 1,
+            gradient_shares=gradient_shares,
+            weights_shared=weight_shares > 1,
         )
-        cut = best_cut(LaunchedPipeline(layers=layers, count=len(layers.seconds), form=form), ranks)
+        speeds = [rank.speed for rank in ranks]
+        half = (1 - 1 / plan.data) / self._bandwidth * self._tables[plan.tensor].weight_bytes
+        in_microbatch, in_step = self._halves
+        cut_by = layers
+        if in_microbatch and half.any():
+            # As if all GPUs were as slow as the slowest: on GPUs alike it is exact.
+            gathered = in_microbatch * min(speeds) * half
+            cut_by = dataclasses.replace(layers, seconds=tuple(np.add(layers.seconds, gathered).tolist()))
+        cut = best_cut(LaunchedPipeline(layers=cut_by, count=len(layers.seconds), form=form), ranks)
         if cut is None:
             return None
-        loads = cut.loads(layers.seconds, [rank.speed for rank in ranks])
-        exchanged = 2 * (1 - 1 / plan.data) * float(cut.loads(layers.weight_bytes).max())
+        halves = cut.loads(half.tolist())
+        loads = cut.loads(layers.seconds, speeds) + in_microbatch * halves
         seconds = predict_step_seconds(
             loads * plan.microbatches,
             plan.microbatches,
             boundary_seconds=[2 * layers.output_bytes[end - 1] / self._bandwidth for end in cut.bounds[1:-1]],
-            fixed_seconds=exchanged / self._bandwidth,
+            fixed_seconds=float(in_step * halves.max()),
         )
         return ShapePlan(degrees=plan, cut=cut, seconds=seconds, layers=layers, form=form)
 
-    def _measured_layers(self, work: int) -> MeasuredLayers:
-        """Of a microbatch."""
-        if work not in self._measured:
+    def _held(self, tensor: int, data: int) -> np.ndarray:
+        """(L,) bytes that each of ``data`` replicas holds."""
+        table = self._tables[tensor]
+        return held_by_replica(table.held_bytes, table.weight_bytes, *zero_shares(self._zero_stage, data))
+
+    def _measured_layers(self, number: int) -> MeasuredLayers:
+        """Of a microbatch of a plan."""
+        plan, work = self._degrees[number], self._work[number]
+        key = work, plan.data if self._zero_stage else 1
+        if key not in self._measured:
             scaled, row = self._scaled[work // self._microbatch_sizes], work % self._microbatch_sizes
+            values = {name: value[row] for name, value in scaled.items()}
+            values["held_bytes"] = self._held(plan.tensor, plan.data)
             sizes = {
-                field.name: tuple(map(math.ceil, scaled[field.name][row].tolist()))
+                field.name: tuple(map(math.ceil, values[field.name].tolist()))
                 for field in dataclasses.fields(MeasuredLayers)
                 if field.name != "seconds"
             }
-            seconds = scaled["forward_seconds"][row] + scaled["backward_seconds"][row]
-            self._measured[work] = MeasuredLayers(seconds=tuple(seconds.tolist()), **sizes)
-        return self._measured[work]
+            seconds = values["forward_seconds"] + values["backward_seconds"]
+            self._measured[key] = MeasuredLayers(seconds=tuple(seconds.tolist()), **sizes)
+        return self._measured[key]
 
 
 class _Loads:
@@ -395,9 +434,10 @@ class _Loads:
         self.layers, self._sums = len(self._seconds), sums_of(self._seconds)
         most = min(most, self.layers)
         self._front = _smallest_largest(self._seconds, most)
-        weights = np.array(layers.weight_bytes)
-        self._weights = sums_of(weights)
-        self._largest_weights = np.array([0.0, *(_largest(weights, p) for p in range(1, self.layers + 1))])
+        self.held_bytes, self.weight_bytes = np.array(layers.held_bytes), np.array(layers.weight_bytes)
+        self._weights = sums_of(self.weight_bytes)
+        largest = (_largest(self.weight_bytes, p) for p in range(1, self.layers + 1))
+        self._largest_weights = np.array([0.0, *largest])
         self._back = _smallest_largest(self._seconds[::-1], most)[:, ::-1]
 
     def ratio(self, scaled: Mapping[str, np.ndarray]) -> np.ndarray:

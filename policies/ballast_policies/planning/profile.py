@@ -104,6 +104,12 @@ def held_by_replica(
     return found
 
 
+def zero_shares(zero_stage: int, replicas: int) -> tuple[int, int, int]:
+    """How many replicas have a part each of the optimizer's state, the gradients and the weights."""
+    first, second, third = (replicas if zero_stage >= stage else 1 for stage in (1, 2, 3))
+    return first, second, third
+
+
 MOST_BYTES = 4e18
 """Of one layer: sums over all layers, microbatches and replicas stay numbers."""
 

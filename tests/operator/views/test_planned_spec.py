@@ -233,6 +233,35 @@ def test_memory_that_is_not_stated_is_the_catalogues():
     assert list(plans["t4-16gb"]) == list(same["a"]) and min(plans["t4-16gb"]) > 2
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_replicas_that_share_need_less_memory(stage):
+    """Each launch with several shares as the job says; one without shares with nobody, and is accepted."""
+    planned = {"profiles": [{"layers": [{**LAYER, "heldBytes": 4e9, "weightBytes": 1e9}] * 4}]}
+    small, any_size = (
+        {**planned, "gpus": [{"gpuType": "a", **memory}]} for memory in ({"memory": "3900M"}, {})
+    )
+    alone, problem = read_spec(a_job(small, parallelism={"data": 8}))
+    assert alone is None and "no plan fits the memory of its GPUs, 8 to 32 of a type" in problem
+    shared = {"data": 8, "zeroStage": stage}
+    spec, _ = read_spec(a_job(small, parallelism=shared))
+    assert spec.plans["a"]
+    for degrees in spec.plans["a"].values():
+        assert degrees.memory_bytes <= 3.9e9 and degrees.data > 1
+        assert spec.with_degrees(degrees).config.parallelism.zero_stage == stage
+    slow, _ = read_spec(
+        a_job({**any_size, "bandwidth": 1.0}, parallelism={**shared, "data": 2}, pipeline=PIPELINE)
+    )
+    assert {each.data for each in slow.plans["a"].values()} == {1}
+    for degrees in slow.plans["a"].values():
+        assert slow.with_degrees(degrees).config.parallelism.zero_stage == 0
+    unknown = {**planned, "profiles": [{"layers": [LAYER] * 4}], "gpus": [{"gpuType": "a"}]}
+    _, problem = read_spec(a_job(unknown, parallelism=shared))
+    assert "weightBytes does not say" in problem
+
+
+PIPELINE = {"minStages": 1, "maxStages": 2, "microbatches": 16, "globalBatchSize": BATCH}
+
+
 def test_a_layer_may_take_no_time():
     """As one that only reshapes."""
     planned = {**four_layers(), "profiles": [{"layers": [STILL, *[LAYER] * 3]}]}

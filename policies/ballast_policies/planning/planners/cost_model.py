@@ -32,7 +32,7 @@ from ballast_policies.planning.partition import PlanningError, sums_of
 from ballast_policies.planning.planners.layout import Devices, Groups, Layout
 from ballast_policies.planning.planners.one_f_one_b import backward_ends, check_playable, step_of_many
 from ballast_policies.planning.planners.plan_memory import PlanMemory
-from ballast_policies.planning.profile import LayerProfile, held_by_replica
+from ballast_policies.planning.profile import LayerProfile, held_by_replica, zero_shares
 from ballast_policies.planning.schedules.builders.synchronous import one_forward_one_backward_replicated
 from ballast_policies.planning.schedules.costs import StageCosts
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE
@@ -75,6 +75,14 @@ class Degrees:
     microbatches: int
     recompute: bool = False
     """``microbatches`` are of one pipeline."""
+
+
+ZERO_HALVES = ((0, 0, 2), (0, 0, 2), (0, 1, 1), (1, 2, 0))
+"""By ZeRO stage, what each forward, each backward and each step has of halves of an all-reduce of weights.
+
+A reduce-scatter or a gather takes half: gradients are scattered after each backward with ZeRO-2, and weights
+gathered before each forward and backward with ZeRO-3.
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -200,15 +208,12 @@ class CostModel:
     def _own_seconds(
         self, degrees: Degrees, gpus: StageGpus, layers: tuple[np.ndarray, np.ndarray], r: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of a microbatch forward and backward, and after a step; layers (first, end), r replicas.
-
-        A reduce-scatter or a gather of the weights takes half of their all-reduce: gradients are scattered
-        after each backward with ZeRO-2, and weights gathered before each forward and backward with ZeRO-3.
-        """
+        """Of a microbatch forward and backward, and after a step; layers (first, end), r replicas."""
         (first, end), t = layers, degrees.tensor
         scale = degrees.microbatch_size / self.profiled_size
         half = (r - 1) / r * (self.W[end] - self.W[first]) / t / gpus.data_link
-        exchange = (2, 2, 1, 0)[self.zero_stage] * half
+        in_forward, in_backward, in_step = ZERO_HALVES[self.zero_stage]
+        exchange = in_step * half
         if self.measured is None:
             reduced = (t - 1) / t * scale * (self.R[end] - self.R[first]) / gpus.tensor_link
             F, B = scale / t * self.F + self.O, scale / t * self.B + self.P
@@ -227,9 +232,7 @@ class CostModel:
                 update = np.where(there, np.maximum(update, own[2]), update)
             exchange = exchange + update
         backward = backward + forward if degrees.recompute else backward
-        if self.zero_stage < 2:
-            return forward, backward, exchange
-        return forward + (self.zero_stage - 2) * half, backward + (self.zero_stage - 1) * half, exchange
+        return forward + in_forward * half, backward + in_backward * half, exchange
 
     def stage_bytes(self, degrees: Degrees, stages: int, schedule: str = DEFAULT_SCHEDULE) -> StageBytes:
         """Bytes of a GPU of any stage of pipelines of ``stages``."""
@@ -346,7 +349,7 @@ class CostModel:
         scale = 1.0 if smallest is None else smallest / self.profiled_size
         largest = max(self.devices.memory)
         # More replicas than all GPUs do not share it.
-        shares = self.memory.shares(self.devices.count)
+        shares = zero_shares(self.zero_stage, self.devices.count)
         for layer, row in enumerate(self.profile.rows):
             kept = scale * row.activation_bytes
             held = float(held_by_replica(row.held_bytes, row.weight_bytes, *shares))

@@ -20,7 +20,7 @@ from ballast_policies.planning.memory.measured_layers import PipelineForm
 from ballast_policies.planning.memory.stage_bytes import LayerSums, StageBytes
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.planners.layout import Layout
-from ballast_policies.planning.profile import LayerProfile, held_by_replica
+from ballast_policies.planning.profile import LayerProfile, held_by_replica, zero_shares
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE, SCHEDULES
 from ballast_policies.planning.schedules.schedule import ScheduleError
 
@@ -51,14 +51,9 @@ class PlanMemory:
         self, form: PipelineForm, tensor: int, size: int, recompute: bool, data: int = 1
     ) -> StageBytes:
         """Bytes of stages of ``data`` pipelines of groups of ``tensor`` GPUs, of microbatches of ``size``."""
-        _, gradients, weights = self.shares(data)
+        _, gradients, weights = zero_shares(self.zero_stage, data)
         form = dataclasses.replace(form, gradient_shares=gradients, weights_shared=weights > 1)
         return StageBytes(self._sums(tensor, size, recompute, data), form)
-
-    def shares(self, data: int) -> tuple[int, int, int]:
-        """How many of ``data`` replicas have a part each of the optimizer's state, gradients and weights."""
-        first, second, third = (data if self.zero_stage >= stage else 1 for stage in (1, 2, 3))
-        return first, second, third
 
     def _found_sums(self, tensor: int, size: int, recompute: bool, data: int) -> LayerSums:
         profile, scale = self._profile, size / self._profiled_size
@@ -71,7 +66,10 @@ class PlanMemory:
         if recompute:
             kept, repeated = np.concatenate([[0.0], outputs[:-1]]), np.maximum(kept, repeated)
         return LayerSums(
-            held=held_by_replica(profile.held_bytes, profile.weight_bytes, *self.shares(data)) / tensor,
+            held=held_by_replica(
+                profile.held_bytes, profile.weight_bytes, *zero_shares(self.zero_stage, data)
+            )
+            / tensor,
             weights=np.asarray(profile.weight_bytes, dtype=float) / tensor,
             activations=kept,
             outputs=outputs,
