@@ -140,10 +140,10 @@ def limit_advice(
     policy: str, snapshot: Snapshot, job: SnapshotJob, view: JobView, allocation: Allocation
 ) -> tuple[Advice, ...]:
     """The job's conditions about its deadline and its budget; nothing where it has neither."""
-    spec = view.spec
-    assert spec is not None
+    assert view.spec is not None
+    asked = view.spec.asked
     team = refused_advice(snapshot, view)
-    if spec.budget is None and job.job.deadline is None:
+    if asked.budget is None and job.job.deadline is None:
         return team
     options = () if job.name in snapshot.unmeasured else placement_options(snapshot, job)
     found = []
@@ -156,8 +156,8 @@ def limit_advice(
         found.append(Advice(type=kind, value=at_risk, reason=reason, message=message))
     if team:
         found += team
-    elif spec.budget is not None and not budget_spent(spec, view.status):
-        reason, message = _budget(job, view, spec.budget, options)
+    elif asked.budget is not None and not budget_spent(asked, view.status):
+        reason, message = _budget(job, view, asked.budget, options)
         kind = JobCondition.BUDGET_EXHAUSTED
         found.append(Advice(type=kind, value=False, reason=reason, message=message))
     return tuple(found)
@@ -165,7 +165,7 @@ def limit_advice(
 
 def refused_advice(snapshot: Snapshot, view: JobView) -> tuple[Advice, ...]:
     """The condition of a job whose team has spent its budget; nothing where it has not."""
-    spent = snapshot.spent.get(view.spec.entity or "") if view.spec is not None else None
+    spent = snapshot.spent.get(view.spec.asked.entity or "") if view.spec is not None else None
     if spent is None:
         return ()
     kind, reason = JobCondition.BUDGET_EXHAUSTED, JobReason.TEAM_BUDGET_SPENT

@@ -185,7 +185,7 @@ class Changes:
         if status is None or status.conditions or status.launches:
             return None
         view = self._observer.job(key)
-        return None if view is None or view.spec is None or view.spec.suspend or view.queue else view
+        return None if view is None or view.spec is None or view.spec.asked.suspend or view.queue else view
 
     def _policy_changed(self, item: Object) -> None:
         """Its status is the allocator's own writing and no news."""

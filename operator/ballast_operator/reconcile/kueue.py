@@ -37,7 +37,7 @@ async def ask_kueue(
     if found is not None and not controlled_by(found, view.uid):
         message = f"Workload {name} is not the job's. To fix: delete or rename it, or rename the job"
         return SuspendCause(JobReason.NAME_TAKEN, message)
-    wanted = not view.status.finished and hold(view.spec, view.status, now) is None
+    wanted = not view.status.finished and hold(view.spec.asked, view.status, now) is None
     problem = _waits(view, found) if found is not None else ""
     if found is not None and not holds and (not wanted or _is_over(view, found)):
         await cluster.delete(WORKLOAD, namespace, name, uid=found["metadata"]["uid"])

@@ -220,7 +220,7 @@ MOST_TEAMS = 16
 def with_cost_of_last_team(context: ReconcileContext) -> TrainingJobStatus:
     """The status with its cost brought up to now where the job belongs to another team from now on."""
     status = context.view.status
-    changed = status.team_costs and status.team_costs[-1].team != (context.spec.entity or "")
+    changed = status.team_costs and status.team_costs[-1].team != (context.spec.asked.entity or "")
     return accrue_cost(context, status) if changed else status
 
 
@@ -230,7 +230,7 @@ def with_team(context: ReconcileContext, status: TrainingJobStatus) -> TrainingJ
     The team that a job belonged to when a cost arose pays it. A status of an earlier version names no team:
     the present one pays for all.
     """
-    team, known = context.spec.entity or "", status.team_costs
+    team, known = context.spec.asked.entity or "", status.team_costs
     if not known and status.allocation is None and status.cost_so_far == 0:
         return status
     *earlier, last = known or (TeamPart(team=team),)
@@ -250,23 +250,23 @@ def with_team(context: ReconcileContext, status: TrainingJobStatus) -> TrainingJ
 def with_cost_for_budget(context: ReconcileContext) -> TrainingJobStatus:
     """The status of a job with a budget, its cost brought up to now."""
     status = context.view.status
-    return status if context.spec.budget is None else accrue_cost(context, status)
+    return status if context.spec.asked.budget is None else accrue_cost(context, status)
 
 
 def limits_reached(context: ReconcileContext) -> tuple[Advice, ...]:
     """Conditions that the pass knows better than the last decision: what is reached, and what is no more."""
-    spec, status = context.spec, context.view.status
+    asked, status = context.spec.asked, context.view.status
     found = []
     kind = JobCondition.BUDGET_EXHAUSTED
-    if budget_spent(spec, status):
-        message = budget_message(spec)
+    if budget_spent(asked, status):
+        message = budget_message(asked)
         found.append(Advice(type=kind, value=True, reason=JobReason.BUDGET_SPENT, message=message))
     elif _is(status, kind, JobReason.BUDGET_SPENT):
         message = "spec.budget is above what the job has cost"
         found.append(Advice(type=kind, value=False, reason=JobReason.BUDGET_SUFFICIENT, message=message))
     kind = JobCondition.DEADLINE_AT_RISK
-    if deadline_passed(spec, context.now):
-        message = deadline_message(spec)
+    if deadline_passed(asked, context.now):
+        message = deadline_message(asked)
         found.append(Advice(type=kind, value=True, reason=JobReason.DEADLINE_PASSED, message=message))
     elif _is(status, kind, JobReason.DEADLINE_PASSED):
         message = "spec.deadline is in the future"
@@ -281,15 +281,15 @@ def _is(status: TrainingJobStatus, kind: JobCondition, reason: JobReason) -> boo
 
 def seconds_to_next_limit(context: ReconcileContext) -> float:
     """Until the budget is spent at the present price, a deadline passes, or it has run as long as it may."""
-    spec, status, left = context.spec, context.view.status, math.inf
+    asked, status, left = context.spec.asked, context.view.status, math.inf
     allocation = status.allocation
     if status.finished:
         return left
-    if spec.deadline is not None and not deadline_passed(spec, context.now):
-        left = (spec.deadline - context.now).total_seconds()
-    if spec.active_deadline_seconds is not None and allocation is not None:
-        left = min(left, spec.active_deadline_seconds - active_seconds(status, context.now))
-    if spec.budget is not None and allocation is not None and not budget_spent(spec, status):
+    if asked.deadline is not None and not deadline_passed(asked, context.now):
+        left = (asked.deadline - context.now).total_seconds()
+    if asked.active_deadline_seconds is not None and allocation is not None:
+        left = min(left, asked.active_deadline_seconds - active_seconds(status, context.now))
+    if asked.budget is not None and allocation is not None and not budget_spent(asked, status):
         since = status.unpaid_since or context.now
         per_second = allocation.price_part * sum(
             cost(float(part.gpus), context.price_of(part.pool, since, context.now))
@@ -297,16 +297,16 @@ def seconds_to_next_limit(context: ReconcileContext) -> float:
         )
         per_second += data_cost_per_second(context)
         if per_second > 0:
-            left = min(left, (spec.budget - status.cost_so_far) / per_second)
+            left = min(left, (asked.budget - status.cost_so_far) / per_second)
     return max(0.0, left)
 
 
 def with_final_deadline(context: ReconcileContext, status: TrainingJobStatus) -> TrainingJobStatus:
     """The status of a job that has succeeded, with what became of its deadline."""
-    deadline = context.spec.deadline
-    if deadline is None or deadline_passed(context.spec, context.now):
+    asked = context.spec.asked
+    if asked.deadline is None or deadline_passed(asked, context.now):
         return status
-    message = f"the job was done before spec.deadline, {show(deadline)}"
+    message = f"the job was done before spec.deadline, {show(asked.deadline)}"
     return with_condition(
         context, status, JobCondition.DEADLINE_AT_RISK, False, JobReason.DEADLINE_MET, message
     )

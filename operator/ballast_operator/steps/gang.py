@@ -103,7 +103,7 @@ def _why_it_pauses(context: ReconcileContext) -> tuple[JobReason, str]:
         return JobReason(running.reason), running.message
     if running is not None and running.reason == JobReason.NOT_BOUND:
         return JobReason.BACKING_OFF, running.message
-    times = f"failed {status.counted_restarts} of at most {context.spec.backoff_limit + 1} times"
+    times = f"failed {status.counted_restarts} of at most {context.spec.asked.backoff_limit + 1} times"
     return JobReason.BACKING_OFF, times if running is None else f"{times}; last: {running.message}"
 
 

@@ -63,7 +63,7 @@ def observed(context: ReconcileContext) -> Observed:
         offer=_offer(context),
         gpus_free=not context.around.shortage,
         over=frozenset(deadline for deadline in Deadline if seconds_left(context, deadline) <= 0),
-        tries_left=status.counted_restarts <= spec.backoff_limit,
+        tries_left=status.counted_restarts <= spec.asked.backoff_limit,
         script=spec.is_script,
         listens=view.listens,
     )

@@ -106,7 +106,7 @@ def succeed(context: ReconcileContext) -> StepResult:
 
 def release_gpus(context: ReconcileContext, *, failed: bool) -> StepResult:
     """No pod of the launch is left: its GPUs are free. ``failed``: the job is not launched again."""
-    limit, ending = context.spec.backoff_limit, context.allocation.ending
+    limit, ending = context.spec.asked.backoff_limit, context.allocation.ending
     assert ending is not None
     status = accrue_cost(context, context.view.status).replace(allocation=None)
     if failed:

@@ -12,6 +12,7 @@ from ballast_policies.protocol.shrink import pods_after_drain
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.costs import OnLimit
 from ballast_operator.api.job_allocation import JobAllocation
+from ballast_operator.api.training_job import TrainingJobSpec
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.clock import Time, show
@@ -38,17 +39,17 @@ class SuspendCause:
     fails: bool = False
 
 
-def hold(spec: JobSpec, status: TrainingJobStatus, now: Time) -> SuspendCause | None:
+def hold(asked: TrainingJobSpec, status: TrainingJobStatus, now: Time) -> SuspendCause | None:
     """Why the job must hold no GPUs; None: it may."""
-    if spec.suspend:
+    if asked.suspend:
         return SuspendCause(JobReason.SUSPENDED, "spec.suspend is set")
-    if spec.on_budget_exhausted is not OnLimit.CONTINUE and budget_spent(spec, status):
-        fails = spec.on_budget_exhausted is OnLimit.FAIL
-        return SuspendCause(JobReason.BUDGET_SPENT, budget_message(spec), fails)
-    if spec.on_deadline_missed is not OnLimit.CONTINUE and deadline_passed(spec, now):
-        fails = spec.on_deadline_missed is OnLimit.FAIL
-        return SuspendCause(JobReason.DEADLINE_MISSED, deadline_message(spec), fails)
-    limit = spec.active_deadline_seconds
+    if asked.on_budget_exhausted is not OnLimit.CONTINUE and budget_spent(asked, status):
+        fails = asked.on_budget_exhausted is OnLimit.FAIL
+        return SuspendCause(JobReason.BUDGET_SPENT, budget_message(asked), fails)
+    if asked.on_deadline_missed is not OnLimit.CONTINUE and deadline_passed(asked, now):
+        fails = asked.on_deadline_missed is OnLimit.FAIL
+        return SuspendCause(JobReason.DEADLINE_MISSED, deadline_message(asked), fails)
+    limit = asked.active_deadline_seconds
     if limit is not None and active_seconds(status, now) >= limit * (1 - ROUNDING):
         message = f"the job has run for spec.activeDeadlineSeconds={limit}. To fix: ask for more in a new job"
         return SuspendCause(JobReason.ACTIVE_DEADLINE_EXCEEDED, message, fails=True)
@@ -61,34 +62,34 @@ def active_seconds(status: TrainingJobStatus, now: Time) -> float:
     return status.active_seconds + (0.0 if since is None else max(0.0, (now - since).total_seconds()))
 
 
-def budget_spent(spec: JobSpec, status: TrainingJobStatus) -> bool:
+def budget_spent(asked: TrainingJobSpec, status: TrainingJobStatus) -> bool:
     """Whether the cost that is summed up has reached the budget."""
-    return spec.budget is not None and status.cost_so_far >= spec.budget * (1 - ROUNDING)
+    return asked.budget is not None and status.cost_so_far >= asked.budget * (1 - ROUNDING)
 
 
-def deadline_passed(spec: JobSpec, now: Time) -> bool:
+def deadline_passed(asked: TrainingJobSpec, now: Time) -> bool:
     """Whether there is a deadline, and it is over."""
-    return spec.deadline is not None and now >= spec.deadline
+    return asked.deadline is not None and now >= asked.deadline
 
 
-def budget_message(spec: JobSpec) -> str:
+def budget_message(asked: TrainingJobSpec) -> str:
     """That the budget is spent; unchanged while the cost of the last checkpoint is added."""
-    assert spec.budget is not None
-    what = f"the job has cost its budget of {spec.budget:.10g}"
-    if spec.on_budget_exhausted is OnLimit.FAIL:
+    assert asked.budget is not None
+    what = f"the job has cost its budget of {asked.budget:.10g}"
+    if asked.on_budget_exhausted is OnLimit.FAIL:
         return f"{what}, and spec.onBudgetExhausted is Fail"
-    if spec.on_budget_exhausted is OnLimit.SUSPEND:
+    if asked.on_budget_exhausted is OnLimit.SUSPEND:
         return f"{what}. To fix: raise spec.budget, and it resumes from its checkpoint"
     return f"{what}, and continues, as spec.onBudgetExhausted is Continue"
 
 
-def deadline_message(spec: JobSpec) -> str:
+def deadline_message(asked: TrainingJobSpec) -> str:
     """That the deadline has passed."""
-    assert spec.deadline is not None
-    what = f"spec.deadline, {show(spec.deadline)}, has passed before the job was done"
-    if spec.on_deadline_missed is OnLimit.FAIL:
+    assert asked.deadline is not None
+    what = f"spec.deadline, {show(asked.deadline)}, has passed before the job was done"
+    if asked.on_deadline_missed is OnLimit.FAIL:
         return f"{what}, and spec.onDeadlineMissed is Fail"
-    if spec.on_deadline_missed is OnLimit.SUSPEND:
+    if asked.on_deadline_missed is OnLimit.SUSPEND:
         return f"{what}. To fix: set a later spec.deadline, and it resumes from its checkpoint"
     return f"{what}; the job continues"
 
@@ -172,7 +173,7 @@ class JobView:
 
     def hold(self, now: Time) -> SuspendCause | None:
         """Why the job must hold no GPUs; None: it may."""
-        return None if self.spec is None else hold(self.spec, self.status, now) or self.queued
+        return None if self.spec is None else hold(self.spec.asked, self.status, now) or self.queued
 
     def as_launched(self) -> "JobView":
         """The view by which its passes go: where its spec cannot be used, it holds no GPUs.

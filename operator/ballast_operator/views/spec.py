@@ -24,14 +24,12 @@ from ballast_policies.rounds.gangs import TypesByRank
 from ballast_policies.rounds.values import PoolPart
 
 from ballast_operator.api.base import memory_bytes
-from ballast_operator.api.costs import DataLocation, OnLimit, SpotUse
+from ballast_operator.api.costs import DataLocation
 from ballast_operator.api.job_allocation import JobAllocation, LaunchDegrees
-from ballast_operator.api.node_pool import SharesGpu
 from ballast_operator.api.read import InvalidObject, read_training_job
-from ballast_operator.api.training_job import JobTopology, MixedPools, PlannerConfig, TrainingJobSpec
+from ballast_operator.api.training_job import MixedPools, PlannerConfig, TrainingJobSpec
 from ballast_operator.kube.kinds import Object
 from ballast_operator.trainer_template import filled_in, trainer_template
-from ballast_operator.views.clock import Time
 from ballast_operator.views.node_constraints import NodeRequirements, read_requirements
 from ballast_operator.views.nodes import PodNeed, pod_requests
 from ballast_operator.views.planned_degrees import DegreesQuestion, PlannedLaunch, planned_degrees
@@ -42,51 +40,49 @@ BEING_PLANNED = "its degrees are being planned"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """What a job asks for; the rest is as :class:`TrainingJobSpec` has it.
+    """What a job asks for, and how a launch divides its work.
 
     Attributes:
-        config: the trainer's share of the spec.
+        asked: as its user wrote it.
+        config: the trainer's share of it, by which the next launch runs.
+        template: PodTemplateSpec, with what the administrator fills in.
         gpu_types: allowed types; empty: any.
-        throughput: steps/s by GPU type and number of GPUs.
-        template: PodTemplateSpec.
-        memory_per_gpu: bytes that each GPU must have; None: as measured.
-        grow: its gang may become smaller and larger while it trains.
-        mixes_pools: its gang may run in several pools at once.
-        shares_gpu: another job may run on its GPU.
-        entity: the team; None: none.
-        user: of the team; empty: not stated.
-        active_deadline_seconds: how long it may hold GPUs, over all launches; None: no limit.
-        data: what it reads, and from where; None: that costs nothing.
-        topology: how near to each other its nodes are; None: as policies have it.
+        throughput: steps/s by GPU type and number of GPUs, as stated or planned.
         plans: GPU type -> GPUs -> how a launch there divides the work; empty: as ``config`` says.
         mixes: GPUs of two types -> how a launch there does, in several pools.
         gpu_speeds: GPU type -> its speed as the planner has it; empty: it does not plan.
     """
 
+    asked: TrainingJobSpec
     config: JobConfig
-    gpu_types: tuple[str, ...]
-    throughput: Mapping[str, Mapping[int, float]]
-    weight: float
-    suspend: bool
-    backoff_limit: int
     template: Mapping[str, Any]
-    memory_per_gpu: float | None = None
-    grow: bool = True
-    mixes_pools: bool = False
-    shares_gpu: bool = False
-    entity: str | None = None
-    user: str = ""
-    deadline: Time | None = None
-    on_deadline_missed: OnLimit = OnLimit.CONTINUE
-    active_deadline_seconds: int | None = None
-    budget: float | None = None
-    on_budget_exhausted: OnLimit = OnLimit.SUSPEND
-    spot: SpotUse = SpotUse.ALLOW
-    data: JobData | None = None
-    topology: JobTopology | None = None
+    gpu_types: tuple[str, ...] = ()
+    throughput: Mapping[str, Mapping[int, float]] = dataclasses.field(default_factory=dict)
     plans: Mapping[str, Mapping[int, LaunchDegrees]] = dataclasses.field(default_factory=dict)
     mixes: Mapping[TypesByRank, PlannedLaunch] = dataclasses.field(default_factory=dict)
     gpu_speeds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def grow(self) -> bool:
+        """Its gang may become smaller and larger while it trains."""
+        return self.asked.grow is not False
+
+    @property
+    def mixes_pools(self) -> bool:
+        """Its gang may run in several pools at once."""
+        return self.asked.mixed_pools is MixedPools.ALLOWED
+
+    @functools.cached_property
+    def memory_per_gpu(self) -> float | None:
+        """Bytes that each GPU must have; None: as measured."""
+        stated = self.asked.memory_per_gpu
+        return None if stated is None else memory_bytes(stated)
+
+    @functools.cached_property
+    def data(self) -> JobData | None:
+        """What it reads, and from where; None: that costs nothing."""
+        stated = self.asked.data_location
+        return None if stated is None else _data(stated, self.config.total_steps)
 
     def with_degrees(self, degrees: LaunchDegrees) -> "JobSpec":
         """The spec of a launch that divides the work so.
@@ -411,48 +407,24 @@ def spec_of_launch(plan_config: str, team: str) -> JobSpec:
         config = JobConfig.from_json(plan_config)
     except ContractError:
         config = JobConfig(total_steps=MOST_STEP, pipeline=PipelineConfig(max_stages=1))
-    return JobSpec(
-        config=config,
-        gpu_types=(),
-        throughput={},
-        weight=1.0,
-        suspend=False,
-        backoff_limit=sys.maxsize,
-        template={},
-        entity=team or None,
-    )
+    asked = TrainingJobSpec.model_construct(**dict(config), entity=team or None, backoff_limit=sys.maxsize)
+    return JobSpec(asked=asked, config=config, template={})
 
 
-def _spec(spec: TrainingJobSpec) -> JobSpec:
-    pipeline, parallelism = spec.config.pipeline, spec.config.parallelism
+def _spec(asked: TrainingJobSpec) -> JobSpec:
+    pipeline, parallelism = asked.pipeline, asked.parallelism
     throughput: dict[str, dict[int, float]] = {}
-    for known in spec.throughput:
+    for known in asked.throughput:
         gpus = sum(pipeline.used_replicas) or known.stages * parallelism.ranks_per_position
         throughput.setdefault(known.gpu_type, {})[gpus] = known.steps_per_second
     found = JobSpec(
-        config=spec.config,
-        gpu_types=spec.planned_types or spec.gpu_types,
+        asked=asked,
+        config=asked.config,
+        template=filled_in(asked.template.as_object(), trainer_template()),
+        gpu_types=asked.planned_types or asked.gpu_types,
         throughput=throughput,
-        weight=spec.weight,
-        suspend=spec.suspend,
-        grow=spec.grow is not False,
-        mixes_pools=spec.mixed_pools is MixedPools.ALLOWED,
-        shares_gpu=spec.shares_gpu is SharesGpu.ALLOWED,
-        memory_per_gpu=None if spec.memory_per_gpu is None else memory_bytes(spec.memory_per_gpu),
-        backoff_limit=spec.backoff_limit,
-        template=filled_in(spec.template.as_object(), trainer_template()),
-        entity=spec.entity,
-        user=spec.user or "",
-        deadline=spec.deadline,
-        on_deadline_missed=spec.on_deadline_missed,
-        active_deadline_seconds=spec.active_deadline_seconds,
-        budget=spec.budget,
-        on_budget_exhausted=spec.on_budget_exhausted,
-        spot=spec.spot,
-        topology=spec.topology,
-        data=None if spec.data_location is None else _data(spec.data_location, spec.config.total_steps),
     )
-    return found if spec.planner is None else _planned(found, spec.planner)
+    return found if asked.planner is None else _planned(found, asked.planner)
 
 
 def _planned(spec: JobSpec, planner: PlannerConfig) -> JobSpec:

@@ -1,9 +1,11 @@
 """Views to start from."""
 
+import dataclasses
 import datetime
 from typing import Any
 
 from ballast_operator.api.job_allocation import JobAllocation
+from ballast_operator.api.training_job import TrainingJobSpec
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.views.job import JobView
 from ballast_operator.views.pod import PodView
@@ -27,16 +29,15 @@ def a_config(**changes: Any) -> JobConfig:
 
 
 def a_spec(**changes: Any) -> JobSpec:
+    """``changes``: of the spec, or of what its user asked for."""
+    fields = {field.name for field in dataclasses.fields(JobSpec)}
+    asked = {name: value for name, value in changes.items() if name not in fields}
     values: dict[str, Any] = {
+        "asked": TrainingJobSpec.model_construct(**asked),
         "config": a_config(),
-        "gpu_types": (),
-        "throughput": {},
-        "weight": 1.0,
-        "suspend": False,
-        "backoff_limit": 3,
         "template": {"spec": {"containers": [{"name": "trainer", "image": "trainer:1"}]}},
     }
-    return JobSpec(**{**values, **changes})
+    return JobSpec(**{**values, **{name: changes[name] for name in changes if name in fields}})
 
 
 def a_plan(pods: tuple[str, ...], **changes: Any) -> Plan:

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from ballast_operator.views.spec import JobSpec
+from ballast_operator.views.spec import spec_of_launch
 from ballast_policies.contract.errors import ContractError
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
@@ -103,15 +103,7 @@ def test_forecast_launch_and_balancer_answer_the_same_bytes(data):
     training = trained(config, ranks, placement, cut, layers)
     sizes = LayerSizes(bytes=layers.held_bytes, parameters=(1,) * 13, weight_bytes=layers.weight_bytes)
     staged = staged_pipeline(training, training.profile.costs(), placement, RankCapacity(), sizes)
-    spec = JobSpec(
-        config=config,
-        gpu_types=(),
-        throughput={},
-        weight=1.0,
-        suspend=False,
-        backoff_limit=0,
-        template={},
-    )
+    spec = spec_of_launch(config.to_json(), team="")
     form = dataclasses.replace(spec.pipeline_form(), positions=spec.positions(ranks))
     if staged is not None:
         assert list(staged.taken(cut)) == pytest.approx(expected)

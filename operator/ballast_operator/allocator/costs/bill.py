@@ -168,7 +168,7 @@ class Paid:
 def _paid_by(view: JobView, pools: Mapping[str, PoolInfo], now: Time) -> tuple[dict[str, float], ...]:
     """(for GPUs by pool, for data by pool, both by team, the rate of GPUs by pool, that by team)."""
     status, by_team = view.status, {part.team: part.cost for part in view.status.team_costs}
-    team = (view.spec.entity if view.spec is not None else None) or ""
+    team = (view.spec.asked.entity if view.spec is not None else None) or ""
     if by_team:
         team = status.team_costs[-1].team
     gpus = {entry.pool: entry.cost for entry in status.pool_costs}

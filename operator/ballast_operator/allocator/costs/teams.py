@@ -41,7 +41,7 @@ def without_suspended_teams(
     """(jobs that may take part, jobs that may not)."""
     kept, refused = [], []
     for view in wanting:
-        over = spent.get(view.spec.entity or "") if view.spec is not None else None
+        over = spent.get(view.spec.asked.entity or "") if view.spec is not None else None
         if over is None or not over.suspends:
             kept.append(view)
             continue

@@ -210,9 +210,9 @@ def _admit_one(
     # What it holds it keeps: of its own pool it was offered nodes at its launch.
     held = allocation.by_pool if allocation is not None else ()
     own = {part.pool for part in held}
-    other_kind = pools_closed(view.spec.spot, capacity.kinds) - own
+    other_kind = pools_closed(view.spec.asked.spot, capacity.kinds) - own
     may_use = [pool.name for pool in spec.node_pools if pool.gpu_type in allowed]
-    no_pool = no_pool_left(view.spec.spot, other_kind, may_use)
+    no_pool = no_pool_left(view.spec.asked.spot, other_kind, may_use)
     unpriced = pools_without_price(view.spec.data, capacity.regions, capacity.data_prices)
     no_pool = no_pool or no_priced_pool(unpriced, [pool for pool in may_use if pool not in other_kind | own])
     if no_pool is not None and not own & set(may_use):
@@ -221,14 +221,14 @@ def _admit_one(
         filter(
             None,
             (
-                left_out(view.spec.spot, other_kind & set(may_use)),
+                left_out(view.spec.asked.spot, other_kind & set(may_use)),
                 left_out_for_data(unpriced, set(may_use) - own - other_kind),
                 capacity.tolerance.without_room(view, may_use),
             ),
         )
     )
     other_kind |= unpriced.keys() - own
-    topology = _topology(view.spec.topology, capacity.levels)
+    topology = _topology(view.spec.asked.topology, capacity.levels)
     unknown = ""
     if isinstance(topology, Refusal):
         if allocation is None:

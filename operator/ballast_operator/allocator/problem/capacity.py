@@ -99,7 +99,7 @@ def told_apart(
     marks: Mapping[str, str], kinds: Mapping[str, PoolKind], jobs: Iterable[JobView]
 ) -> Mapping[str, str]:
     """``marks`` of pools with their capacity types, if one of ``jobs`` tells these apart."""
-    specs = [view.spec for view in jobs if view.spec is not None]
+    specs = [view.spec.asked for view in jobs if view.spec is not None]
     if all(spec.spot is SpotUse.ALLOW and spec.deadline is None for spec in specs):
         return marks
     return {pool: f"{kind.capacity_type} {marks.get(pool, '')}" for pool, kind in kinds.items()}

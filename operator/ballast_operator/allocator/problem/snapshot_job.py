@@ -34,6 +34,7 @@ from ballast_operator.allocator.problem.gang_size import (
 )
 from ballast_operator.allocator.problem.speeds import GangRequest
 from ballast_operator.allocator.problem.throughput import Measurements
+from ballast_operator.api.node_pool import SharesGpu
 from ballast_operator.kube.kinds import Key, job_id
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
@@ -52,7 +53,7 @@ def colocation_candidates(
     found, stated = {}, dict[str, dict[str, float]]()
     for one in jobs:
         memory = needed_memory(one)
-        if one.spec.shares_gpu and not why_alone(one) and memory is not None:
+        if one.spec.asked.shares_gpu is SharesGpu.ALLOWED and not why_alone(one) and memory is not None:
             kind = one.spec.kind
             said = {gpu_type: by_size[1] for gpu_type, by_size in one.spec.throughput.items() if 1 in by_size}
             stated.setdefault(kind, said)
@@ -109,7 +110,7 @@ def why_alone(one: Admitted) -> str:
 
 def sharing_text(one: Admitted, shared: SharedGpus) -> str:
     """Why the job runs alone although it allows to share its GPU; empty: it does not, or it may share."""
-    if not one.spec.shares_gpu:
+    if one.spec.asked.shares_gpu is SharesGpu.NEVER:
         return ""
     if not shared.memory:
         return "sharesGpu: no pool has a node whose GPU two jobs may share"
@@ -340,20 +341,20 @@ def from_where_it_is(
 
 def as_job(view: JobView, spec: JobSpec, *, gpus: int, rates: Mapping[str, float], now: Time) -> Job:
     """The job as the policies see it; times in seconds."""
-    status = view.status
+    status, asked = view.status, spec.asked
     done = status.progress.step if status.progress is not None else 0
     elapsed = 0.0 if view.created is None else (now - view.created).total_seconds()
     return Job(
         name=job_id(view.key),
         throughput=rates,
         gpus=gpus,
-        weight=spec.weight,
-        entity=spec.entity,
-        user=spec.user,
+        weight=asked.weight,
+        entity=asked.entity,
+        user=asked.user or "",
         # A job that is about to end still counts: its last step is not announced yet.
         steps_remaining=float(max(1, spec.config.total_steps - done)),
         elapsed=max(0.0, elapsed - status.suspended_seconds),
         isolated_elapsed=status.isolated.seconds if status.isolated is not None else 0.0,
-        deadline=None if spec.deadline is None else (spec.deadline - now).total_seconds(),
-        budget=None if spec.budget is None else max(0.0, spec.budget - status.cost_so_far),
+        deadline=None if asked.deadline is None else (asked.deadline - now).total_seconds(),
+        budget=None if asked.budget is None else max(0.0, asked.budget - status.cost_so_far),
     )

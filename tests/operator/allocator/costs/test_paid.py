@@ -12,6 +12,8 @@ from ballast_operator.api.node_pool import NodePool
 from ballast_operator.views.assignment import PoolInfo
 from ballast_policies.rounds.values import PoolPart
 
+from tests.operator.views.builders import a_spec
+
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 POOLS = {"p": PoolInfo(price_per_hour=3600.0)}
 POOL = NodePool.model_validate(
@@ -29,7 +31,7 @@ def job(uid: str, paid: float, *, gpus: int = 0, since: float = 0.0, entity: str
     allocation = types.SimpleNamespace(on_nodes_by_pool=(held,), price_part=1.0) if gpus else None
     return types.SimpleNamespace(
         uid=uid,
-        spec=types.SimpleNamespace(entity=entity),
+        spec=a_spec(entity=entity),
         status=types.SimpleNamespace(
             pool_costs=(PoolCost(pool="p", cost=paid),),
             team_costs=tuple(TeamPart(team=team, cost=cost) for team, cost in by_team),

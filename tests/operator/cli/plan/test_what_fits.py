@@ -1,7 +1,7 @@
 """A plan that fits, by any planner, is admitted, launched and forecast with the same bytes."""
 
 import pytest
-from ballast_operator.views.spec import JobSpec
+from ballast_operator.views.spec import spec_of_launch
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.planning.memory.need import MemoryNeed
@@ -63,15 +63,7 @@ def requests(draw, schedules, *, shards):
 
 def spec_of(plan, layers):
     fields = {"totalSteps": 10, "model": {"name": "gpt", "layers": layers}, **plan["job"]}
-    return JobSpec(
-        config=JobConfig.from_mapping(fields),
-        gpu_types=(),
-        throughput={},
-        weight=1.0,
-        suspend=False,
-        backoff_limit=0,
-        template={},
-    )
+    return spec_of_launch(JobConfig.from_mapping(fields).to_json(), team="")
 
 
 @pytest.mark.slow
