@@ -122,10 +122,14 @@ def run_case(rank, store, number, stragglers, chi, steps, folder, size, *, sleep
     try:
         train(
             job,
-            RankLaunch(plan=plan, process=f"rank-{rank}", store=store),
-            channel=StandaloneChannel(plan),
-            reporter=recorder,
-            stop=StopSignal(),
+            RankLaunch(
+                plan=plan,
+                process=f"rank-{rank}",
+                channel=StandaloneChannel(plan),
+                reporter=recorder,
+                stop=StopSignal(),
+                store=store,
+            ),
         )
     finally:
         EmulatedSpeed.pad = pad

@@ -59,10 +59,13 @@ def train_here(
     with host_seeded():
         outcome = train(
             ValidatedJob.from_mapping(config).with_ties(),
-            RankLaunch(plan=plan, process=plan.ranks[0].process),
-            channel=channel or StandaloneChannel(plan),
-            reporter=told,
-            stop=stop,
+            RankLaunch(
+                plan=plan,
+                process=plan.ranks[0].process,
+                channel=channel or StandaloneChannel(plan),
+                reporter=told,
+                stop=stop,
+            ),
         )
     told.reason = outcome.reason
     return told

@@ -18,6 +18,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+from ballast_policies.contract.errors import camel
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.job.pipeline import ParallelismConfig
 from ballast_policies.planning.balancers.exact import exact_partition
@@ -131,16 +132,8 @@ class Forecast:
             "imbalance": self.imbalance,
             "bubble": dataclasses.asdict(self.bubble),
             "ranks": [
-                {
-                    "rank": rank.rank,
-                    "layers": [list(layers) for layers in rank.layers],
-                    "busySeconds": rank.busy_seconds,
-                    "inFlight": rank.in_flight,
-                    "weightVersions": rank.weight_versions,
-                    "heldBytes": rank.held_bytes,
-                    "activationBytes": rank.activation_bytes,
-                    "bytes": rank.bytes,
-                }
+                {camel(name): value for name, value in dataclasses.asdict(rank).items()}
+                | {"bytes": rank.bytes}
                 for rank in self.ranks
             ],
         }

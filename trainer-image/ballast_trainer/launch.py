@@ -170,12 +170,30 @@ def _skip_bad_samples(model: Model, config: JobConfig) -> None:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRequest:
+    """Write the actions of all ranks in two steps to ``path`` as a chrome trace, when the run ends.
+
+    Attributes:
+        path: of the trace.
+        first_step: the first of the two steps, 1-based.
+    """
+
+    path: Path
+    first_step: int = 10
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankLaunch:
     """This process among the ranks of a plan.
 
     Attributes:
         plan: the ranks.
         process: the name of this one among them (``Rank.process``).
+        channel: to the operator; used by rank 0.
+        reporter: prints steps and events; used by rank 0.
+        stop: whether SIGTERM came.
+        lost: called on a separate thread when a rank hangs; must end the process.
+        trace: the steps to trace; None: no trace.
         store: where ranks meet; None for one rank that never grows.
         local_rank, local_ranks: this process among those of the pod, or of the machine outside of pods.
         device: what to compute on.
@@ -190,6 +208,11 @@ class RankLaunch:
 
     plan: Plan
     process: str
+    channel: Channel
+    reporter: Reporter
+    stop: StopSignal
+    lost: Callable[[str], None] | None = None
+    trace: TraceRequest | None = None
     store: Any = None
     local_rank: int = 0
     local_ranks: int = 1
@@ -212,39 +235,8 @@ class RankLaunch:
         return rank
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class TraceRequest:
-    """Write the actions of all ranks in two steps to ``path`` as a chrome trace, when the run ends.
-
-    Attributes:
-        path: of the trace.
-        first_step: the first of the two steps, 1-based.
-    """
-
-    path: Path
-    first_step: int = 10
-
-
-def train(
-    job: ValidatedJob,
-    launch: RankLaunch,
-    *,
-    channel: Channel,
-    reporter: Reporter,
-    stop: StopSignal,
-    lost: Callable[[str], None] | None = None,
-    trace: TraceRequest | None = None,
-) -> SessionOutcome:
+def train(job: ValidatedJob, launch: RankLaunch) -> SessionOutcome:
     """Join the plan's ranks and train to the end.
-
-    Args:
-        job: the job to train.
-        launch: this process among the ranks.
-        channel: to the operator; used by rank 0.
-        reporter: prints steps and events; used by rank 0.
-        stop: whether SIGTERM came.
-        lost: called on a separate thread when a rank hangs; must end the process.
-        trace: the steps to trace; None: no trace.
 
     Raises:
         ConfigurationError: the plan has more ranks than the model has layers.
@@ -252,7 +244,7 @@ def train(
         CheckpointError: a checkpoint cannot be written or fits another job.
     """
     job.check_ranks(len(launch.plan.ranks))
-    process = _Process(job, launch, channel=channel, reporter=reporter, stop=stop, lost=lost, trace=trace)
+    process = _Process(job, launch)
     with deterministic_kernels() if job.config.training.deterministic else contextlib.nullcontext():
         return process.run()
 
@@ -260,19 +252,8 @@ def train(
 class _Process:
     """This process under its plans, one after the other; see :func:`train`."""
 
-    def __init__(
-        self,
-        job: ValidatedJob,
-        launch: RankLaunch,
-        *,
-        channel: Channel,
-        reporter: Reporter,
-        stop: StopSignal,
-        lost: Callable[[str], None] | None,
-        trace: TraceRequest | None,
-    ) -> None:
+    def __init__(self, job: ValidatedJob, launch: RankLaunch) -> None:
         self._job, self._launch = job, launch
-        self._channel, self._reporter, self._stop, self._trace = channel, reporter, stop, trace
         self._speed = emulated_speed(os.environ, job.model.family)
         self._device = choose_device(launch.local_rank, launch.local_ranks, launch.device)
         ranks, locally = len(launch.plan.ranks), launch.local_ranks
@@ -285,12 +266,12 @@ class _Process:
         check_precision(job.config.training.precision, self._device)
         self._in_place = self._going_on()
         self._heartbeat: RankHeartbeat | None = None
-        if launch.store is not None and lost is not None:
+        if launch.store is not None and launch.lost is not None:
             self._heartbeat = RankHeartbeat(
                 launch.store,
                 process=launch.process,
                 hang_seconds=seconds_from(os.environ, HANG_SECONDS_ENV) or HANG_SECONDS,
-                lost=lost,
+                lost=launch.lost,
                 patience_seconds=job.config.training.comm_timeout_seconds,
                 survivors=None if self._in_place is None else self._in_place.survivors,
                 kills=launch.restarts is None,
@@ -336,9 +317,9 @@ class _Process:
         )
 
     def _newest_plan(self) -> Plan | None:
-        if self._stop.received:
+        if self._launch.stop.received:
             raise PeerLost("told to stop while it waited for a plan by which the ranks that are left go on")
-        return self._channel.read_plan()
+        return self._launch.channel.read_plan()
 
     def _store_of(self, plan: Plan, model: Model) -> Any:
         assert self._launch.store_of is not None
@@ -386,14 +367,14 @@ class _Process:
     def _train(self, closing: contextlib.ExitStack) -> SessionOutcome:
         """Join the plan's ranks and train, until a rank is lost; what ``closing`` gets ends with that."""
         job, plan, rank = self._job, self._launch.plan, self._launch.rank
-        in_place, trace, device = self._in_place, self._trace, self._device
+        in_place, trace, device = self._in_place, self._launch.trace, self._device
         if rank != 0:
             # Rank 0 tells the others of later plans.
-            self._channel.close()
+            self._launch.channel.close()
         chosen: Reporter = SilentReporter()
         if rank == 0:
             writers = writers_of(job.config.metrics, job.config.to_dict())
-            chosen = WritingReporter(self._reporter, writers)
+            chosen = WritingReporter(self._launch.reporter, writers)
             closing.callback(chosen.close)
         chosen, end_request = with_callback(chosen, job.config.callback, rank)
         run = RunState(plan=plan, loss_scale=LossScale(job.config.training.precision))
@@ -404,7 +385,7 @@ class _Process:
         channel_thread = None
         if rank == 0:
             renew_seconds = seconds_from(os.environ, RENEW_ENV) or RENEW_SECONDS
-            channel_thread = ChannelThread(self._channel, plan, renew_seconds=renew_seconds)
+            channel_thread = ChannelThread(self._launch.channel, plan, renew_seconds=renew_seconds)
             # Of ranks that may go on at once the Lease stays theirs.
             closing.push(
                 lambda kind, *_: channel_thread.close(closing=in_place is None or kind is not PeerLost)
@@ -416,7 +397,7 @@ class _Process:
             run,
             channel_thread=channel_thread,
             reporter=chosen,
-            stop=self._stop,
+            stop=self._launch.stop,
             heartbeat=self._heartbeat,
             in_place=in_place,
             end_request=end_request,
@@ -430,7 +411,7 @@ class _Process:
         return outcome
 
     def _meter(self) -> Meter:
-        layers, device, trace = self._job.model.layer_count, self._device, self._trace
+        layers, device, trace = self._job.model.layer_count, self._device, self._launch.trace
         if trace is None:
             return Meter(layers, device, self._speed)
         return RecordingMeter(
@@ -448,7 +429,7 @@ class _Process:
         if launch.joining:
             announce_ready(launch.store, plan, launch.process)
             logger.info("%s waits to be called by the ranks that train", launch.process)
-            wait_until_called(launch.store, plan, launch.process, self._stop)
+            wait_until_called(launch.store, plan, launch.process, launch.stop)
         if self._in_place is not None:
             self._in_place.survivors.enter([rank.process for rank in plan.ranks])
         world = join(

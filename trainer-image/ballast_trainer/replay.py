@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ballast_policies.contract.decode import parse_json
+from ballast_policies.contract.errors import camel
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.balancers.registry import BalancerInput
@@ -89,14 +90,7 @@ class Replay:
 
     def as_json(self) -> dict[str, Any]:
         """With JSON's names."""
-        return {
-            "looks": self.looks,
-            "moves": list(self.moves),
-            "firstSeconds": self.first_seconds,
-            "staticSeconds": self.static_seconds,
-            "followedSeconds": self.followed_seconds,
-            "bestSeconds": self.best_seconds,
-        }
+        return {camel(name): value for name, value in dataclasses.asdict(self).items()}
 
 
 def read_loads(path: Path) -> tuple[Look, ...]:

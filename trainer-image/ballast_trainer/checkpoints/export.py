@@ -295,13 +295,10 @@ def write_model(found: Mapping[str, torch.Tensor], path: Path, kind: ExportForma
         temporary.rename(path)
     # A full disk is another error in each library.
     except (OSError, RuntimeError, SafetensorError) as error:
-        with contextlib.suppress(OSError):
-            _remove(temporary)
         raise _not_written(path, error) from error
-    except BaseException:
+    finally:
         with contextlib.suppress(OSError):
             _remove(temporary)
-        raise
 
 
 def _partial(path: Path) -> Path:

@@ -10,7 +10,7 @@ between two copies.
 import dataclasses
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import wait
 from typing import Any
 
@@ -207,29 +207,21 @@ class MemoryCopies:
                 # The optimizer changes what it has loaded.
                 state[key] = mine[key].clone() if source == target else torch.empty(shape, dtype=dtype)
             if source != target:
-                way = _Way(source, target, number)
-                works += way.start(world, state[key] if target == world.rank else mine.get(key))
+                value = state[key] if target == world.rank else mine.get(key)
+                works += _transfer(world, source, target, number, value)
         for work in works:
             work.wait()
         tensors.fill(world, layers, state, "the copy in memory")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Way:
-    """A tensor's way between two ranks."""
-
-    source: int
-    target: int
-    tag: int
-
-    def start(self, world: World, value: torch.Tensor | None) -> list[Any]:
-        """Its work on this rank, if it has a part in it."""
-        if value is None or not value.numel() or world.rank not in (self.source, self.target):
-            return []
-        flat = value.reshape(-1).view(torch.uint8)
-        if world.rank == self.source:
-            return [dist.isend(flat, dst=self.target, group=world.patient_group, tag=self.tag)]
-        return [dist.irecv(flat, src=self.source, group=world.patient_group, tag=self.tag)]
+def _transfer(world: World, source: int, target: int, tag: int, value: torch.Tensor | None) -> list[Any]:
+    """The work on this rank of a tensor's way between two ranks, if it has a part in it."""
+    if value is None or not value.numel() or world.rank not in (source, target):
+        return []
+    flat = value.reshape(-1).view(torch.uint8)
+    if world.rank == source:
+        return [dist.isend(flat, dst=target, group=world.patient_group, tag=tag)]
+    return [dist.irecv(flat, src=source, group=world.patient_group, tag=tag)]
 
 
 def alone_on_their_pods(column: int, plan: Plan) -> str | None:
@@ -250,10 +242,10 @@ def _exchanged(world: World, apart: int, state: Mapping[str, torch.Tensor], mome
     told = world.gather([(key, value.dtype, value.shape) for key, value in state.items()], patient=True)
     before, after = (world.rank - apart) % world.size, (world.rank + apart) % world.size
     received = {key: torch.empty(shape, dtype=dtype) for key, dtype, shape in told[before]}
-    works = [
-        *_started(world, world.rank, after, state.values()),
-        *_started(world, before, world.rank, received.values()),
-    ]
+    works = []
+    for source, target, values in (world.rank, after, state), (before, world.rank, received):
+        for number, value in enumerate(values.values()):
+            works += _transfer(world, source, target, number, value)
     for work in works:
         work.wait()
     return Generation(
@@ -263,11 +255,3 @@ def _exchanged(world: World, apart: int, state: Mapping[str, torch.Tensor], mome
         moment=moment,
         tensors={**received, **state},
     )
-
-
-def _started(world: World, source: int, target: int, values: Iterable[torch.Tensor]) -> list[Any]:
-    return [
-        work
-        for number, value in enumerate(values)
-        for work in _Way(source, target, number).start(world, value)
-    ]

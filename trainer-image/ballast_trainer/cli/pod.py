@@ -153,20 +153,17 @@ def _train(job_name: str, pod: str, local_rank: int, stop: StopSignal, log: Path
     from ballast_trainer.launch import RankLaunch, ValidatedJob, train
     from ballast_trainer.reporting.console import JsonReporter
 
-    value = dict(value)
-    if os.environ.get("BALLAST_CHECKPOINT_PATH"):
-        value["checkpoint"] = {
-            **(value.get("checkpoint") or {}),
-            "path": os.environ["BALLAST_CHECKPOINT_PATH"],
-        }
-    if os.environ.get(METRICS_PORT_ENV):
-        value["metrics"] = {**(value.get("metrics") or {}), "port": _port(os.environ[METRICS_PORT_ENV])}
+    value = {**value, **{name: {**(value.get(name) or {})} for name in ("checkpoint", "metrics")}}
+    if path := os.environ.get("BALLAST_CHECKPOINT_PATH"):
+        value["checkpoint"]["path"] = path
+    if port := os.environ.get(METRICS_PORT_ENV):
+        value["metrics"]["port"] = _port(port)
     outlives = bool(os.environ.get(RANK_RESTARTS_ENV))
-    if (value.get("checkpoint") or {}).get("inMemoryEverySteps") and not outlives:
+    if value["checkpoint"].get("inMemoryEverySteps") and not outlives:
         logger.warning(
             "checkpoint.inMemoryEverySteps has no effect before the next launch: this pod was made without it"
         )
-        value["checkpoint"] = {**value["checkpoint"], "inMemoryEverySteps": 0}
+        value["checkpoint"]["inMemoryEverySteps"] = 0
     job = ValidatedJob.from_mapping(value, unknown="ignore")
     rank = plan.rank_of(process)
     host = plan.ranks[0].address
@@ -199,6 +196,10 @@ def _train(job_name: str, pod: str, local_rank: int, stop: StopSignal, log: Path
         RankLaunch(
             plan=plan,
             process=process,
+            channel=channel,
+            reporter=JsonReporter(),
+            stop=stop,
+            lost=end_on_lost_peer(log),
             store=store,
             local_rank=local_rank,
             local_ranks=_count(POD_RANKS_ENV),
@@ -206,10 +207,6 @@ def _train(job_name: str, pod: str, local_rank: int, stop: StopSignal, log: Path
             restarts=restarts if again else 0,
             store_of=store_of,
         ),
-        channel=channel,
-        reporter=JsonReporter(),
-        stop=stop,
-        lost=end_on_lost_peer(log),
     )
     return end(outcome.reason, outcome.message, step=outcome.step, log=log)
 

@@ -164,6 +164,11 @@ def _run(
         RankLaunch(
             plan=plan,
             process=process,
+            channel=channel,
+            reporter=JsonReporter() if log == "json" else TextReporter(job.config.total_steps),
+            stop=stop,
+            lost=end_on_lost_peer(),
+            trace=None if trace is None else TraceRequest(path=trace, first_step=trace_step),
             store=store,
             local_rank=launched.local_rank,
             local_ranks=launched.local_ranks,
@@ -171,11 +176,6 @@ def _run(
             joining=launched.restarts > 0,
             regrouped=regrouped if launched.store_outlives else None,
         ),
-        channel=channel,
-        reporter=JsonReporter() if log == "json" else TextReporter(job.config.total_steps),
-        stop=stop,
-        lost=end_on_lost_peer(),
-        trace=None if trace is None else TraceRequest(path=trace, first_step=trace_step),
     )
     return end(outcome.reason, outcome.message, step=outcome.step)
 

@@ -4,11 +4,11 @@ import dataclasses
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import wait
 from pathlib import Path
 from statistics import median
-from typing import Self
+from typing import Any, Self
 
 import torch
 from ballast_policies.contract import ExitReason
@@ -420,15 +420,7 @@ def check_export_place(model: ModelState) -> None:
     wanted = model.config.export
     if wanted is None:
         return
-    failure = None
-    if model.world.rank == 0:
-        try:
-            check_place(wanted)
-        except Exception as error:
-            failure = describe(error)
-    failure = model.world.from_rank_0(failure, patient=True)
-    if failure is not None:
-        raise CheckpointError(f"export.path: {failure}")
+    _by_rank_0(model.world, lambda: check_place(wanted), "export.path")
 
 
 def export_at_end(model: ModelState, progress: Progress) -> None:
@@ -441,20 +433,36 @@ def export_at_end(model: ModelState, progress: Progress) -> None:
     if wanted is None:
         return
     assert folder is not None, "the contract refuses it"
-    watch, failure, count = Stopwatch(), None, 0
-    if model.world.rank == 0:
+    watch = Stopwatch()
+
+    def export() -> int:
+        _, count = export_checkpoint(
+            model.config,
+            model.definition,
+            Path(folder),
+            Path(wanted.path),
+            wanted.format,
+            retry_seconds=model.config.checkpoint.retry_seconds,
+        )
+        return count
+
+    count = _by_rank_0(model.world, export, "all steps are done and saved, but the model is not exported")
+    progress.event("export", path=wanted.path, tensors=count, pause_ms=watch.milliseconds())
+
+
+def _by_rank_0(world: World, work: Callable[[], Any], what: str) -> Any:
+    """What ``work`` returns on rank 0, on every rank; collective.
+
+    Raises:
+        CheckpointError: on all ranks, ``what`` and the error.
+    """
+    found, failure = None, None
+    if world.rank == 0:
         try:
-            _, count = export_checkpoint(
-                model.config,
-                model.definition,
-                Path(folder),
-                Path(wanted.path),
-                wanted.format,
-                retry_seconds=model.config.checkpoint.retry_seconds,
-            )
+            found = work()
         except Exception as error:
             failure = describe(error)
-    failure = model.world.from_rank_0(failure, patient=True)
+    found, failure = world.from_rank_0((found, failure), patient=True)
     if failure is not None:
-        raise CheckpointError(f"all steps are done and saved, but the model is not exported: {failure}")
-    progress.event("export", path=wanted.path, tensors=count, pause_ms=watch.milliseconds())
+        raise CheckpointError(f"{what}: {failure}")
+    return found
