@@ -24,15 +24,3 @@ def cluster(jobs: int, *, seed: int = 0, types: int = 10, contention: float = 10
         gpus=gpus,
         weights=draw.choice([1.0, 5.0], jobs, p=[0.8, 0.2]),
     )
-
-
-def without(instance: Instance, rows: np.ndarray) -> Instance:
-    """The cluster without the jobs ``rows``."""
-    kept = np.delete(np.arange(len(instance.gpus)), rows)
-    return from_arrays(
-        gpu_types=instance.gpu_types,
-        capacity=instance.capacity,
-        throughput=instance.T[kept],
-        gpus=instance.gpus[kept],
-        weights=instance.weights[kept],
-    )

@@ -4,22 +4,17 @@ Run as ``python -m ballast_operator.allocator.solver_process``, by ``solver.py``
 ends are the same release, so frames are pickles: eight bytes of length, then the value. The first frame out
 is ``"ready"``; then one answer a question, ``("ok", Allocation)`` or ``("error", text)``. A question is a
 problem with its policy, or a function with its argument, which is called: its answer is the value.
-The last answer of each policy is kept: the next question is much like it, and is answered sooner from there.
 A policy named ``module:function`` is imported and called here, never in the operator's own process.
 """
 
 import contextlib
-import dataclasses
 import importlib
 import os
 import pickle
 import struct
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, BinaryIO
-
-if TYPE_CHECKING:
-    from ballast_policies.allocation.problem import Allocation
+from typing import Any, BinaryIO
 
 HEADER = struct.Struct(">Q")
 """Length of the pickle that follows, in bytes."""
@@ -47,7 +42,6 @@ def serve(questions: BinaryIO, answers: BinaryIO) -> None:
     """Answer until the questions end."""
     from ballast_policies.allocation.registry import allocate
 
-    last: dict[tuple[str, str], Allocation] = {}
     answers.write(encode("ready"))
     answers.flush()
     while (question := _read(questions)) is not None:
@@ -61,11 +55,7 @@ def serve(questions: BinaryIO, answers: BinaryIO) -> None:
             answers.flush()
             continue
         try:
-            asked = (policy, repr(options))
-            found = allocate(policy, problem, warm=last.get(asked), **options)
-            last[asked] = found
-            # The start stays here: the operator has no use for it.
-            answer: tuple[str, Any] = ("ok", dataclasses.replace(found, start=None))
+            answer: tuple[str, Any] = ("ok", allocate(policy, problem, **options))
         except Exception as error:  # also a user's own policy may raise anything: the next question comes
             answer = ("error", f"{type(error).__name__}: {error}")
         answers.write(encode(answer))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.problem import Allocation, WarmStart
+from ballast_policies.allocation.problem import Allocation
 
 CERTIFIED_GAP = 1e-6
 """Relative gap up to which an answer with a bound is called optimal."""
@@ -26,7 +26,6 @@ class Answer:
         value: instance -> value of the objective, where that is not a function of x alone.
         status: as in Allocation; a bound that is not met turns ``optimal`` into ``gap``.
         shadow_prices: (k,) increase of the objective per additional GPU; None: unknown.
-        start: for a similar instance; None: this policy has none, or the instance was small.
         unmet_deadlines: names of jobs whose deadline cannot be met.
         fallbacks: of methods that found no answer, which method answered instead, and why; filled in with
             the objective.
@@ -42,7 +41,6 @@ class Answer:
     shadow_prices: np.ndarray | None = None
     unmet_deadlines: tuple[str, ...] = ()
     fallbacks: tuple[str, ...] = ()
-    start: WarmStart | None = None
 
 
 def nothing(instance: Instance) -> Answer:
@@ -105,7 +103,6 @@ def as_allocation(
         shadow_prices=shadow,
         unmet_deadlines=answer.unmet_deadlines,
         fallbacks=answer.fallbacks,
-        start=answer.start,
     )
 
 
@@ -174,8 +171,6 @@ class Policy:
         summary: the problem that it solves, for the documentation.
         solve: instance -> answer.
         objective: (instance, x) -> value, in the unit that the policy's file states.
-        solve_from: (instance, start of a similar instance's answer) -> answer, sooner than ``solve`` on
-            large instances; None: every instance is solved from scratch.
         reads: inputs that it reads beyond throughputs, gangs and weights.
         compares_speeds: steps per second of one job are weighed against those of another, not only
             against the same job's on other GPU types.
@@ -194,7 +189,6 @@ class Policy:
     summary: str
     solve: Callable[[Instance], Answer]
     objective: Callable[[Instance, np.ndarray], float]
-    solve_from: Callable[[Instance, WarmStart], Answer] | None = None
     reads: frozenset[Reads] = frozenset()
     compares_speeds: bool = False
     space_sharing: SpaceSharing = SpaceSharing.ALLOWED

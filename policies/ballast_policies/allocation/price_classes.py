@@ -164,7 +164,6 @@ class PriceClasses:
             allocation={job: self._summed(row) for job, row in allocation.allocation.items()},
             pair_allocation={pair: self._summed(row) for pair, row in allocation.pair_allocation.items()},
             shadow_prices=shadow,
-            start=None,
         )
 
     def _summed(self, row: Mapping[str, float]) -> dict[str, float]:

@@ -81,22 +81,6 @@ MOST_ABOVE = 100
 """Entities above an entity: the policies go through them level by level."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class WarmStart:
-    """Prices of the GPU types, in ratio to each other, and how far demands could be raised.
-
-    The k + 1 unknowns of a large program (``boxstep``): after an arrival or departure they
-    are still nearly optimal. A bad start costs time, not exactness.
-    """
-
-    prices: tuple[float, ...]
-    t: float
-
-    def scaled(self, unit: float) -> "WarmStart":
-        """The same for a program whose t counts ``unit`` times as much; only ratios of prices matter."""
-        return WarmStart(prices=self.prices, t=self.t * unit)
-
-
 class ProblemError(ValueError):
     """The problem is not valid; the text names the field, the value and the reason."""
 
@@ -329,7 +313,6 @@ class Allocation:
         shadow_prices: GPU type -> increase of the objective per additional GPU; empty where unknown.
         unmet_deadlines: jobs whose deadline cannot be met, by policies that keep deadlines.
         fallbacks: a line for each method that found no answer: why, and which method answered instead.
-        start: warm start for a similar problem (``allocate(..., warm=...)``); None: it was small.
     """
 
     policy: str
@@ -345,4 +328,3 @@ class Allocation:
     shadow_prices: Mapping[str, float] = dataclasses.field(default_factory=dict)
     unmet_deadlines: tuple[str, ...] = ()
     fallbacks: tuple[str, ...] = ()
-    start: WarmStart | None = None

@@ -47,7 +47,7 @@ from ballast_policies.allocation.policy import (
     as_allocation,
     relative_gap,
 )
-from ballast_policies.allocation.problem import Allocation, Problem, ProblemError, WarmStart
+from ballast_policies.allocation.problem import Allocation, Problem, ProblemError
 from ballast_policies.allocation.solvers.methods import fallbacks_listed
 from ballast_policies.registry import Registry
 
@@ -169,7 +169,6 @@ POLICIES = Registry(
         "max-min-fairness": Policy(
             summary="maximise the least level (5.4.1; heterogeneity-aware LAS)",
             solve=max_min_fairness.solve,
-            solve_from=max_min_fairness.solve,
             objective=max_min_fairness.objective,
             spreads_when_agnostic=True,
             takes_configurations=True,
@@ -194,7 +193,6 @@ POLICIES = Registry(
             summary="minimise the largest `rho_m = (elapsed_m + steps_m / throughput(m, X)) / "
             "(isolated_m + steps_m / throughput(m, X_isolated))` (5.4.2, Themis)",
             solve=finish_time_fairness.solve,
-            solve_from=finish_time_fairness.solve,
             objective=finish_time_fairness.objective,
             reads=frozenset({Reads.STEPS, Reads.ELAPSED, Reads.ISOLATED_ELAPSED}),
             compares_speeds=True,
@@ -205,7 +203,6 @@ POLICIES = Registry(
         "makespan": Policy(
             summary="minimise the largest `steps_m / throughput(m, X)` (5.4.2)",
             solve=makespan.solve,
-            solve_from=makespan.solve,
             objective=makespan.objective,
             reads=frozenset({Reads.STEPS}),
             compares_speeds=True,
@@ -298,7 +295,6 @@ POLICIES = Registry(
             summary="maximise the least `throughput(m, X) cost_m / w_m`, cost_m the USD of a step on the "
             "job's cheapest GPUs: the value in dollars of what each job gets",
             solve=fairness_per_dollar.solve,
-            solve_from=fairness_per_dollar.solve,
             objective=fairness_per_dollar.objective,
             reads=frozenset({Reads.PRICES}),
             space_sharing=SpaceSharing.NEVER,
@@ -398,7 +394,6 @@ def allocate(
     *,
     agnostic: bool = False,
     space_sharing: bool = False,
-    warm: Allocation | None = None,
 ) -> Allocation:
     """Solve ``problem`` by the named policy.
 
@@ -409,8 +404,6 @@ def allocate(
             the job's fastest one. The answer's throughput, levels and objective are the real ones,
             its gap is that of the agnostic optimum.
         space_sharing: let the pairs of the problem share GPUs, where the policy defines it.
-        warm: the same policy's allocation of a similar problem, e.g. from before the last arrival. With
-            thousands of jobs the solve is many times faster, and as exact; otherwise it is not used.
 
     Raises:
         ProblemError: the policy is unknown, or the problem lacks an input that it needs.
@@ -420,7 +413,7 @@ def allocate(
     defined = find_policy(policy).space_sharing
     shares = defined is SpaceSharing.ALWAYS or (space_sharing and defined is SpaceSharing.ALLOWED)
     real = instance(problem, space_sharing=shares)
-    answer = solve(policy, real, agnostic=agnostic, start=warm.start if warm is not None else None)
+    answer = solve(policy, real, agnostic=agnostic)
     assert answer.objective is not None
     return as_allocation(
         real,
@@ -451,12 +444,11 @@ def _check_configurations(policy: str, chosen: Policy, real: Instance, agnostic:
         raise ProblemError(f"{job}: {policy} places gangs of one size only. {change}choose one of {able}")
 
 
-def solve(policy: str, real: Instance, *, agnostic: bool = False, start: WarmStart | None = None) -> Answer:
+def solve(policy: str, real: Instance, *, agnostic: bool = False) -> Answer:
     """As :func:`allocate`, from arrays to arrays (``instance.from_arrays``): for thousands of jobs at a time.
 
     Pairs are used if the instance has them. The answer's x has an entry for each of ``real.columns``
     (``real.alone(x)`` is the matrix jobs x types); its objective and gap are filled in.
-    ``start``: of the answer to a similar instance with as many types.
 
     Raises:
         ProblemError: the policy is unknown, or the problem lacks an input that it needs.
@@ -466,10 +458,7 @@ def solve(policy: str, real: Instance, *, agnostic: bool = False, start: WarmSta
     _check_configurations(policy, chosen, real, agnostic)
     seen = agnostic_view(real) if agnostic else real
     with fallbacks_listed() as fallbacks:
-        if start is not None and chosen.solve_from is not None and len(start.prices) == len(real.capacity):
-            answer = chosen.solve_from(seen, start)
-        else:
-            answer = chosen.solve(seen)
+        answer = chosen.solve(seen)
     if agnostic and chosen.spreads_when_agnostic:
         answer = dataclasses.replace(answer, x=spread_over_types(seen, answer.x))
     gap = answer.gap

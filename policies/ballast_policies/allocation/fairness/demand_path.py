@@ -19,7 +19,6 @@ from typing import Protocol
 import numpy as np
 
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.problem import WarmStart
 from ballast_policies.allocation.solvers import linear
 
 TOLERANCE = 1e-9
@@ -66,10 +65,8 @@ class MaxFeasible:
     binding: np.ndarray
 
 
-def max_feasible(
-    instance: Instance, path: DemandPath, *, start: float = 0.0, prices: WarmStart | None = None
-) -> MaxFeasible:
-    """The furthest point of ``path``, whose point ``start`` must be feasible; ``prices``: of a similar one.
+def max_feasible(instance: Instance, path: DemandPath, *, start: float = 0.0) -> MaxFeasible:
+    """The furthest point of ``path``, whose point ``start`` must be feasible.
 
     Raises:
         SolverError: the start is not feasible, or the solver failed.
@@ -79,8 +76,7 @@ def max_feasible(
     cuts: list[tuple[float, np.ndarray]] = []
     while True:
         slope = np.maximum(path.demand(trial) - lowest, 0.0)
-        raised = linear.maximise(instance, base=lowest * (1 - TOLERANCE), slope=slope, start=prices)
-        prices = raised.start
+        raised = linear.maximise(instance, base=lowest * (1 - TOLERANCE), slope=slope)
         root = root_of_cut(path, raised.level_duals, raised.cut, start, trial)
         bound = min(bound, root)
         weight = raised.level_duals * instance.top

@@ -17,7 +17,6 @@ import numpy as np
 
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policy import Answer
-from ballast_policies.allocation.problem import WarmStart
 from ballast_policies.allocation.solvers import linear
 from ballast_policies.allocation.solvers.dense_program import dot
 
@@ -76,19 +75,17 @@ def _usable(instance: Instance, x: np.ndarray, speed: np.ndarray) -> bool:
     return bool((idle[columns.kind] & slow[columns.first]).any())
 
 
-def raise_least_level(instance: Instance, slope: np.ndarray, start: WarmStart | None = None) -> Answer:
+def raise_least_level(instance: Instance, slope: np.ndarray) -> Answer:
     """Maximise t with ``throughput(m, X) >= slope_m t``, as one LP; ties as above.
 
     Args:
         instance: the instance.
         slope: (n,) steps/s of each job at level 1; 0: the job does not count.
-        start: an earlier answer to begin from.
     """
-    raised = linear.maximise(instance, slope=slope, start=start)
+    raised = linear.maximise(instance, slope=slope)
     return Answer(
         x=fill_idle_capacity(instance, raised.x, slope * raised.t, raised),
         solver=raised.solver,
-        start=raised.start,
         bound=raised.bound,
         shadow_prices=raised.shadow_prices,
     )

@@ -19,7 +19,6 @@ from ballast_policies.allocation.fairness.idle_capacity import fill_idle_capacit
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policies.isolated import isolated_shares
 from ballast_policies.allocation.policy import Answer, nothing
-from ballast_policies.allocation.problem import WarmStart
 from ballast_policies.allocation.solvers.linear import SolverError
 
 
@@ -55,18 +54,17 @@ def _path(instance: Instance) -> _Path:
     return _Path(steps=steps, elapsed=instance.elapsed, isolated=isolated, full=instance.top)
 
 
-def solve(instance: Instance, start: WarmStart | None = None) -> Answer:
+def solve(instance: Instance) -> Answer:
     """Shares that minimise the largest rho."""
     path = _path(instance)
     if not (path.steps > 0).any():
         return nothing(instance)
-    found = max_feasible(instance, path, prices=start)
+    found = max_feasible(instance, path)
     if found.bound <= 0:
         raise SolverError("the largest rho is too large for a number")
     return Answer(
         x=fill_idle_capacity(instance, found.raised.x, path.demand(found.s), found.raised),
         solver=found.raised.solver,
-        start=found.raised.start,
         bound=1.0 / found.bound,
     )
 

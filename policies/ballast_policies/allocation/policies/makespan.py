@@ -12,20 +12,18 @@ import numpy as np
 from ballast_policies.allocation.fairness.idle_capacity import fill_idle_capacity
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policy import Answer, nothing
-from ballast_policies.allocation.problem import WarmStart
 from ballast_policies.allocation.solvers import linear
 
 
-def solve(instance: Instance, start: WarmStart | None = None) -> Answer:
+def solve(instance: Instance) -> Answer:
     """Shares that finish the last job soonest."""
     slope = np.where(instance.runnable, instance.steps(), 0.0)
     if not (slope > 0).any():
         return nothing(instance)
-    raised = linear.maximise(instance, slope=slope, start=start)
+    raised = linear.maximise(instance, slope=slope)
     return Answer(
         x=fill_idle_capacity(instance, raised.x, slope * raised.t, raised),
         solver=raised.solver,
-        start=raised.start,
         bound=1.0 / raised.bound,
         # d(1/t)/dC = -(1/t^2) dt/dC: seconds saved by one GPU more.
         shadow_prices=raised.shadow_prices / raised.t**2 if raised.t > 0 else None,

@@ -15,16 +15,15 @@ import numpy as np
 from ballast_policies.allocation.fairness.idle_capacity import raise_least_level
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policy import Answer, nothing
-from ballast_policies.allocation.problem import WarmStart
 
 
-def solve(instance: Instance, start: WarmStart | None = None) -> Answer:
+def solve(instance: Instance) -> Answer:
     """Shares that maximise the least level."""
     runs = instance.runnable
     if not runs.any():
         return nothing(instance)
     slope = np.divide(instance.weights, instance.level_scale, out=np.zeros(len(runs)), where=runs)
-    return raise_least_level(instance, slope, start)
+    return raise_least_level(instance, slope)
 
 
 def objective(instance: Instance, x: np.ndarray) -> float:

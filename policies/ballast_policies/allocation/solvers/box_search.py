@@ -14,7 +14,6 @@ import dataclasses
 
 import numpy as np
 
-from ballast_policies.allocation.problem import WarmStart
 from ballast_policies.allocation.solvers.best_response import (
     Response,
     balanced_prices,
@@ -273,7 +272,7 @@ class BoxSearch:
             box = self._resized(box, shrink, at=at.t, following=found.t)
             at = following if better else at
         solution = self._response(at) if coarse else self._by_one_lp(at)
-        return None if feasibility and solution is not None and solution.start.t < 0 else solution
+        return None if feasibility and solution is not None and solution.t < 0 else solution
 
     def _at(self, prices: np.ndarray, t: float) -> Response:
         return in_units_of_t(self.rows, respond(self.rows, prices, min(t, self.rows.highest)))
@@ -340,7 +339,7 @@ class BoxSearch:
             level=np.zeros(n),
             time=np.zeros(n),
             prices=at.prices,
-            start=WarmStart(prices=tuple(at.prices.tolist()), t=at.t),
+            t=at.t,
         )
 
     def _solution(
@@ -369,8 +368,7 @@ class BoxSearch:
         value = t if rows.value is None else float((rows.value[:, :-1] * X).sum())
         if bound - value > tolerance * max(abs(bound), abs(value)):
             return None
-        start = WarmStart(prices=tuple(prices.tolist()), t=t)
-        return Priced(X=X, level=level, time=time, prices=prices, start=start)
+        return Priced(X=X, level=level, time=time, prices=prices, t=t)
 
 
 def _shrinking(

@@ -5,17 +5,13 @@ lie in a box around the current ones. Inside the box most jobs' answers cannot c
 *undecided*. A small LP over the undecided jobs, or a sample of them, with prices held to the box
 (``crossover``), moves them to where they are best in the box (Marsten, Hogan and Blankenship, "The boxstep
 method for large-scale optimization", Operations Research 23(3), 1975). The rounds of such steps are in
-``box_search``.
-
-First prices come from a sample of 300 jobs, with very many jobs then from one of 5,000. A solution's prices
-start the next one: after an arrival or departure the last LP alone is usually enough.
+``box_search``. First prices come from a sample of 300 jobs, with very many jobs then from one of 5,000.
 """
 
 import dataclasses
 
 import numpy as np
 
-from ballast_policies.allocation.problem import WarmStart
 from ballast_policies.allocation.solvers.best_response import (
     Response,
     balanced_prices,
@@ -33,41 +29,27 @@ FIRST_COLUMNS = 4000
 FEWEST = 60
 LP_JOBS = 400
 """Jobs in an LP of the rounds after it."""
-WARM_START_LP_JOBS = 60
-"""Jobs in the LP where prices of a similar program are known."""
 COARSE_JOBS = 5000
 """Jobs in the second sample, where there are at least four times as many."""
 COARSE = 0.01
 """Prices of that sample are found to this part."""
-FIRST_BOX, COARSE_BOX, WARM_START_BOX = 0.3, 0.05, 0.003
-"""Half width of the first box, as a part of prices: after one sample, after two, from a similar program."""
+FIRST_BOX, COARSE_BOX = 0.3, 0.05
+"""Half width of the first box, as a part of prices: after one sample, after two."""
 PINNED_T_TOLERANCE = 0.1
 """A first t that is this close to the highest may turn out to be it."""
 INFEASIBLE_TOLERANCE = 1e-9
 """Relative; a demand by more than this above a job's full speed cannot be met."""
 
 
-def solve(rows: Rows, *, start: WarmStart | None = None) -> Priced | None:
-    """Solve the program.
-
-    Args:
-        rows: the program.
-        start: of the solution of a similar one.
-
-    Returns:
-        None where it has no solution.
-    """
+def solve(rows: Rows) -> Priced | None:
+    """The solution of the program; None where it has none."""
     if (rows.base > rows.reach * (1 + INFEASIBLE_TOLERANCE)).any() and not (rows.slope > 0).any():
         return None
-    if start is not None and not any(start.prices):
-        start = None
-    prices, t = _sampled(rows) if start is None else (np.array(start.prices), start.t)
+    prices, t = _sampled(rows)
     if t >= rows.highest * (1 - PINNED_T_TOLERANCE):
         found = _pinned(rows, _at(rows, prices, t))
         if found is not None:
             return found
-    if start is not None:
-        return BoxSearch(rows).run(_at(rows, prices, t), lp_jobs=WARM_START_LP_JOBS, part=WARM_START_BOX)
     part = FIRST_BOX
     if len(rows) >= 4 * COARSE_JOBS:
         (prices, t), part = _coarse(rows, prices, t), COARSE_BOX
@@ -114,7 +96,7 @@ def _coarse(rows: Rows, prices: np.ndarray, t: float) -> tuple[np.ndarray, float
     some = some.standing_for(weight)
     first = respond(some, prices, min(t, some.highest))
     found = BoxSearch(some).run(first, lp_jobs=LP_JOBS, part=FIRST_BOX, coarse=COARSE)
-    return (prices, t) if found is None else (np.array(found.start.prices), found.start.t)
+    return (prices, t) if found is None else (found.prices, found.t)
 
 
 def _at_highest(rows: Rows) -> Rows:
@@ -152,5 +134,5 @@ def _pinned(rows: Rows, at: Response) -> Priced | None:
         level=level,
         time=level * rows.reach,
         prices=np.zeros(len(rows.capacity)),
-        start=WarmStart(prices=tuple(at.prices.tolist()), t=highest),
+        t=highest,
     )

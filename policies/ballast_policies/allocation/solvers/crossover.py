@@ -14,7 +14,6 @@ import dataclasses
 import highspy
 import numpy as np
 
-from ballast_policies.allocation.problem import WarmStart
 from ballast_policies.allocation.solvers.best_response import Response, bound_of, in_units_of_t, respond
 from ballast_policies.allocation.solvers.dense_program import Rows, least, taken
 from ballast_policies.allocation.solvers.simplex import optimum
@@ -318,14 +317,14 @@ class Priced:
         X: (n, w) shares.
         level, time: (n,) multipliers of demand and time.
         prices: (k,) multipliers of the capacities.
-        start: warm start for the next similar program.
+        t: how far the demands are raised.
     """
 
     X: np.ndarray
     level: np.ndarray
     time: np.ndarray
     prices: np.ndarray
-    start: WarmStart
+    t: float
 
 
 def by_one_lp(rows: Rows, active: np.ndarray | None = None) -> Priced | None:
@@ -342,7 +341,7 @@ def by_one_lp(rows: Rows, active: np.ndarray | None = None) -> Priced | None:
         level=found.level,
         time=bound_of(rows, found.prices, found.level)[1],
         prices=found.prices,
-        start=WarmStart(prices=tuple(found.prices.tolist()), t=found.t),
+        t=found.t,
     )
 
 
@@ -362,6 +361,6 @@ def among_cheap(rows: Rows, prices: np.ndarray, t: float, *, tolerance: float) -
     found = by_one_lp(rows, cheap & rows.usable)
     if found is None:
         return None
-    value = found.start.t if rows.value is None else float((rows.value[:, :-1] * found.X).sum())
+    value = found.t if rows.value is None else float((rows.value[:, :-1] * found.X).sum())
     bound = bound_of(rows, found.prices, found.level)[0]
     return found if bound - value <= tolerance * max(abs(bound), abs(value)) else None

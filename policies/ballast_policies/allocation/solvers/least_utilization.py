@@ -70,7 +70,7 @@ def _of_classes(rows: Rows, prices: np.ndarray, *, part: float, coarse: float) -
     if found is None:
         return None
     X[stay] = found.X
-    u = -(respond(some, found.prices, 0.0).bound(some) if coarse else found.start.t)
+    u = -(respond(some, found.prices, 0.0).bound(some) if coarse else found.t)
     # All demands are fixed, so a unit of t takes nothing but GPUs.
     return Utilization(X=X, prices=found.prices / (found.prices @ rows.lift), u=u)
 

@@ -31,7 +31,6 @@ import highspy
 import numpy as np
 
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.problem import WarmStart
 from ballast_policies.allocation.solvers import boxstep
 from ballast_policies.allocation.solvers.dense_program import dot
 from ballast_policies.allocation.solvers.job_classes import merged
@@ -172,7 +171,6 @@ class LinearSolution:
         level_duals: (n,) lambda: increase of the objective per step/s less demanded of job m.
         shadow_prices: (k,) p: increase of the objective per additional GPU of type j.
         solver: name of the method or solver.
-        start: warm start (prices and level) for the next similar program; None: it was small.
         cut: ``level_duals @ throughput(x) <= cut`` for every feasible x; only with ``gain``.
     """
 
@@ -183,7 +181,6 @@ class LinearSolution:
     shadow_prices: np.ndarray
     cut: float = float("inf")
     solver: str = SOLVER
-    start: WarmStart | None = None
 
 
 def maximise(
@@ -192,7 +189,6 @@ def maximise(
     value: np.ndarray | None = None,
     base: np.ndarray | None = None,
     slope: np.ndarray | None = None,
-    start: WarmStart | None = None,
     feasible_x: np.ndarray | None = None,
 ) -> LinearSolution:
     """Solve the program above; with ``slope``, ``gain`` is 1 and ``value`` must be left out.
@@ -202,7 +198,6 @@ def maximise(
         value: (columns,) worth of full time on each column.
         base: (n,) steps/s demanded of each job; 0: nothing demanded.
         slope: (n,) steps/s demanded per unit of t.
-        start: of the solution of a similar program; large programs are solved faster from there.
         feasible_x: (columns,) shares that meet the demands, where some are known.
 
     Raises:
@@ -256,16 +251,13 @@ def maximise(
             gain=gain,
             elastic=elastic,
         )
-    solved, after = _solved(program, None if start is None else start.scaled(unit))
+    solved = _solved(program)
     x, level, time = solved.x, solved.level, solved.time
     if same is not None:
         x = x[same.column]
         level, time = (level / same.size)[same.of], (time / same.size)[same.of]
     solved = dataclasses.replace(solved, x=instance.feasible(x), level=level / full, time=time)
     solution = certified(instance, solved, value=value, base=base, slope=slope)
-    if after is not None:
-        after = after.scaled(1.0 / unit)
-        solution = dataclasses.replace(solution, solver=f"prices and {SOLVER}", start=after)
     programs = _watched.get()
     if programs is not None:
         programs.append((instance, value, solution))
@@ -288,26 +280,29 @@ def watched() -> Iterator[list[tuple[Instance, np.ndarray, LinearSolution]]]:
         _watched.reset(token)
 
 
-def _solved(program: Program, start: WarmStart | None) -> tuple[Solved, WarmStart | None]:
-    """The solution by the table's method, and the warm start for a similar program."""
+def _solved(program: Program) -> Solved:
+    """The solution by the table's method."""
     columns = program.columns
     pairs = int((columns.second >= 0).sum())
     method = choose(Task.PROGRAM, Size(rows=len(program), pairs=pairs, elastic=program.elastic))
     if method is PAIRS:
-        return _by_pairs(program), None
+        return _by_pairs(program)
     if method is SIMPLEX:
-        return by_simplex(program), None
+        return by_simplex(program)
     rows = program.rows()
-    priced = None if rows is None else boxstep.solve(rows, start=start)
+    priced = None if rows is None else boxstep.solve(rows)
     if priced is None:
         # Also where the demands cannot be met: HiGHS then reports it.
         solved = by_simplex(program)
         fell_back(PRICES, "no dense table" if rows is None else "its programs have no optimum", SIMPLEX)
-        return solved, None
-    solved = Solved(
-        x=priced.X[columns.first, columns.place], level=priced.level, time=priced.time, prices=priced.prices
+        return solved
+    return Solved(
+        x=priced.X[columns.first, columns.place],
+        level=priced.level,
+        time=priced.time,
+        prices=priced.prices,
+        solver=f"prices and {SOLVER}",
     )
-    return solved, priced.start
 
 
 def certified(
@@ -348,11 +343,21 @@ def certified(
     available = float((time + missing).sum() + prices @ instance.capacity)
     bound = available - dot(level, base)
     if not gained:
-        return LinearSolution(x=x, t=0.0, bound=bound, level_duals=level, shadow_prices=prices)
+        return LinearSolution(
+            x=x, t=0.0, bound=bound, level_duals=level, shadow_prices=prices, solver=solved.solver
+        )
     reached = instance.throughput(x)
     rising = slope > 0
     t = float(((reached - base)[rising] / slope[rising]).min())
-    return LinearSolution(x=x, t=t, bound=bound, level_duals=level, shadow_prices=prices, cut=available)
+    return LinearSolution(
+        x=x,
+        t=t,
+        bound=bound,
+        level_duals=level,
+        shadow_prices=prices,
+        cut=available,
+        solver=solved.solver,
+    )
 
 
 def _reach(instance: Instance) -> np.ndarray:

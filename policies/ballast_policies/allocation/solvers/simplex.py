@@ -123,6 +123,7 @@ class Solved:
         level, time: (n,) of the demands (per fraction of full speed) and of the jobs' time.
         prices: (k,) of the capacities.
         basis: of the simplex method, where that was used; columns x, then t.
+        solver: name of the method or solver.
     """
 
     x: np.ndarray
@@ -130,6 +131,7 @@ class Solved:
     time: np.ndarray
     prices: np.ndarray
     basis: highspy.HighsBasis | None = None
+    solver: str = SOLVER
 
 
 def by_simplex(program: Program, *, start: highspy.HighsBasis | None = None) -> Solved:

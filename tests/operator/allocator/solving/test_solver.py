@@ -1,23 +1,18 @@
 """The solver's process: an answer in time, or the greedy fallback, whatever happens to it."""
 
 import dataclasses
-import io
 import json
 import os
-import pickle
 import signal
 import sys
 import time
 
 import pytest
 from ballast_operator.allocator.solver import Solver
-from ballast_operator.allocator.solver_process import HEADER, encode, serve
 from ballast_operator.api.conditions import PolicyReason
 from ballast_operator.settings import SolverSettings
 from ballast_operator.views.spec import read_spec_text
-from ballast_policies.allocation import registry
 from ballast_policies.allocation.problem import Job, Problem
-from ballast_policies.allocation.registry import allocate
 
 from tests.operator.loops.simulated.simulation import job
 from tests.support.waiting import WAIT_SECONDS
@@ -61,30 +56,6 @@ async def test_a_process_that_was_warmed_up_answers_the_first_question():
     async with Solver(PATIENT, command=(sys.executable, "-c", "raise SystemExit(4)")) as solver:
         await solver.warm_up()
         assert (await solver.solve("max-min-fairness", PROBLEM)).health is PolicyReason.SOLVER_DIED
-
-
-def test_a_question_is_answered_from_the_last_answer_of_its_policy(monkeypatch):
-    """Of no other policy's; and what a start is made of stays in the process."""
-    starts = []
-
-    def recorded(policy, problem, *, warm=None, **options):
-        starts.append((policy, None if warm is None else warm.objective))
-        return allocate(policy, problem, warm=warm, **options)
-
-    monkeypatch.setattr(registry, "allocate", recorded)
-    policies = ("max-min-fairness", "makespan", "max-min-fairness")
-    steps = [dataclasses.replace(job, steps_remaining=10.0) for job in PROBLEM.jobs]
-    problem = dataclasses.replace(PROBLEM, jobs=tuple(steps))
-    answers = io.BytesIO()
-    serve(io.BytesIO(b"".join(encode((policy, problem, {})) for policy in policies)), answers)
-    answers.seek(0)
-    ready, *found = (
-        pickle.loads(answers.read(HEADER.unpack(answers.read(HEADER.size))[0])) for _ in range(4)
-    )
-    assert ready == "ready"
-    assert [(kind, answer.start) for kind, answer in found] == [("ok", None)] * 3
-    first = found[0][1].objective
-    assert starts == [("max-min-fairness", None), ("makespan", None), ("max-min-fairness", first)]
 
 
 @pytest.mark.processes

@@ -15,7 +15,7 @@ from ballast_policies.allocation.fairness.idle_capacity import raise_least_level
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policies.cost.min_cost import cheapest
 from ballast_policies.allocation.policy import Answer, nothing
-from ballast_policies.allocation.problem import ProblemError, WarmStart
+from ballast_policies.allocation.problem import ProblemError
 
 
 def _usd_per_step(instance: Instance) -> np.ndarray:
@@ -31,7 +31,7 @@ def _usd_per_step(instance: Instance) -> np.ndarray:
     return np.where(np.isfinite(least), least, 0.0)
 
 
-def solve(instance: Instance, start: WarmStart | None = None) -> Answer:
+def solve(instance: Instance) -> Answer:
     """Shares that maximise the least worth.
 
     Raises:
@@ -42,7 +42,7 @@ def solve(instance: Instance, start: WarmStart | None = None) -> Answer:
         return nothing(instance)
     worth = _usd_per_step(instance) * 3600.0
     slope = np.divide(instance.weights, worth, out=np.zeros(len(runs)), where=runs & (worth > 0))
-    return raise_least_level(instance, slope, start)
+    return raise_least_level(instance, slope)
 
 
 def objective(instance: Instance, x: np.ndarray) -> float:
