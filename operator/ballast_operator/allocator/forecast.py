@@ -18,39 +18,6 @@ from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.api.cluster_policy import ClusterPolicy
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
-class JobForecast:
-    """What becomes of one job; seconds from now, USD.
-
-    Attributes:
-        begins: when it first has GPUs; 0 where it has them now; None: not within the time.
-        ends: when it has done its steps; None: not within the time.
-        starts: how often it is started or moved.
-        gpu_hours, cost: of the GPUs that it holds from now on.
-        first: the GPUs on which it begins, as people read them; empty: it has them now, or gets none.
-    """
-
-    job: str
-    begins: float | None = None
-    ends: float | None = None
-    starts: int = 0
-    gpu_hours: float = 0.0
-    cost: float = 0.0
-    first: str = ""
-
-
-def _as_forecast(job: ClusterGang, ends: float | None) -> JobForecast:
-    return JobForecast(
-        job=job.name,
-        begins=job.begins,
-        ends=ends,
-        starts=job.starts,
-        gpu_hours=job.gpu_hours,
-        cost=job.cost,
-        first=job.first,
-    )
-
-
 def forecast(
     snapshot: Snapshot,
     policy: ClusterPolicy,
@@ -59,7 +26,7 @@ def forecast(
     seconds: float,
     live: Collection[str] = (),
     agnostic: bool = False,
-) -> tuple[JobForecast, ...]:
+) -> tuple[ClusterGang, ...]:
     """The forecast of every job of ``snapshot`` under ``policy``, in the order of the snapshot.
 
     Args:
@@ -74,13 +41,16 @@ def forecast(
         ProblemError: the policy cannot be used on what is there at some moment.
     """
     jobs = _active_jobs(snapshot, now, live)
-    ends = dict[str, float]()
+
+    def ended(job: ClusterGang, at: float) -> None:
+        job.ends = at
+
     Clock(
         arrivals=[(0.0, job) for job in jobs],
         decide=_decisions(snapshot, policy, now, agnostic=agnostic),
-        ended=lambda job, at: ends.update({job.name: at}),
+        ended=ended,
     ).run(seconds)
-    return tuple(_as_forecast(job, ends.get(job.name)) for job in jobs)
+    return tuple(jobs)
 
 
 def next_round(snapshot: Snapshot, policy: ClusterPolicy, *, now: float, live: Collection[str] = ()) -> Round:

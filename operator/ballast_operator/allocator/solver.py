@@ -98,53 +98,44 @@ class Solver:
         limit = self._settings.limit_seconds if limit_seconds is None else limit_seconds
         async with self._lock:
             started = time.monotonic()
+
+            def fall_back(
+                health: PolicyReason,
+                why: str,
+                outcome: PolicyReason = PolicyReason.FALLBACK_AFTER_SOLVER_ERROR,
+            ) -> Solve:
+                message = f"{why}; greedy allocation used"
+                logger.warning("solver fallback reason=%s: %s", outcome, message)
+                allocation, seconds = greedy(problem), time.monotonic() - started
+                return Solve(
+                    allocation=allocation, outcome=outcome, message=message, seconds=seconds, health=health
+                )
+
             if self._process is not None and self._process.returncode is not None:
                 await self._start_again(PolicyReason.SOLVER_DIED)
             if self._failed is not None:
                 if self._restart is None or self._restart.done():
                     await self._start_again(self._failed)
-                return self._fall_back(
-                    problem,
-                    started,
-                    PolicyReason.FALLBACK_AFTER_SOLVER_ERROR,
-                    self._failed,
-                    "the solver's process is being started again; greedy allocation used",
-                )
+                return fall_back(self._failed, "the solver's process is being started again")
             try:
                 process = await self._ready(imports_of(policy, problem))
                 asked = time.monotonic()
-                answer = await self._ask(process, (policy, problem, dict(options or {})), limit)
+                kind, value = await self._ask(process, (policy, problem, dict(options or {})), limit)
             except asyncio.CancelledError:
                 await self.kill()  # its answer must not be taken for that of the next question
                 raise
             except TimeoutError:
                 await self._start_again(PolicyReason.SOLVER_TIMED_OUT)
-                return self._fall_back(
-                    problem,
-                    started,
-                    PolicyReason.FALLBACK_AFTER_TIMEOUT,
-                    PolicyReason.SOLVER_TIMED_OUT,
+                why = (
                     f"the solver was killed after {time.monotonic() - started:.1f} s "
-                    f"({len(problem.jobs)} jobs, limit {limit:g} s); greedy allocation used",
+                    f"({len(problem.jobs)} jobs, limit {limit:g} s)"
                 )
+                return fall_back(PolicyReason.SOLVER_TIMED_OUT, why, PolicyReason.FALLBACK_AFTER_TIMEOUT)
             except (_ProcessDied, OSError) as error:
                 await self._start_again(PolicyReason.SOLVER_DIED)
-                return self._fall_back(
-                    problem,
-                    started,
-                    PolicyReason.FALLBACK_AFTER_SOLVER_ERROR,
-                    PolicyReason.SOLVER_DIED,
-                    f"the solver's process died ({error}); greedy allocation used",
-                )
-            kind, value = answer
+                return fall_back(PolicyReason.SOLVER_DIED, f"the solver's process died ({error})")
             if kind != "ok":
-                return self._fall_back(
-                    problem,
-                    started,
-                    PolicyReason.FALLBACK_AFTER_SOLVER_ERROR,
-                    PolicyReason.SOLVER_ANSWERS,
-                    f"{value}; greedy allocation used",
-                )
+                return fall_back(PolicyReason.SOLVER_ANSWERS, str(value))
             seconds = time.monotonic() - asked
             return Solve(
                 allocation=value,
@@ -247,20 +238,6 @@ class Solver:
         await _receive(self._process)
         logger.info("solver process started pid=%d", self._process.pid)
         return self._process
-
-    @staticmethod
-    def _fall_back(
-        problem: Problem, started: float, outcome: PolicyReason, health: PolicyReason, message: str
-    ) -> Solve:
-        logger.warning("solver fallback reason=%s: %s", outcome, message)
-        allocation = greedy(problem)
-        return Solve(
-            allocation=allocation,
-            outcome=outcome,
-            health=health,
-            message=message,
-            seconds=time.monotonic() - started,
-        )
 
 
 async def _receive(process: asyncio.subprocess.Process) -> Any:

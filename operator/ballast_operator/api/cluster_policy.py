@@ -178,6 +178,18 @@ class Tenants(ApiModel):
     namespaces: Annotated[dict[str, NamespaceLimits], Field(max_length=1024)] = Field(default_factory=dict)
     """Namespace -> limits of its own."""
 
+    def of(self, namespace: str) -> NamespaceLimits:
+        """The namespace's own limits, and those of every namespace where it has none."""
+        own = dict(self.namespaces.get(namespace, NamespaceLimits()))
+        stated = {name: limit for name, limit in own.items() if limit is not None}
+        return NamespaceLimits.model_construct(**{**dict(self.each_namespace), **stated})
+
+    def field_of(self, namespace: str, limit: str) -> str:
+        """Where the limit that holds for the namespace is stated."""
+        own = self.namespaces.get(namespace)
+        part = f"namespaces.{namespace}" if own is not None and limit in own.to_dict() else "eachNamespace"
+        return f"tenants.{part}.{limit}"
+
 
 UNHEALTHY = (
     "GpuMemWatch",

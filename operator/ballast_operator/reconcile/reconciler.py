@@ -51,7 +51,6 @@ from ballast_operator.reconcile.surroundings import (
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.context import JobCounter, StepResult, Surroundings
 from ballast_operator.steps.decide import decide, refused
-from ballast_operator.views.assignment import GangPools
 from ballast_operator.views.clock import Time, now
 from ballast_operator.views.job import JobView, SuspendCause
 
@@ -223,7 +222,7 @@ class Reconciler:
     @property
     def _gpu_resources(self) -> frozenset[str]:
         """The extended resources that count as GPUs in the pools."""
-        return frozenset(pool.gpu_resource for pool in self._board.newest.pools.values())
+        return frozenset(info.pool.gpu_resource for info in self._board.newest.pools.values())
 
     async def _look_at_pods(self, view: JobView) -> JobView | None:
         """The job with what keeps its pods from being made, if anything does; None: it is gone."""
@@ -256,7 +255,7 @@ class Reconciler:
             allocation = allocation.named_as(placement)
             view = dataclasses.replace(view, status=view.status.replace(allocation=allocation))
             placement = allocation.placement
-        pools = GangPools.of(placement, self._board.newest.pools)
+        pools = self._board.newest.pools
         sharer, partner_left = on_the_same_gpu(self._observer, view, assignment)
         around = Surroundings(
             shortage=capacity_shortfall(self._observer, view, assignment, placement=placement, pools=pools),

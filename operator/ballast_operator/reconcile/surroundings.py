@@ -7,11 +7,12 @@ from ballast_policies.protocol import Action
 from ballast_policies.rounds.values import Placement
 
 from ballast_operator.api.job_allocation import JobAllocation, coming_node, is_coming, pool_to_grow
+from ballast_operator.api.node_pool import NodePool
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.kube.kinds import POD, Key, key_of_job
 from ballast_operator.observation.findings import MOST_AVOIDED
 from ballast_operator.observation.observer import Observer
-from ballast_operator.views.assignment import Assignment, GangPools, PoolInfo
+from ballast_operator.views.assignment import UNKNOWN_POOL, Assignment, PoolInfo
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import shortage
@@ -26,7 +27,7 @@ KARPENTER_PREFIX = "karpenter.sh/"
 
 
 def older_nodes(
-    observer: Observer, allocation: JobAllocation | None, pools: GangPools
+    observer: Observer, allocation: JobAllocation | None, pools: Mapping[str, PoolInfo]
 ) -> dict[str, tuple[str, ...]]:
     """Pool -> its nodes that were there before the gang asked for new ones: they belong to others.
 
@@ -42,10 +43,10 @@ def older_nodes(
         for name, node in observer.nodes().items()
         if node.created is not None and node.created < since.replace(microsecond=0)
     }
-    return {pool: _of_pool(older, pools.named(pool)) for pool in allocation.pools_to_grow}
+    return {pool: _of_pool(older, pools.get(pool, UNKNOWN_POOL).pool) for pool in allocation.pools_to_grow}
 
 
-def _of_pool(nodes: Mapping[str, Mapping[str, str]], pool: PoolInfo) -> tuple[str, ...]:
+def _of_pool(nodes: Mapping[str, Mapping[str, str]], pool: NodePool) -> tuple[str, ...]:
     found = {name: labels for name, labels in nodes.items() if pool.node_selector.items() <= labels.items()}
     if any(
         key.startswith(KARPENTER_PREFIX) for labels in (pool.node_selector, *found.values()) for key in labels
@@ -59,8 +60,8 @@ def not_reached(view: JobView, allocation: JobAllocation, pools: Mapping[str, Po
     ready = {pod.name for pod in view.gang if pod.ready_for_plan}
     nodes = {node for pod, node in allocation.node_of.items() if pod not in ready}
     for name in {pool_to_grow(node) for node in nodes if is_coming(node)}:
-        pool = pools.get(name, PoolInfo())
-        count = min(MOST_AVOIDED, max(pool.max_nodes, len(nodes)))
+        pool = pools.get(name, UNKNOWN_POOL).pool
+        count = min(MOST_AVOIDED, max(pool.max_nodes or 0, len(nodes)))
         nodes |= {coming_node(name, number) for number in range(count)}
     return nodes
 
@@ -89,7 +90,7 @@ def capacity_shortfall(
     assignment: Assignment | None,
     *,
     placement: Placement | None,
-    pools: GangPools,
+    pools: Mapping[str, PoolInfo],
 ) -> str:
     """Why the nodes that the job is to take now cannot hold it yet, as text; empty: they can.
 
@@ -103,14 +104,18 @@ def capacity_shortfall(
     partners = {
         held.partner for held in (allocation, assignment) if held is not None and held.partner
     }  # who may be on its GPU as well
+
+    def of(pool: str) -> NodePool:
+        return pools.get(pool, UNKNOWN_POOL).pool
+
     if placement is None or not placement.parts:
-        return _shortage(observer, view, wanted, pools.first, partners)
+        return _shortage(observer, view, wanted, of(placement.pool if placement else ""), partners)
     if allocation is not None and view.gang:  # it grows
-        return _shortage(observer, view, wanted, pools.named(placement.by_pool[-1].pool))
+        return _shortage(observer, view, wanted, of(placement.by_pool[-1].pool))
     first = 0
     for part in placement.parts:
         here = wanted[first : first + part.gpus]
-        lacking = _shortage(observer, view, here, pools.named(part.pool))
+        lacking = _shortage(observer, view, here, of(part.pool))
         if lacking:
             return lacking
         first += part.gpus
@@ -131,7 +136,7 @@ def _wanted(view: JobView, assignment: Assignment | None) -> tuple[str, ...]:
 
 
 def _shortage(
-    observer: Observer, view: JobView, wanted: Sequence[str], pool: PoolInfo, partners: Collection[str] = ()
+    observer: Observer, view: JobView, wanted: Sequence[str], pool: NodePool, partners: Collection[str] = ()
 ) -> str:
     """Only what is on these nodes is looked at."""
     names = set(wanted)
@@ -143,7 +148,7 @@ def _shortage(
             if pod is not None:
                 listed[id(pod)] = pod
     known = {name: node for name in names if (node := observer.node(name)) is not None}
-    if pool.shares:
+    if pool.sharing is not None:
         known = {name: as_shared(node, pool.gpu_resource) for name, node in known.items()}
         pods = listed.values()
         taken = taken_by_others(

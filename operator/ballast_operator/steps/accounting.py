@@ -334,7 +334,7 @@ def accrue_data(
     costs: dict[str, float] = {}
     gigabytes = 0.0
     for part in parts:
-        info = context.around.pools.named(part.pool)
+        info = context.around.pool(part.pool)
         price = data.usd_per_step(info.data_prices, info.region)
         if price is None:
             return status
@@ -367,7 +367,7 @@ def data_cost_per_second(context: ReconcileContext) -> float:
         return 0.0
     total, found = sum(part.gpus for part in allocation.by_pool) or 1, 0.0
     for part in allocation.by_pool:
-        info = context.around.pools.named(part.pool)
+        info = context.around.pool(part.pool)
         found += (data.usd_per_step(info.data_prices, info.region) or 0.0) * part.gpus / total
     return found * progress.steps_per_second
 
@@ -379,14 +379,14 @@ def _steps_read(status: TrainingJobStatus) -> int:
 
 
 def _region(context: ReconcileContext, allocation: JobAllocation) -> str:
-    return context.around.pools.named(allocation.by_pool[0].pool).region
+    return context.around.pool(allocation.by_pool[0].pool).region
 
 
 def _checkpoint(context: ReconcileContext, status: TrainingJobStatus, known: DataCost) -> tuple[float, float]:
     """(bytes of a checkpoint that was copied to where the gang is now, what that cost)."""
     data, allocation = context.spec.data, status.allocation
     assert data is not None and allocation is not None
-    info = context.around.pools.named(allocation.by_pool[0].pool)
+    info = context.around.pool(allocation.by_pool[0].pool)
     saved = status.progress is not None and bool(status.progress.checkpoint_step)
     if not saved or not known.region or known.region == info.region or data.checkpoint_bytes is None:
         return 0.0, 0.0

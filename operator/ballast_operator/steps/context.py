@@ -13,7 +13,7 @@ from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.desired import NewNode
 from ballast_operator.kube.kinds import Kind, Object
 from ballast_operator.settings import JobSettings
-from ballast_operator.views.assignment import UNKNOWN_POOLS, Advice, Assignment, GangPools, PoolInfo
+from ballast_operator.views.assignment import UNKNOWN_POOL, Advice, Assignment, PoolInfo
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView, SuspendCause
 from ballast_operator.views.shared_gpus import Sharer
@@ -127,7 +127,7 @@ class Surroundings:
 
     Attributes:
         shortage: why the assignment's nodes cannot hold the gang yet, as text; empty: they can.
-        pools: what is known of the pools of the gang.
+        pools: pool -> what is known of it.
         older_nodes: pool -> its nodes that were there before the gang: not those that it waits for.
         sharer: who is on its GPU as well, or would be at its launch; None: no job.
         partner_left: when the partner that its allocation names last left a GPU; None: not known.
@@ -135,11 +135,15 @@ class Surroundings:
     """
 
     shortage: str = ""
-    pools: GangPools = UNKNOWN_POOLS
+    pools: Mapping[str, PoolInfo] = dataclasses.field(default_factory=dict)
     older_nodes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     sharer: Sharer | None = None
     partner_left: Time | None = None
     has_pod_groups: bool = False
+
+    def pool(self, name: str) -> PoolInfo:
+        """What is known of the pool."""
+        return self.pools.get(name, UNKNOWN_POOL)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,15 +165,15 @@ class ReconcileContext:
 
     def price_of(self, pool: str, since: Time, until: Time) -> float:
         """Mean price of a GPU hour of a pool of the gang, from ``since`` to ``until``."""
-        return self.around.pools.named(pool).mean_price(since, until)
+        return self.around.pool(pool).mean_price(since, until)
 
     def pool_of(self, pod: str) -> PoolInfo:
         """What is known of the pool in which the pod is."""
-        return self.around.pools.named(self.allocation.part_of(pod).pool)
+        return self.around.pool(self.allocation.part_of(pod).pool)
 
     def gpu_resource_of(self, pod: str) -> str:
         """The extended resource that the pod asks for: that of its pool."""
-        return self.pool_of(pod).gpu_resource
+        return self.pool_of(pod).pool.gpu_resource
 
     @property
     def bind_seconds(self) -> float:
@@ -180,7 +184,7 @@ class ReconcileContext:
         """
         allocation = self.view.status.allocation
         waits = () if allocation is None else allocation.pools_to_grow
-        slowest = max((self.around.pools.named(pool).start_seconds for pool in waits), default=0.0)
+        slowest = max((self.around.pool(pool).pool.start_seconds for pool in waits), default=0.0)
         not_ready = [pod for pod in self.view.gang if not pod.ready_for_plan]
         pulls = bool(not_ready) and all(pod.pulling for pod in not_ready)
         limit = self.settings.bind_seconds
@@ -189,7 +193,7 @@ class ReconcileContext:
     def new_node_of(self, pod: str) -> NewNode:
         """Where the pod goes, if its node does not exist yet."""
         older = self.around.older_nodes.get(self.allocation.part_of(pod).pool, ())
-        return NewNode(node_selector=self.pool_of(pod).node_selector, not_on=older)
+        return NewNode(node_selector=self.pool_of(pod).pool.node_selector, not_on=older)
 
     @property
     def hold(self) -> SuspendCause | None:

@@ -3,12 +3,11 @@
 import dataclasses
 from collections.abc import Mapping
 
-from ballast_policies.contract import GPU_RESOURCE
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.prices.egress import NO_DATA_PRICES, DataPrices
-from ballast_policies.rounds.values import Placement
 from ballast_policies.scheduling.assignments import JobAssignment
 
+from ballast_operator.api.node_pool import NodePool
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.clock import Time
 
@@ -67,53 +66,43 @@ class PoolInfo:
     """What a job's pass has to know of a pool.
 
     Attributes:
-        price_per_hour: of a GPU, now.
-        gpu_resource: what pods ask for.
+        pool: as the ClusterPolicy has it, at the price of now.
         earlier: (until when, price), oldest first: prices that have changed since it was seen first.
-        node_selector: labels of its nodes.
-        start_seconds: how long a new node takes to come.
-        max_nodes: nodes that it may have; 0: only those that exist.
         losses_per_hour: how often one of its machines is taken away; None: they stay.
         region: of its nodes; empty: not known.
         data_prices: of data between regions.
-        shares: two jobs may share a GPU of its nodes.
     """
 
-    price_per_hour: float = 0.0
-    gpu_resource: str = GPU_RESOURCE
+    pool: NodePool
     earlier: tuple[tuple[Time, float], ...] = ()
-    node_selector: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    start_seconds: float = 0.0
-    max_nodes: int = 0
     losses_per_hour: float | None = None
     region: str = ""
     data_prices: DataPrices = NO_DATA_PRICES
-    shares: bool = False
 
-    def changed(self, price_per_hour: float, gpu_resource: str, *, at: Time) -> "PoolInfo":
+    def changed(self, pool: NodePool, *, at: Time) -> "PoolInfo":
         """The pool from ``at`` on."""
-        earlier = self.earlier
-        if price_per_hour != self.price_per_hour:
-            earlier = (*earlier, (at, self.price_per_hour))[-MOST_EARLIER:]
-        return dataclasses.replace(
-            self, price_per_hour=price_per_hour, gpu_resource=gpu_resource, earlier=earlier
-        )
+        earlier, price = self.earlier, self.pool.price_per_gpu_hour
+        if pool.price_per_gpu_hour != price:
+            earlier = (*earlier, (at, price))[-MOST_EARLIER:]
+        return dataclasses.replace(self, pool=pool, earlier=earlier)
 
     def mean_price(self, since: Time | None, now: Time) -> float:
         """The mean price of a GPU hour from ``since`` to ``now``."""
         if since is None or now <= since:
-            return self.price_per_hour
+            return self.pool.price_per_gpu_hour
         total, at = 0.0, since
         for until, price in self.earlier:
             end = min(until, now)
             if at < end:
                 total += price * (end - at).total_seconds()
                 at = end
-        total += self.price_per_hour * (now - at).total_seconds()
+        total += self.pool.price_per_gpu_hour * (now - at).total_seconds()
         return total / (now - since).total_seconds()
 
 
-UNKNOWN_POOL = PoolInfo()
+UNKNOWN_POOL = PoolInfo(
+    pool=NodePool.model_construct(name="", node_selector={}, gpu_type="", start_seconds=0.0)
+)
 """A pool of which nothing is known."""
 
 MOST_EARLIER = 64
@@ -144,34 +133,3 @@ class AssignmentBoard:
     """Where the allocator publishes its newest decision, whole, and passes read it; empty: there is none."""
 
     newest: Decided = dataclasses.field(default_factory=Decided)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class GangPools:
-    """The pools of a gang.
-
-    Attributes:
-        first: that of rank 0.
-        others: pool -> the same, of a gang in several, the first among them; empty: it is in one.
-    """
-
-    first: PoolInfo = UNKNOWN_POOL
-    others: Mapping[str, PoolInfo] = dataclasses.field(default_factory=dict)
-
-    @classmethod
-    def of(cls, placement: Placement | None, pools: Mapping[str, PoolInfo]) -> "GangPools":
-        """Those of ``placement``, of which nothing may be known."""
-        if placement is None:
-            return cls(first=pools.get("", UNKNOWN_POOL))
-        return cls(
-            first=pools.get(placement.pool, UNKNOWN_POOL),
-            others={part.pool: pools.get(part.pool, UNKNOWN_POOL) for part in placement.parts},
-        )
-
-    def named(self, pool: str) -> PoolInfo:
-        """The gang's pool of this name."""
-        return self.others.get(pool, self.first)
-
-
-UNKNOWN_POOLS = GangPools()
-"""A gang of whose pools nothing is known."""

@@ -217,11 +217,6 @@ class JobView:
         return has.replace(**predicted) == planned
 
     @property
-    def unpaid_since(self) -> Time | None:
-        """Up to when the cost of the gang that it holds is summed up; None: it holds none."""
-        return self.status.unpaid_since
-
-    @property
     def name(self) -> str:
         """The job's name."""
         return self.key[1]

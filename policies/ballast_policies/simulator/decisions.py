@@ -60,6 +60,7 @@ class ClusterGang(SimulatedGang):
         isolated: as ``Job`` has it.
         isolated_rate: by how much a second of training raises it.
         begins: when it first had GPUs, on the clock; None: not yet.
+        ends: when it had done its steps, on the clock; None: not yet.
         first: the GPUs on which it began, as people read them; empty: it had them when it arrived.
         gpu_hours, cost: of the GPUs that it has held, and of its data.
     """
@@ -73,6 +74,7 @@ class ClusterGang(SimulatedGang):
     isolated_rate: float = 0.0
     of_price: float = 1.0
     begins: float | None = None
+    ends: float | None = None
     gpu_hours: float = 0.0
     cost: float = 0.0
     first: str = ""

@@ -1,7 +1,9 @@
 """When jobs would start and end, from a snapshot on: by hand on small clusters."""
 
+import dataclasses
+
 import pytest
-from ballast_operator.allocator.forecast import HOUR, JobForecast, forecast
+from ballast_operator.allocator.forecast import HOUR, forecast
 from ballast_operator.allocator.problem.capacity import ClusterCapacity, PoolKind
 from ballast_operator.allocator.problem.gang_size import DEFAULT_RESTART_SECONDS
 from ballast_operator.allocator.problem.snapshot import Snapshot
@@ -15,6 +17,7 @@ from ballast_policies.allocation.problem import Job, ProblemError
 from ballast_policies.rounds.gangs import ElasticGang
 from ballast_policies.rounds.memory import resize_cooldown_seconds
 from ballast_policies.rounds.values import Node, Placement
+from ballast_policies.simulator.decisions import ClusterGang
 from ballast_policies.simulator.whatif import Setup
 
 NOW = 1_800_000_000.0
@@ -59,13 +62,13 @@ def cluster(*jobs, gpus=2, price=3.0):
 
 def forecasts(snapshot, *, hours=10.0, **how):
     found = forecast(snapshot, policy(), now=NOW, seconds=hours * HOUR, **how)
-    return {each.job.removeprefix("team/"): each for each in found}
+    return {each.name.removeprefix("team/"): each for each in found}
 
 
 def test_a_job_that_runs_ends_when_its_steps_are_done():
     """It is not started again; its GPU time is paid for from now on."""
     (found,) = forecasts(cluster(job("runs", steps=36_000, runs=True))).values()
-    assert found.job == "team/runs"
+    assert found.name == "team/runs"
     assert (found.begins, found.ends, found.starts) == (0.0, pytest.approx(HOUR), 0)
     assert (found.gpu_hours, found.cost) == (pytest.approx(2.0), pytest.approx(6.0))
 
@@ -181,10 +184,10 @@ def test_both_setups_side_by_side():
 
 def test_what_is_open_is_called_later():
     """And has no totals of ends."""
-    found = OverTime(
-        hours=1.0, jobs=((JobForecast(job="a"), JobForecast(job="a", begins=0.0, ends=1800.0)),), left_out=()
-    )
-    assert found.as_text().splitlines()[2].split() == ["a", "later", "0.00", "h", "later", "0.50", "h"]
+    before = ClusterGang.of(job("a", steps=10), {}, NOW, live=False)
+    after = dataclasses.replace(before, begins=0.0, ends=1800.0)
+    found = OverTime(hours=1.0, jobs=((before, after),), left_out=())
+    assert found.as_text().splitlines()[2].split() == ["team/a", "later", "0.00", "h", "later", "0.50", "h"]
     assert found.to_json()["before"]["mean_end_seconds"] is None
 
 

@@ -14,7 +14,7 @@ from ballast_operator.steps.running import (
     with_reporting,
     with_saved_step,
 )
-from ballast_operator.views.assignment import GangPools, PoolInfo
+from ballast_operator.views.assignment import PoolInfo
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Directive, ExitReason, Stage, TerminationMessage
 from ballast_policies.protocol.observed import Cause
@@ -29,7 +29,7 @@ from tests.operator.steps.contexts import (
     after,
     keep,
 )
-from tests.operator.views.builders import a_config, a_plan, a_spec, a_view
+from tests.operator.views.builders import a_config, a_plan, a_pool, a_spec, a_view
 
 ACKNOWLEDGED = Ack(epoch=1, step=0)
 
@@ -205,22 +205,22 @@ def test_a_script_with_the_client_reports():
     assert with_reporting(context, context.view.status).is_true(REPORTING)
 
 
-SPOT, ON_DEMAND = PoolInfo(losses_per_hour=0.25), PoolInfo()
+SPOT, ON_DEMAND = a_pool(losses_per_hour=0.25), a_pool()
 
 
 def rate(first: PoolInfo, second: PoolInfo | None = None) -> float | None:
     """Of a gang on four nodes, two of them in the second pool."""
     view = a_running_view()
     allocation = view.status.allocation.with_pods(dict(zip(PODS, "abcd", strict=True)))
-    pools = {}
+    pools = {allocation.pool: first}
     if second is not None:
         parts = (
             AllocationPart(pool=allocation.pool, gpu_type=allocation.gpu_type, pods=PODS[:2]),
             AllocationPart(pool="second", gpu_type="k80", pods=PODS[2:]),
         )
-        allocation, pools = allocation.replace(parts=parts), {allocation.pool: first, "second": second}
+        allocation, pools = allocation.replace(parts=parts), {**pools, "second": second}
     view = dataclasses.replace(view, status=view.status.replace(allocation=allocation))
-    return failures_per_hour(a_context(view, pools=GangPools(first=first, others=pools)), a_plan(PODS))
+    return failures_per_hour(a_context(view, pools=pools), a_plan(PODS))
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def rate(first: PoolInfo, second: PoolInfo | None = None) -> float | None:
         ((ON_DEMAND,), None),
         ((SPOT, ON_DEMAND), 0.5),
         ((ON_DEMAND, SPOT), 0.5),
-        ((SPOT, PoolInfo(losses_per_hour=1.0)), 2.5),
+        ((SPOT, a_pool(losses_per_hour=1.0)), 2.5),
         ((ON_DEMAND, ON_DEMAND), None),
     ],
 )

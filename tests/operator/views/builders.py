@@ -5,8 +5,10 @@ import datetime
 from typing import Any
 
 from ballast_operator.api.job_allocation import JobAllocation
+from ballast_operator.api.node_pool import NodePool
 from ballast_operator.api.training_job import TrainingJobSpec
 from ballast_operator.api.training_job_status import TrainingJobStatus
+from ballast_operator.views.assignment import PoolInfo
 from ballast_operator.views.job import JobView
 from ballast_operator.views.pod import PodView
 from ballast_operator.views.spec import JobSpec
@@ -32,12 +34,18 @@ def a_spec(**changes: Any) -> JobSpec:
     """``changes``: of the spec, or of what its user asked for."""
     fields = {field.name for field in dataclasses.fields(JobSpec)}
     asked = {name: value for name, value in changes.items() if name not in fields}
+    assert asked.keys() <= TrainingJobSpec.model_fields.keys()
     values: dict[str, Any] = {
         "asked": TrainingJobSpec.model_construct(**asked),
         "config": a_config(),
         "template": {"spec": {"containers": [{"name": "trainer", "image": "trainer:1"}]}},
     }
     return JobSpec(**{**values, **{name: changes[name] for name in changes if name in fields}})
+
+
+def a_pool(price: float = 0.0, **changes: Any) -> PoolInfo:
+    pool = NodePool(name="p", node_selector={"a": "b"}, gpu_type="v100", price_per_gpu_hour=price)
+    return PoolInfo(pool=pool, **changes)
 
 
 def a_plan(pods: tuple[str, ...], **changes: Any) -> Plan:

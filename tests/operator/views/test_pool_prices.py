@@ -4,8 +4,9 @@ import datetime
 
 import pytest
 from ballast_operator.allocator.costs.bill import pool_infos
-from ballast_operator.api.node_pool import NodePool
-from ballast_operator.views.assignment import MOST_EARLIER, PoolInfo
+from ballast_operator.views.assignment import MOST_EARLIER
+
+from tests.operator.views.builders import a_pool
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
@@ -16,7 +17,7 @@ def at(seconds: float) -> datetime.datetime:
 
 def test_the_mean_price_is_over_the_time_that_each_price_held():
     """Before, between and after changes; no time at all costs the price of now."""
-    pool = PoolInfo(price_per_hour=1.0).changed(4.0, "gpu", at=at(60)).changed(2.0, "gpu", at=at(90))
+    pool = a_pool(1.0).changed(a_pool(4.0).pool, at=at(60)).changed(a_pool(2.0).pool, at=at(90))
     assert pool.mean_price(at(0), at(120)) == pytest.approx((60 * 1 + 30 * 4 + 30 * 2) / 120)
     assert pool.mean_price(at(0), at(30)) == pytest.approx(1.0)
     assert pool.mean_price(at(30), at(75)) == pytest.approx((30 * 1 + 15 * 4) / 45)
@@ -27,16 +28,16 @@ def test_the_mean_price_is_over_the_time_that_each_price_held():
 
 def test_prices_that_changed_long_ago_are_given_up():
     """However often a price changes, a pool stays small."""
-    pool = PoolInfo()
+    pool = a_pool()
     for second in range(1000):
-        pool = pool.changed(float(second % 7), "gpu", at=at(second))
+        pool = pool.changed(a_pool(float(second % 7)).pool, at=at(second))
     assert len(pool.earlier) == MOST_EARLIER
 
 
 def test_a_pool_that_a_new_operator_sees_first_has_cost_what_the_bill_says():
     """The new price counts from now on."""
-    listed = NodePool(name="spot", node_selector={"a": "b"}, gpu_type="v100", price_per_gpu_hour=3.0)
-    status = {"bill": [{"pool": "spot", "pricePerGpuHour": 1.0}]}
+    listed = a_pool(3.0).pool
+    status = {"bill": [{"pool": "p", "pricePerGpuHour": 1.0}]}
     (pool,) = pool_infos([listed], {}, status, at=at(60)).values()
     assert pool.mean_price(at(0), at(120)) == pytest.approx(2.0)
     (pool,) = pool_infos([listed], {}, None, at=at(60)).values()

@@ -175,14 +175,14 @@ def _paid_by(view: JobView, pools: Mapping[str, PoolInfo], now: Time) -> tuple[d
     data = {entry.pool: entry.data_cost for entry in status.pool_costs}
     by_team = by_team or {team: status.cost_so_far}
     allocation = status.allocation
-    since = None if allocation is None else view.unpaid_since
+    since = None if allocation is None else view.status.unpaid_since
     if allocation is None or since is None:
         return gpus, data, by_team, {}, {}
     rates, present = dict[str, float](), 0.0
     for part in allocation.on_nodes_by_pool:
         pool = pools.get(part.pool, UNKNOWN_POOL)
         gpu_part = part.gpus * allocation.price_part
-        present += cost(gpu_part, pool.price_per_hour)
+        present += cost(gpu_part, pool.pool.price_per_gpu_hour)
         rates[part.pool] = rate = cost(gpu_part, pool.mean_price(since, now))
         unpaid = rate * max(0.0, (now - since).total_seconds())
         gpus[part.pool] = gpus.get(part.pool, 0.0) + unpaid
@@ -290,17 +290,12 @@ def pool_infos(
     regions = {entry.get("pool"): entry.get("region", "") for entry in (status or {}).get("capacity") or []}
     found = {}
     for pool in pools:
-        price, resource = pool.price_per_gpu_hour, pool.gpu_resource
         known = before.get(pool.name)
         if known is None:
-            known = PoolInfo(price_per_hour=billed.get(pool.name, price), region=regions.get(pool.name, ""))
+            billed_at = {"price_per_gpu_hour": billed.get(pool.name, pool.price_per_gpu_hour)}
+            known = PoolInfo(pool=pool.model_copy(update=billed_at), region=regions.get(pool.name, ""))
         found[pool.name] = dataclasses.replace(
-            known.changed(price, resource, at=at),
-            node_selector=pool.node_selector,
-            start_seconds=pool.start_seconds,
-            max_nodes=pool.max_nodes or 0,
-            shares=pool.sharing is not None,
-            losses_per_hour=losses.get(pool.name),
+            known.changed(pool, at=at), losses_per_hour=losses.get(pool.name)
         )
     return found
 

@@ -8,10 +8,9 @@ from ballast_policies.planning.launch import LaunchedPipeline
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.planning.memory.need import MemoryNeed
 from ballast_policies.planning.memory.stage_bytes import ROUNDING
-from ballast_policies.prices.egress import DataPrices
 from ballast_policies.rounds.divisions import best_parts, sizes_over_pools
 from ballast_policies.rounds.gangs import MixedGang, PlannedSpeed, TypesByRank
-from ballast_policies.rounds.values import Node, TopologyRequest
+from ballast_policies.rounds.values import TopologyRequest
 from ballast_policies.scheduling.state import NodeSizes
 
 from ballast_operator.allocator.costs.data_prices import (
@@ -22,7 +21,6 @@ from ballast_operator.allocator.costs.data_prices import (
 from ballast_operator.allocator.faults import each_job
 from ballast_operator.allocator.problem.capacity import (
     ClusterCapacity,
-    PoolKind,
     left_out,
     no_pool_left,
     pools_closed,
@@ -39,13 +37,12 @@ from ballast_operator.allocator.problem.gang_size import (
 )
 from ballast_operator.allocator.problem.layer_profiles import LayerProfiles
 from ballast_operator.allocator.problem.speeds import GangRequest
-from ballast_operator.allocator.problem.tolerance import Signature, usable_by_pool, with_barred_nodes
+from ballast_operator.allocator.problem.tolerance import usable_by_pool, with_barred_nodes
 from ballast_operator.api.cluster_policy import ClusterPolicySpec
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.training_job import JobTopology, can_mix
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.job import JobView
-from ballast_operator.views.nodes import PodNeed
 from ballast_operator.views.planned_degrees import PlannedLaunch, thinned
 from ballast_operator.views.spec import JobSpec
 
@@ -125,32 +122,16 @@ class Admitted:
         return GangRequest(key=self.view.key, spec=self.spec, stages=self.gpus, nodes=nodes, barred=barred)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Cluster:
-    """All that an admission reads besides the job: while it is equal, what was found for a job holds."""
-
-    pools: tuple[tuple[str, str], ...]
-    gpu_types: tuple[str, ...]
-    nodes: tuple[Node, ...]
-    levels: tuple[str, ...]
-    kinds: Mapping[str, PoolKind]
-    memory: Mapping[str, float]
-    regions: Mapping[str, str]
-    data_prices: DataPrices
-    not_tolerated: Mapping[Signature, frozenset[str]]
-    too_full: Mapping[PodNeed, Mapping[str, str]]
-
-
 class Admissions:
     """Which jobs some round can place, from decision to decision.
 
     An admission is a function of the job's view, of what its kind was measured to need of memory, and of
-    :class:`_Cluster`. The first two are immutable values that are replaced where they change, so that they
+    of the cluster. The first two are immutable values that are replaced where they change, so that they
     are compared by identity; of thousands of waiting jobs those are looked at that have changed.
     """
 
     def __init__(self) -> None:
-        self._cluster: _Cluster | None = None
+        self._cluster: tuple[object, ...] = ()
         self._found: dict[Key, tuple[JobView, MemoryNeed | None, Admitted | Refusal]] = {}
 
     def admit(
@@ -165,17 +146,18 @@ class Admissions:
         Raises:
             JobFaults: jobs for which it cannot be said.
         """
-        cluster = _Cluster(
-            pools=tuple((pool.name, pool.gpu_type) for pool in spec.node_pools),
-            gpu_types=capacity.gpu_types,
-            nodes=capacity.nodes,
-            levels=capacity.levels,
-            kinds=capacity.kinds,
-            memory=capacity.memory,
-            regions=capacity.regions,
-            data_prices=capacity.data_prices,
-            not_tolerated=capacity.tolerance.not_tolerated,
-            too_full=capacity.tolerance.too_full,
+        # All that an admission reads besides the job: while it is equal, what was found for a job holds.
+        cluster = (
+            tuple(capacity.types.items()),
+            capacity.gpu_types,
+            capacity.nodes,
+            capacity.levels,
+            capacity.kinds,
+            capacity.memory,
+            capacity.regions,
+            capacity.data_prices,
+            capacity.tolerance.not_tolerated,
+            capacity.tolerance.too_full,
         )
         known = self._found if cluster == self._cluster else {}
         self._cluster, self._found = cluster, {}

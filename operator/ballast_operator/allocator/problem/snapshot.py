@@ -96,7 +96,7 @@ def _within_types(
 ) -> tuple[list[Admitted], list[RefusedJob]]:
     """(jobs with the GPU types and sizes that ``maxGpusByType`` leaves them, jobs that it leaves none)."""
     namespaces = {one.view.key[0] for one in admitted}
-    limits = {name: by_type for name in namespaces if (by_type := _by_type(tenants, name))}
+    limits = {name: by_type for name in namespaces if (by_type := tenants.of(name).max_gpus_by_type)}
     if not limits:
         return list(admitted), []
     asked = {one.view.key: _typed(one) for one in admitted if one.view.key[0] in limits}
@@ -115,12 +115,6 @@ def _within_types(
         else:
             refused.append(RefusedJob(one.view, _no_type(tenants, gang, limits[gang.tenant])))
     return within, refused
-
-
-def _by_type(tenants: Tenants, namespace: str) -> Mapping[str, int]:
-    own = tenants.namespaces.get(namespace)
-    found = own.max_gpus_by_type if own is not None else None
-    return (tenants.each_namespace.max_gpus_by_type if found is None else found) or {}
 
 
 def _typed(one: Admitted) -> TypedGang:
@@ -169,15 +163,13 @@ def _with_most(one: Admitted, most: Mapping[str, int]) -> Admitted:
 
 
 def _no_type(tenants: Tenants, gang: TypedGang, limits: Mapping[str, int]) -> Refusal:
-    own = tenants.namespaces.get(gang.tenant)
-    part = "eachNamespace" if own is None or own.max_gpus_by_type is None else f"namespaces.{gang.tenant}"
     bounds = ", ".join(f"{limits[name]} {name}" for name in gang.types if name in limits)
     never = all(gang.sizes[0] > limits[name] for name in gang.types)
     message = (
         f"namespace {gang.tenant} may have {bounds} at a time, and "
         + (f"the job needs {gang.sizes[0]}" if never else "its older jobs have them or come first")
         + f". To fix: {'' if never else 'wait, '}allow other gpuTypes, or ask the cluster's administrator "
-        f"to raise tenants.{part}.{TenantLimit.GPUS_BY_TYPE} of the ClusterPolicy"
+        f"to raise {tenants.field_of(gang.tenant, TenantLimit.GPUS_BY_TYPE)} of the ClusterPolicy"
     )
     return Refusal(reason=JobReason.NAMESPACE_LIMIT, message=message)
 
@@ -207,19 +199,11 @@ def _rooms(
 
 
 def limits_of(tenants: Tenants, namespace: str) -> TenantLimits:
-    """The namespace's own limits, and those of every namespace where it has none."""
-    values = _limits(tenants, namespace)
+    """The limits of the namespace that do not depend on GPU types."""
+    limits = tenants.of(namespace)
     return TenantLimits(
-        gpus=values.get(TenantLimit.GPUS),
-        running_jobs=values.get(TenantLimit.RUNNING_JOBS),
-        waiting_jobs=values.get(TenantLimit.WAITING_JOBS),
+        gpus=limits.max_gpus, running_jobs=limits.max_running_jobs, waiting_jobs=limits.max_waiting_jobs
     )
-
-
-def _limits(tenants: Tenants, namespace: str) -> dict[str, int]:
-    """Field -> limit, for those that there are, in numbers."""
-    own = tenants.namespaces.get(namespace)
-    return {**tenants.each_namespace.to_dict(), **(own.to_dict() if own is not None else {})}
 
 
 def _held(view: JobView) -> int:
@@ -237,10 +221,8 @@ def _sizes(one: Admitted) -> tuple[int, ...]:
 
 def _refusal(tenants: Tenants, namespace: str, limit: TenantLimit, *, gpus: int, never: bool) -> Refusal:
     """The same for all that wait for the limit, and unchanged while the queue moves: no write for a move."""
-    own = tenants.namespaces.get(namespace)
-    part = f"namespaces.{namespace}" if own is not None and limit in own.to_dict() else "eachNamespace"
-    bound = _limits(tenants, namespace)[limit]
-    raise_it = f"ask the cluster's administrator to raise tenants.{part}.{limit}={bound} of the ClusterPolicy"
+    field, bound = tenants.field_of(namespace, limit), tenants.of(namespace).to_dict()[limit]
+    raise_it = f"ask the cluster's administrator to raise {field}={bound} of the ClusterPolicy"
     if never:
         message = (
             f"needs {gpus} GPUs at least, and the jobs of namespace {namespace} may hold {bound} at a time. "

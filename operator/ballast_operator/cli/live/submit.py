@@ -103,7 +103,7 @@ def _foretell(made: "list[Job]", kubeconfig: str | None, hours: float, output: s
     try:
         live = asyncio.run(_with(made, kubeconfig))
         refused = {"/".join(one.view.key): one.refusal.message for one in live.snapshot.refused}
-        courses = {one.job: one for one in course(live, hours)}
+        courses = {one.name: one for one in course(live, hours)}
     except (Forbidden, ProblemError) as error:
         rows = [{**row, "unknown": str(error)} for row in rows]
     else:

@@ -12,9 +12,9 @@ from ballast_operator.cli.simulate.input import read_amounts
 if TYPE_CHECKING:
     from ballast_policies.allocation.price_classes import PricedPool
     from ballast_policies.rounds.values import Node
+    from ballast_policies.simulator.decisions import ClusterGang
     from ballast_policies.simulator.whatif import Setup
 
-    from ballast_operator.allocator.forecast import JobForecast
     from ballast_operator.allocator.problem.snapshot import Snapshot
     from ballast_operator.api.cluster_policy import ClusterPolicy
     from ballast_operator.cli.live.whatif import LiveCluster
@@ -68,13 +68,13 @@ class OverTime:
     """Both forecasts of each job, over ``hours``; jobs that cannot be placed are ``left_out``, with why."""
 
     hours: float
-    jobs: "tuple[tuple[JobForecast, JobForecast], ...]"
+    jobs: "tuple[tuple[ClusterGang, ClusterGang], ...]"
     left_out: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
         """The value of ``over_time`` in ``ballast whatif --output json``."""
         rows = [
-            {"job": before.job, "before": _row(before), "after": _row(after)} for before, after in self.jobs
+            {"job": before.name, "before": _row(before), "after": _row(after)} for before, after in self.jobs
         ]
         return {
             "hours": self.hours,
@@ -93,7 +93,7 @@ class OverTime:
         for before, after in self.jobs:
             starts, ends = (before.begins, after.begins), (before.ends, after.ends)
             lines.append(
-                f"{before.job:40} {_hours(starts[0]):>11} {_hours(starts[1]):>8} "
+                f"{before.name:40} {_hours(starts[0]):>11} {_hours(starts[1]):>8} "
                 f"{_hours(ends[0]):>11} {_hours(ends[1]):>8}"
             )
         totals = [_total([pair[side] for pair in self.jobs]) for side in (0, 1)]
@@ -145,7 +145,7 @@ def over_time(
     )
 
 
-def course(live: "LiveCluster", hours: float) -> "tuple[JobForecast, ...]":
+def course(live: "LiveCluster", hours: float) -> "tuple[ClusterGang, ...]":
     """The forecast of each job under the policy in force, whether or not it only says what it would do.
 
     Raises:
@@ -248,13 +248,12 @@ def _under(policy: "ClusterPolicy", name: str) -> "ClusterPolicy":
     return policy.model_copy(update={"spec": spec})
 
 
-def _row(found: "JobForecast") -> dict[str, Any]:
-    row = dataclasses.asdict(found)
-    del row["job"]
-    return {"begins_seconds": row.pop("begins"), "ends_seconds": row.pop("ends"), **row}
+def _row(found: "ClusterGang") -> dict[str, Any]:
+    of = {name: getattr(found, name) for name in ("starts", "gpu_hours", "cost", "first")}
+    return {"begins_seconds": found.begins, "ends_seconds": found.ends, **of}
 
 
-def _total(jobs: "list[JobForecast]") -> Mapping[str, Any]:
+def _total(jobs: "list[ClusterGang]") -> Mapping[str, Any]:
     ends = [job.ends for job in jobs if job.ends is not None]
     return {
         "jobs_ended": len(ends),

@@ -8,17 +8,12 @@ from ballast_operator.allocator.costs.bill import Paid, next_bill
 from ballast_operator.api.cluster_policy_status import PoolBill, PoolCapacity
 from ballast_operator.api.costs import TeamCost, TeamPart
 from ballast_operator.api.job_allocation import PoolCost
-from ballast_operator.api.node_pool import NodePool
-from ballast_operator.views.assignment import PoolInfo
 from ballast_policies.rounds.values import PoolPart
 
-from tests.operator.views.builders import a_spec
+from tests.operator.views.builders import a_pool, a_spec
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
-POOLS = {"p": PoolInfo(price_per_hour=3600.0)}
-POOL = NodePool.model_validate(
-    {"name": "p", "nodeSelector": {"a": "b"}, "gpuType": "v100", "pricePerGpuHour": 3600.0}
-)
+POOLS = {"p": a_pool(3600.0)}
 
 
 def at(seconds: float) -> datetime.datetime:
@@ -37,14 +32,14 @@ def job(uid: str, paid: float, *, gpus: int = 0, since: float = 0.0, entity: str
             team_costs=tuple(TeamPart(team=team, cost=cost) for team, cost in by_team),
             cost_so_far=paid,
             allocation=allocation,
+            unpaid_since=at(since) if gpus else None,
         ),
-        unpaid_since=at(since) if gpus else None,
     )
 
 
 def billed(paid: Paid, before=(), then: float = 0.0, now: float = 0.0, *, gpus: int = 4, held: int = 0):
     capacity = PoolCapacity(pool="p", gpu_type="v100", nodes=1, gpus=gpus, gpus_held=held)
-    return next_bill(before, at(then), at(now), pools=[POOL], capacity=[capacity], paid=paid)
+    return next_bill(before, at(then), at(now), pools=[POOLS["p"].pool], capacity=[capacity], paid=paid)
 
 
 def test_a_new_operator_takes_on_what_the_last_one_wrote():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 from ballast_operator.api.conditions import JobCondition, JobReason
-from ballast_operator.api.costs import OnLimit, TeamPart
+from ballast_operator.api.costs import DataLocation, OnLimit, TeamPart
 from ballast_operator.api.training_job_status import GpuTime, Isolated, Progress
 from ballast_operator.observation.status_changes import progress_alone
 from ballast_operator.steps.accounting import (
@@ -24,14 +24,15 @@ from ballast_operator.steps.accounting import (
     with_team,
 )
 from ballast_operator.steps.context import with_condition, with_status
-from ballast_operator.views.assignment import GangPools, PoolInfo
-from ballast_policies.prices.egress import GB, NO_DATA_PRICES, DataPrices, JobData
+from ballast_operator.views.assignment import PoolInfo
+from ballast_policies.prices.egress import NO_DATA_PRICES, DataPrices
 
 from tests.operator.steps.contexts import a_context, a_report, after, an_idle_view
+from tests.operator.views.builders import a_pool
 
 
-def at_price(per_hour: float) -> GangPools:
-    return GangPools(first=PoolInfo(price_per_hour=per_hour))
+def at_price(per_hour: float) -> dict[str, PoolInfo]:
+    return {"v100": a_pool(per_hour)}
 
 
 def test_what_time_alone_adds_to_a_status_waits_for_the_next_write():
@@ -144,16 +145,16 @@ def test_a_job_that_holds_nothing_has_no_goodput():
 
 
 PRICES = DataPrices({("east", "west"): 0.02})
-DATA = JobData(region="east", bytes_per_step=GB / 2, checkpoint_bytes=3 * GB)
+DATA = DataLocation(region="east", read_per_step="512Mi", checkpoint_size="3Gi")
 
 
 def in_region(region, prices=PRICES):
-    return GangPools(first=PoolInfo(region=region, data_prices=prices))
+    return {"v100": a_pool(region=region, data_prices=prices)}
 
 
 def at_step(step, region="west", status=None, *, data=DATA, prices=PRICES, **progress):
     """The job after ``step`` steps, on GPUs in ``region``."""
-    context = a_context(spec={"data": data}, pools=in_region(region, prices))
+    context = a_context(spec={"data_location": data}, pools=in_region(region, prices))
     status = (status or context.view.status).replace(progress=Progress(step=step, **progress))
     return with_status(context, status), status
 
@@ -207,7 +208,7 @@ def test_what_data_costs_a_second_follows_the_reported_speed():
     """Ten steps a second of half a GB at 0.02; 0 without a report."""
     context, _ = at_step(10, steps_per_second=10.0)
     assert data_cost_per_second(context) == pytest.approx(0.1)
-    assert data_cost_per_second(a_context(spec={"data": DATA}, pools=in_region("west"))) == 0.0
+    assert data_cost_per_second(a_context(spec={"data_location": DATA}, pools=in_region("west"))) == 0.0
 
 
 DEADLINE = after(100)
@@ -274,7 +275,7 @@ def test_a_job_that_is_done_before_its_deadline_says_so():
     assert with_final_deadline(late, late.view.status) == late.view.status
 
 
-PRICED = GangPools(first=PoolInfo(price_per_hour=2.5))
+PRICED = at_price(2.5)
 
 
 def context_of(team: str | None, status=None, *, hours: float = 1.0):
