@@ -1,11 +1,13 @@
 """The end of the process: exit code, termination message, and the message on standard error."""
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
 
@@ -55,8 +57,21 @@ def end(reason: ExitReason, message: str, *, step: int | None = None, log: Path 
             print(f"cannot write {log}: {error}", file=sys.stderr)  # noqa: T201 - the process is ending
     code = _CODES[reason]
     if code is not ExitCode.OK:
-        print(f"ballast-train: {reason}: {message}", file=sys.stderr)  # noqa: T201
+        print_error(f"{reason}: {message}")
     return code
+
+
+def print_error(text: str) -> None:
+    """A line of the command on standard error."""
+    print(f"ballast-train: {text}", file=sys.stderr, flush=True)  # noqa: T201 - the process is ending
+
+
+def leave(code: int) -> NoReturn:
+    """End the process at once: threads of gloo and of the store may still hold sockets of ended ranks."""
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def end_on_lost_peer(log: Path | None = None) -> Callable[[str], None]:

@@ -1,12 +1,10 @@
 """Local ranks as forks of one process, which imports torch once for all of them."""
 
-import contextlib
 import importlib
 import multiprocessing
 import os
 import signal
 import socket
-import sys
 import time
 import types
 from collections import Counter
@@ -18,7 +16,7 @@ from ballast_policies.contract import ExitCode
 
 from ballast_trainer.distributed.stopping import on_closed_terminal
 from ballast_trainer.environment import RESTARTS_ENV, STORE_OUTLIVES_ENV
-from ballast_trainer.process_exit import end_with_parent
+from ballast_trainer.process_exit import end_with_parent, leave, print_error
 
 _POLL_SECONDS = 0.05
 _LEAVE_SECONDS = 10.0
@@ -51,7 +49,7 @@ class Causes:
     def print_first(self) -> None:
         """The cause as the last line, after those of the ranks that only lost it."""
         if not self._queue.empty():
-            _print_error(self._queue.get())
+            print_error(self._queue.get())
 
 
 def attempt_prefix() -> str:
@@ -143,7 +141,7 @@ def _serve(address: str, port: int) -> None:
         store = serve_store(address, port, _STORE_SECONDS)
     except OSError as error:
         # On the network of a host its pods share the port: ranks meet at the store of one of them.
-        _print_error(f"no store is served at {address}:{port}: {error}")
+        print_error(f"no store is served at {address}:{port}: {error}")
         return
     while os.getppid() == parent:
         time.sleep(1.0)
@@ -238,12 +236,12 @@ def _exit_code(children: Sequence[BaseProcess], left_behind: set[int], *, went_o
     codes = [child.exitcode or 0 for child in children]
     for rank in left_behind:
         codes[rank] = ExitCode.PEER_LOST
-        _print_error(f"rank {rank} did not end within {_LEAVE_SECONDS:.0f} s of another, and was killed")
+        print_error(f"rank {rank} did not end within {_LEAVE_SECONDS:.0f} s of another, and was killed")
     if ExitCode.USAGE in codes:
         return ExitCode.USAGE
     for child, code in zip(children, codes, strict=True):
         if code < 0:
-            _print_error(f"rank {child.name} was killed by {signal.Signals(-code).name}")
+            print_error(f"rank {child.name} was killed by {signal.Signals(-code).name}")
     ended_well = [code for code in codes if code in _ENDED_WELL]
     if went_on and ended_well and all(c in _ENDED_WELL or c < 0 or c == ExitCode.PEER_LOST for c in codes):
         return max(ended_well)
@@ -255,16 +253,7 @@ def _exit_code(children: Sequence[BaseProcess], left_behind: set[int], *, went_o
 def _rank(environment: dict[str, str], body: Callable[[], int], parent: int) -> None:
     end_with_parent(parent, signal.SIGTERM)
     os.environ.update(environment)
-    code = body()
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    # Threads of gloo and of the store may still hold sockets of ended ranks: exit at once.
-    os._exit(code)
-
-
-def _print_error(text: str) -> None:
-    print(f"ballast-train: {text}", file=sys.stderr)
+    leave(body())
 
 
 def _end(children: Sequence[BaseProcess], seconds: float) -> set[int]:

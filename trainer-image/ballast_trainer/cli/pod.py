@@ -1,6 +1,5 @@
 """``ballast-train pod``: the ranks of a TrainingJob in one pod, driven by its plan."""
 
-import contextlib
 import faulthandler
 import importlib
 import logging
@@ -34,7 +33,7 @@ from ballast_trainer.cli.pod_ranks import run_pod_ranks
 from ballast_trainer.distributed.stopping import StopSignal, handover_seconds, stop_seconds
 from ballast_trainer.environment import RESTARTS_ENV
 from ballast_trainer.errors import ConfigurationError, PeerLost, Stopped
-from ballast_trainer.process_exit import end, end_on_lost_peer, reason_of
+from ballast_trainer.process_exit import end, end_on_lost_peer, leave, reason_of
 from ballast_trainer.warm_start import start_warm
 
 logger = logging.getLogger("ballast_trainer.pod")
@@ -240,10 +239,5 @@ def pod() -> None:
     except ConfigurationError as error:
         os._exit(end(reason_of(error), describe(error), log=log))
     if ranks == 1 and not restarts:
-        code: int = _run_rank(0, log)
-    else:
-        code = run_pod_ranks(ranks, _run_rank, log, restarts=restarts, store=store)
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-    # Threads of gloo and of the store may still hold sockets of ended ranks: exit at once.
-    os._exit(code)
+        leave(_run_rank(0, log))
+    leave(run_pod_ranks(ranks, _run_rank, log, restarts=restarts, store=store))

@@ -27,7 +27,7 @@ from ballast_policies.contract import ContractError, ExitCode, TerminationMessag
 
 from ballast_trainer.cli.local_ranks import serve
 from ballast_trainer.environment import RESTARTS_ENV
-from ballast_trainer.process_exit import end_with_parent
+from ballast_trainer.process_exit import end_with_parent, leave, print_error
 
 Body = Callable[[int, Path], int]
 """What a rank runs: gets its local rank and where to write its termination message, returns an exit code. It
@@ -148,7 +148,7 @@ def run_pod_ranks(
         try:
             if stopping or member.restarts >= restarts:
                 return False
-            _print_error(f"local rank {member.local_rank} was killed, and is started again")
+            print_error(f"local rank {member.local_rank} was killed, and is started again")
             new = _Rank(member.local_rank, member.restarts + 1)
             members[member.local_rank] = new
             _fork([new], members, body)
@@ -182,11 +182,7 @@ def _fork(new: Sequence[_Rank], members: Sequence[_Rank], body: Body) -> None:
                         other.close()
                 code = member.become(len(members), body)
             finally:
-                with contextlib.suppress(OSError):
-                    sys.stdout.flush()
-                    sys.stderr.flush()
-                # Threads of gloo and of the store may still hold sockets of ended ranks: exit at once.
-                os._exit(code)
+                leave(code)
 
 
 def _wait(members: list[_Rank], leave_seconds: float, again: Callable[[_Rank], bool]) -> list[_Rank]:
@@ -218,7 +214,7 @@ def _wait(members: list[_Rank], leave_seconds: float, again: Callable[[_Rank], b
 def _kill_the_rest(members: Sequence[_Rank]) -> None:
     for member in members:
         if member.code is None:
-            _print_error(
+            print_error(
                 f"local rank {member.local_rank} did not leave after another had failed, and is killed"
             )
             # It is not the cause.
@@ -237,16 +233,16 @@ def _report(ended: Sequence[_Rank], log: Path | None, ranks: int) -> int:
         text = TerminationMessage(reason=said.reason, message=message, step=said.step).to_json()
         if code not in _NOT_TO_BLAME:
             # Its own line is above those of the ranks that only lost it.
-            _print_error(f"{said.reason}: {message}")
+            print_error(f"{said.reason}: {message}")
     elif code < 0:
         # Not in the contract's form: whether the job is to blame is for Kubernetes to say (OOMKilled).
         text = f"{who} was killed by {signal.Signals(-code).name}"
-        _print_error(text)
+        print_error(text)
     if log is not None and text is not None:
         try:
             log.write_text(text)
         except OSError as error:
-            _print_error(f"cannot write {log}: {error}")
+            print_error(f"cannot write {log}: {error}")
     return 128 - code if code < 0 else code
 
 
@@ -286,7 +282,3 @@ def _write(target: int, data: bytes) -> None:
     with contextlib.suppress(OSError):
         while data:
             data = data[os.write(target, data) :]
-
-
-def _print_error(text: str) -> None:
-    print(f"ballast-train: {text}", file=sys.stderr, flush=True)

@@ -20,7 +20,7 @@ from ballast_trainer.cli.local_ranks import Causes, attempt_prefix, run_local_ra
 from ballast_trainer.distributed.stopping import StopSignal, stop_seconds
 from ballast_trainer.environment import DeviceChoice, TorchrunRank
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.process_exit import end, end_on_lost_peer, reason_of
+from ballast_trainer.process_exit import end, end_on_lost_peer, leave, reason_of
 from ballast_trainer.reporting.console import ProgressLine
 
 logger = logging.getLogger("ballast_trainer.run")
@@ -267,8 +267,4 @@ def run(
             known.update(read_config(config_path, assignments))
         restarts = _restarts(known, follows_plans=channel_folder is not None)
         sys.exit(run_local_ranks(ranks, body, causes, restarts=restarts))
-    code = body()
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-    # Threads of gloo and of the store may still hold sockets of ranks that are gone: leave at once.
-    os._exit(code)
+    leave(body())

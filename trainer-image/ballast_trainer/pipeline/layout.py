@@ -107,16 +107,11 @@ class ScheduleRequest:
         if self.ranks == 1:
             return (0,)
         if not used_replicas(self.replicas) and SCHEDULES[self.name].microbatch_a_rank:
-            self._check_microbatches()
+            unsuited = SCHEDULES[self.name].unsuited(self.ranks, self.microbatches)
+            if unsuited is not None:
+                reason = f"{self.name}: {unsuited}. To fix: more microbatches, or fewer ranks"
+                raise ConfigurationError("pipeline.microbatches", reason)
         return tuple(holders[0] for holders in self.one_step().stage_ranks)
-
-    def _check_microbatches(self) -> None:
-        unsuited = SCHEDULES[self.name].unsuited(self.ranks, self.microbatches)
-        if unsuited is not None:
-            raise ConfigurationError(
-                "pipeline.microbatches",
-                f"{self.name}: {unsuited}. To fix: more microbatches, or fewer ranks",
-            )
 
     def _unsuitable(self, error: ScheduleError) -> ConfigurationError:
         field = "pipeline.replicas" if used_replicas(self.replicas) else "pipeline.schedule"
