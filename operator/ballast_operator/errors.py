@@ -7,6 +7,7 @@
     ├── NameTaken        an object of somebody else has the name: it is left alone
     ├── Rejected         the API server refused the content (HTTP 4xx): a retry cannot help
     │   ├── Forbidden    the operator's account lacks a right (HTTP 403 by RBAC): a person has to grant it
+    │   ├── Expired      the version to watch from, or the rest of a list, is too old (HTTP 410)
     │   ├── NotAllowed   a quota, an admission policy or a missing class forbids it now (other HTTP 403)
     │   └── ActionRefused   what a job needs was refused, and no launch of it ends for it
     ├── HistoryError     history cannot be read or written: jobs do not notice
@@ -73,6 +74,10 @@ class NotAllowed(Rejected):
     """
 
 
+class Expired(Rejected):
+    """What is asked for is too old: it is listed anew. It happens in good order."""
+
+
 class ActionRefused(Rejected):
     """What a pass does for a job was refused, and no launch of the job can or need end for it."""
 
@@ -91,7 +96,9 @@ class Unreachable(Unavailable):
 
 def for_good(error: BaseException) -> bool:
     """Whether the API server refused the content itself, so that the same request never succeeds."""
-    return isinstance(error, Rejected) and not isinstance(error, (Forbidden, NotAllowed, ActionRefused))
+    return isinstance(error, Rejected) and not isinstance(
+        error, (Expired, Forbidden, NotAllowed, ActionRefused)
+    )
 
 
 class ServerInternalError(Unavailable):

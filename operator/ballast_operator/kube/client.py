@@ -10,7 +10,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import aiohttp
-from ballast.client.connection import MOST_LEVELS, MOST_OF_A_PAGE, configuration, shallow, smaller_page
+from ballast.client.connection import (
+    LEAST_OF_A_PAGE,
+    MOST_LEVELS,
+    MOST_OF_A_PAGE,
+    configuration,
+    shallow,
+    smaller_page,
+)
 from ballast_policies.contract.limits import nested_deeper
 from kubernetes.aio import client as kubernetes_client
 from kubernetes.aio.dynamic import DynamicClient
@@ -18,6 +25,7 @@ from kubernetes.aio.dynamic.exceptions import DynamicApiError
 
 from ballast_operator.errors import (
     Conflict,
+    Expired,
     Forbidden,
     NotAllowed,
     NotFound,
@@ -59,6 +67,9 @@ METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 WATCH_SECONDS = 300
 """After which the API server is to end a watch."""
 
+IN_ONE_PIECE = 6
+"""Times as long as other answers a list may take that is not read in pages."""
+
 MOST_LINE = 2**25
 """Bytes of one event; objects have a few million at most."""
 
@@ -89,6 +100,7 @@ class Cluster:
         self._api = api
         self._dynamic = DynamicClient(api)
         self.request_seconds = request_seconds
+        self._page_sizes: dict[Kind, int] = {}
         self.fence: Callable[[], None] = lambda: None
         self.on_write: Callable[[str, Kind], None] = lambda verb, kind: None
         self.on_refused: Callable[[Kind], None] = lambda kind: None
@@ -156,22 +168,34 @@ class Cluster:
     ) -> AsyncIterator[tuple[Objects, str]]:
         """(objects, resourceVersion of the list) page by page; smaller ones where one does not come in time.
 
+        The next list of the kind begins with pages as this one has ended, twice as large if it succeeded. Of
+        one that took so long that its pages do not belong together any more, the next is read in one piece.
+
         Raises:
+            Expired: such a list: it is to be read anew.
             OperatorError: the list was refused, or what was answered is none.
         """
-        path, query, most = kind.path(namespace), dict[str, str](), MOST_OF_A_PAGE
+        path, query = kind.path(namespace), dict[str, str]()
+        most = self._page_sizes.get(kind, MOST_OF_A_PAGE)
         if label_selector:
             query["labelSelector"] = label_selector
         if field_selector:
             query["fieldSelector"] = field_selector
         names = {"apiVersion": kind.api_version, "kind": kind.kind}
         while True:
-            query["limit"] = str(most)
+            if most:
+                query["limit"] = str(most)
             try:
-                page = await self._request("list", kind, path, query=query, accept=accept)
+                page = await self._request(
+                    "list", kind, path, query=query, accept=accept, times=1 if most else IN_ONE_PIECE
+                )
             except Unreachable as error:
-                most = smaller_page(most, error)
+                self._page_sizes[kind] = LEAST_OF_A_PAGE
+                self._page_sizes[kind] = most = smaller_page(most, error)
                 continue
+            except Expired:
+                self._page_sizes[kind] = 0
+                raise
             try:
                 version, more = page["metadata"]["resourceVersion"], page["metadata"].get("continue")
                 items = [{**item, **names} if isinstance(item, dict) else item for item in page["items"]]
@@ -181,6 +205,7 @@ class Cluster:
                 raise Unavailable(f"list {path}: what was answered is no list: {error}") from error
             yield items, version
             if not more:
+                self._page_sizes[kind] = min(2 * most, MOST_OF_A_PAGE)
                 return
             query["continue"] = more
 
@@ -315,7 +340,9 @@ class Cluster:
         query: dict[str, Any] | None = None,
         content_type: str | None = None,
         accept: str = "",
+        times: int = 1,
     ) -> Object:
+        """The answer, which may take so many times as long as others."""
         with self._translated(verb, kind, path):
             answer = await self._dynamic.request(
                 "get" if verb == "list" else verb,
@@ -325,7 +352,7 @@ class Cluster:
                 header_params={"Accept": accept} if accept else {},
                 content_type=content_type,
                 serialize=False,
-                _request_timeout=self.request_seconds,
+                _request_timeout=times * self.request_seconds,
             )
             response: Object = read_json(await answer.read())
         return response
@@ -408,6 +435,8 @@ def _translate(verb: str, path: str, error: DynamicApiError) -> OperatorError:
         return NotFound(text)
     if error.status in (409, 412):  # nothing is in the way of a read: it is tried again
         return Unavailable(text) if verb in ("get", "list", "watch") else Conflict(text)
+    if error.status == 410:
+        return Expired(text)
     if error.status == 500 and "Internal error occurred" in text:
         return ServerInternalError(text)
     if error.status in (401, 429) or error.status is None or error.status >= 500:

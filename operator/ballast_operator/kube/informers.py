@@ -9,6 +9,7 @@ import contextlib
 import gc
 import logging
 import time
+from collections.abc import Iterable
 
 from ballast_operator.errors import NotFound, Rejected, Unavailable
 from ballast_operator.kube.caches import WATCHED, Caches
@@ -166,18 +167,20 @@ class Informers:
                 group.create_task(Reflector(self.caches, self._cluster, kind, self._namespace).run())
 
 
-async def resync(caches: Caches, cluster: Cluster, namespace: str, waits: Waits) -> list[str]:
+async def resync(
+    caches: Caches, cluster: Cluster, namespace: str, waits: Waits, kinds: Iterable[Kind] = WATCHED
+) -> dict[Kind, str]:
     """List everything once and bring the caches up to it; what a watch has lost is found here.
 
     Returns:
-        Why the other kinds could not be listed.
+        Those of ``kinds`` that could not be listed, and why.
     """
-    errors = []
-    for kind in WATCHED:
+    errors = {}
+    for kind in kinds:
         try:
             await _list(caches, cluster, kind, where(kind, namespace))
         except NotFound as error:
-            errors.append(str(error))
+            errors[kind] = str(error)
             waits.begin(
                 WaitReason.DEFINITIONS,
                 f"the API server does not know {kind.plural} of {kind.api_version}",
@@ -185,7 +188,7 @@ async def resync(caches: Caches, cluster: Cluster, namespace: str, waits: Waits)
                 subject=kind.plural,
             )
         except (Unavailable, Rejected) as error:
-            errors.append(str(error))
+            errors[kind] = str(error)
         else:
             waits.end(WaitReason.DEFINITIONS, kind.plural)
     if namespace and not errors:
@@ -231,11 +234,11 @@ async def _look_for_namespace(cluster: Cluster, namespace: str, waits: Waits) ->
 async def list_until_complete(
     caches: Caches, cluster: Cluster, namespace: str, waits: Waits, *, what: str
 ) -> None:
-    """:func:`resync` until every kind has been listed; ``what``: is waited for, as a sentence."""
+    """:func:`resync` until every kind has been listed once; ``what``: is waited for, as a sentence."""
     waits.begin(WaitReason.CACHES, what)
-    pause = FIRST_PAUSE_SECONDS
-    while errors := await resync(caches, cluster, namespace, waits):
-        waits.begin(WaitReason.CACHES, f"{what}; not listed yet: {'; '.join(errors)}")
+    pause, left = FIRST_PAUSE_SECONDS, dict.fromkeys(WATCHED, "")
+    while left := await resync(caches, cluster, namespace, waits, left):
+        waits.begin(WaitReason.CACHES, f"{what}; not listed yet: {'; '.join(left.values())}")
         await asyncio.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
     waits.end(WaitReason.CACHES)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypedDict
 
-from ballast_operator.errors import OperatorError, Unavailable, Unreachable
+from ballast_operator.errors import Expired, OperatorError, Unavailable, Unreachable
 from ballast_operator.kube.caches import SELECTORS, Caches
 from ballast_operator.kube.client import Cluster, read_json
 from ballast_operator.kube.kinds import POD, VERSION, Kind, Object, check
@@ -48,10 +48,6 @@ def where(kind: Kind, namespace: str) -> Where:
     """Those of a namespace, or of all where it is empty; pods of all take GPUs."""
     own = kind.namespaced and kind is not POD
     return {"namespace": namespace if own else "", "label_selector": SELECTORS.get(kind, "")}
-
-
-class Expired(ValueError):  # noqa: N818 - as the API server calls it
-    """The version is too old to watch from: it happens in good order."""
 
 
 class Reflector:

@@ -6,10 +6,10 @@ import pytest
 from aiohttp import web
 from ballast_operator.errors import (
     Conflict,
+    Expired,
     NotAllowed,
     NotFound,
     OperatorError,
-    Rejected,
     ServerInternalError,
     Unavailable,
     Unreachable,
@@ -55,7 +55,7 @@ _DENIED = '{"message": "admission webhook \\"a\\" denied the request: not on Mon
     [
         (404, '{"message": "no such"}', JSON, NotFound, NotFound),
         (409, '{"message": "changed"}', JSON, Unavailable, Conflict),
-        (410, '{"message": "too old"}', JSON, Rejected, Rejected),
+        (410, '{"message": "too old"}', JSON, Expired, Expired),
         (403, '{"message": "exceeded quota"}', JSON, NotAllowed, NotAllowed),
         (429, "", JSON, Unavailable, Unavailable),
         (500, "[]", JSON, Unavailable, Unavailable),
@@ -121,7 +121,7 @@ async def test_where_a_page_does_not_come_in_time_smaller_ones_are_asked_for(mon
     """So that an operator starts at a slow API server, too. A refused connection is not asked again."""
     asked, fails = [], TimeoutError
 
-    async def request(self, verb, kind, path, *, query, accept):
+    async def request(self, verb, kind, path, *, query, accept, times):
         first, limit = int(query.get("continue") or 0), int(query["limit"])
         asked.append(limit)
         if limit > 100:
@@ -135,11 +135,45 @@ async def test_where_a_page_does_not_come_in_time_smaller_ones_are_asked_for(mon
         items, _ = await cluster.list(JOB)
         assert len({item["metadata"]["name"] for item in items}) == len(items) == 400
         assert asked[:2] == [500, 125] and set(asked[2:]) == {31}
+        del asked[:]
+        await cluster.list(JOB)  # the next begins with pages that came, twice as large
+        assert set(asked) == {62}
         fails = ConnectionRefusedError
         del asked[:]
+        monkeypatch.setattr(cluster, "_page_sizes", {})
         with pytest.raises(Unreachable):
             await cluster.list(JOB)
         assert asked == [500]
+
+
+async def test_a_list_whose_rest_has_expired_is_read_in_one_piece(monkeypatch):
+    """A slow API server is asked for the last page after etcd has compacted what the first is of."""
+    asked, in_time = [], True
+
+    async def request(self, verb, kind, path, *, query, accept, times):
+        asked.append((query.get("limit"), times))
+        if "continue" in query:
+            raise Expired("the provided continue parameter is too old")
+        if "limit" not in query and not in_time:
+            raise Unreachable(f"{verb} {path}") from TimeoutError()
+        more = {"continue": "rest"} if "limit" in query else {}
+        items = [{"metadata": {"name": name}} for name in ("a", "b")][: 1 if more else 2]
+        return {"metadata": {"resourceVersion": "7", **more}, "items": items}
+
+    monkeypatch.setattr(Cluster, "_request", request)
+    async with Cluster(client.ApiClient(client.Configuration()), request_seconds=1.0) as cluster:
+        with pytest.raises(Expired):
+            await cluster.list(JOB)
+        for _ in range(2):
+            items, version = await cluster.list(JOB)
+            assert [item["metadata"]["name"] for item in items] == ["a", "b"] and version == 7
+        in_time = False
+        with pytest.raises(Unreachable):
+            await cluster.list(JOB)
+        with pytest.raises(Expired):
+            await cluster.list(JOB)
+    assert [limit for limit, _ in asked] == ["500", "500", None, None, None, "25", "25"]
+    assert all((limit is None) == (times > 1) for limit, times in asked)
 
 
 @pytest.mark.parametrize("listing", ["list", "list_metadata"])
@@ -147,7 +181,7 @@ async def test_of_a_page_that_was_read_only_the_slim_objects_are_kept(monkeypatc
     """What the API server notes of who wrote which field is half of a job: of 5,000, 100 MiB as values."""
     notes = []
 
-    async def request(self, verb, kind, path, *, query, accept):
+    async def request(self, verb, kind, path, *, query, accept, times):
         page = int(query.get("continue") or 0)
         assert not any(note() is not None for note in notes[:-3])  # of the pages before the last
         managed = [Notes() for _ in range(3)]
