@@ -160,7 +160,8 @@ class LeaderTerm:
         while True:
             moment = time.monotonic()
             unfinished = set_job_gauges(self._metrics, self._observer.jobs())
-            self._metrics.jobs_failing.set(self._worker.failing)
+            contested = self._observer.findings.all_contested()
+            self._metrics.jobs_failing.set(self._worker.failing + contested)
             recent = sum(1 for at in self._writes if moment - at < 60)
             self._metrics.writes_per_job.set(recent / unfinished if unfinished else 0)
             self._metrics.queue_due.set(self._queue.due())

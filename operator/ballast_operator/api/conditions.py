@@ -390,6 +390,8 @@ class JobReason(enum.StrEnum):
     STATUS_REFUSED = "StatusRefused"
     """Not reconciled: the API server refuses what the operator writes of the job; the job goes on, and
     texts of its status are shortened."""
+    CHANGED_BY_OTHERS = "ChangedByOthers"
+    """Not reconciled: another controller changes what the operator writes of the job, again and again."""
 
     # Succeeded, Failed
     ALL_STEPS_DONE = "AllStepsDone"

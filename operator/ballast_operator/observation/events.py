@@ -55,6 +55,7 @@ WARNING_REASONS = frozenset(
         "MessageRefused",
         "InternalError",
         "StatusRefused",
+        "ChangedByOthers",
     }
 )
 """Reasons that ask for a person's attention."""

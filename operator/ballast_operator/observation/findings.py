@@ -30,6 +30,16 @@ MOST_REPORTS = 20_000
 """Reports that are kept from one decision to the next."""
 
 
+FREE_RESTORATIONS = 5
+"""How often what others have changed is put right at once."""
+
+LONGEST_PAUSE_SECONDS = 60.0
+"""Before what others change again and again is put right once more; doubles up to this."""
+
+QUIET_SECONDS = 2 * LONGEST_PAUSE_SECONDS
+"""Without such a change, after which it is forgotten."""
+
+
 class Found(NamedTuple):
     """Fields of a job's view that no object says; see :class:`JobView`."""
 
@@ -49,7 +59,8 @@ _NOTHING, _LAUNCHED = Found(), Found(lacks_rights=True, lacks_account=True)
 class _OfJob:
     """What is known of one job: of the launch that has rights or an account, of the generation blocked.
 
-    ``queued``: what Kueue says; a gang that Kueue was not asked about yet stays.
+    ``queued``: what Kueue says; a gang that Kueue was not asked about yet stays. ``restorations``: of what
+    others had ``changed``, the last at ``restored_at`` and for this generation.
     """
 
     uid: str
@@ -58,6 +69,10 @@ class _OfJob:
     blocked: tuple[int, Blocked] | None = None
     avoided: dict[str, float] = dataclasses.field(default_factory=dict)
     queued: SuspendCause | None = NOT_ASKED
+    restorations: int = 0
+    restored_at: float = 0.0
+    restored_for: int = 0
+    changed: frozenset[str] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -161,6 +176,37 @@ class Findings:
     def account_made(self, view: JobView, launch: int) -> None:
         """The service account of a launch that is being written has been made."""
         self._of(view).account_of = launch
+
+    def before_restoring(self, view: JobView, changed: Iterable[str]) -> float:
+        """Seconds until what others have changed of the job is put right; 0: now, and that is counted.
+
+        Each time later, after a few times. An edit of the job and its deletion do not wait.
+        """
+        known, now = self._of(view), self._clock()
+        if known.restorations >= FREE_RESTORATIONS and now - known.restored_at < QUIET_SECONDS:
+            pause = min(LONGEST_PAUSE_SECONDS, 2.0 ** min(known.restorations - FREE_RESTORATIONS, 10))
+            left = known.restored_at + pause - now
+            if left > 0 and known.restored_for == view.generation and not view.deleting:
+                return left
+        elif now - known.restored_at >= QUIET_SECONDS:
+            known.restorations, known.changed = 0, frozenset()
+        known.restorations += 1
+        known.restored_at, known.restored_for = now, view.generation
+        known.changed = known.changed.union(changed)
+        return 0.0
+
+    def contested(self, key: Key) -> str:
+        """What others change of the job again and again, as text; empty: nothing."""
+        known = self._jobs.get(key)
+        if known is None or known.restorations < FREE_RESTORATIONS:
+            return ""
+        if self._clock() - known.restored_at >= QUIET_SECONDS:
+            return ""
+        return " and ".join(sorted(known.changed))
+
+    def all_contested(self) -> int:
+        """How many jobs others change again and again."""
+        return sum(bool(self.contested(key)) for key in self._jobs)
 
     def saw(self, view: JobView) -> None:
         """Keep a job as a pass has seen it: its report is measured at the next decision."""

@@ -27,6 +27,7 @@ from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import EVENT, JOB, LEASE, POD, Key, Object
 from ballast_operator.metrics import Metrics
 from ballast_operator.observation.events import EventToPost, Recorder, flips
+from ballast_operator.observation.findings import QUIET_SECONDS
 from ballast_operator.observation.observer import Observer
 from ballast_operator.observation.status_changes import (
     asks_or_frees,
@@ -119,6 +120,7 @@ class Reconciler:
         self._recorder = recorder if recorder is not None else Recorder(cluster)
         self._checks = PodChecks(cluster, settings, clock=observer.clock)
         self._progress_written: dict[Key, float] = {}
+        self._written: dict[Key, tuple[str, Object | None]] = {}
         self._unanswered: set[Key] = set()
         self.has_pod_groups = False
 
@@ -157,6 +159,8 @@ class Reconciler:
         if result.needs_fresh_view and not await self._is_as_observed(view):
             return Requeue(0.0)
         before, after = view.status.allocation, result.status.allocation
+        if (pause := self._pause_before_restoring(view, item, result)) > 0:
+            return Requeue(pause)
         launching = after is not None and (before is None or len(after.pods) > len(before.pods))
         if launching and after is not None:
             self._findings.reservations[key] = after
@@ -306,12 +310,42 @@ class Reconciler:
             fresh = fresh.as_launched()
         return fresh is not None and (fresh.pods, fresh.finished_step) == (view.pods, view.finished_step)
 
+    def _pause_before_restoring(self, view: JobView, item: Object, result: StepResult) -> float:
+        """Seconds until a result that puts right what others have changed is carried out; 0: now.
+
+        One that frees GPUs does not wait.
+        """
+        before, after = view.status.allocation, result.status.allocation
+        frees = before is not None and (after is None or after.ending is not None)
+        status = self._restored_status(view, item, result.status)
+        if frees or not (status or result.restores):
+            return 0.0
+        return self._findings.before_restoring(view, (*status, *result.restores))
+
+    def _restored_status(self, view: JobView, item: Object, new: TrainingJobStatus) -> tuple[str, ...]:
+        """Its status, where others have changed what was written of it, and ``new`` puts that right.
+
+        Of an allocation that is gone nothing is put right: the next launch is counted.
+        """
+        uid, written = self._written.get(view.key, ("", None))
+        stored = item.get("status") or {}
+        if written is None or uid != view.uid or written == stored:
+            return ()
+        others, wanted = unknown_fields(TrainingJobStatus, stored), new.to_dict()
+        undone = any(
+            written.get(field) != stored.get(field)
+            and (stored.get(field) != wanted.get(field) or field == "allocation")
+            for field in (written.keys() | stored.keys()) - others.keys() - {"state"}
+        )
+        return ("its status",) if undone else ()
+
     async def _read_status(self, key: Key) -> None:
         """An answer was lost: read what the job's status is before anything is decided on it."""
         with contextlib.suppress(NotFound):
             self._observer.caches.wrote(JOB, await self._cluster.get(JOB, *key))
         self._findings.reservations.pop(key, None)
         self._unanswered.discard(key)
+        self._written.pop(key, None)
 
     async def report_error(self, key: Key, error: Exception) -> None:
         """Show on the job that no pass over it succeeds; nothing else of its status is touched.
@@ -379,7 +413,9 @@ class Reconciler:
             },
             "status": {**foreign, **status_content(status)},
         }
-        self._observer.caches.wrote(JOB, await self._cluster.write_status(JOB, body))
+        written = await self._cluster.write_status(JOB, body)
+        self._observer.caches.wrote(JOB, written)
+        self._written[key] = item["metadata"]["uid"], written.get("status")
 
     async def _report(self, view: JobView, item: Object, result: StepResult) -> Requeue:
         """Write the status that was decided on ``item``."""
@@ -387,8 +423,18 @@ class Reconciler:
             return Requeue()
         again = Requeue(result.requeue_after_seconds)
         old, new = view.status, result.status
+        if contested := self._findings.contested(view.key):
+            message = (
+                f"others change {contested} again and again, and it is put right after growing pauses. "
+                "To fix: end that controller; kubectl get with --show-managed-fields names it"
+            )
+            kind, reason = JobCondition.RECONCILED, JobReason.CHANGED_BY_OTHERS
+            new = new.with_condition(
+                kind, False, reason, message, now=self._clock(), generation=view.generation
+            )
+            again = again.within(QUIET_SECONDS)
         # That a status was refused stays said: what it lacks since then, later ones lack too.
-        if new.launches != old.launches or not refused_since(old, view.generation):
+        elif new.launches != old.launches or not refused_since(old, view.generation):
             new = reconciled(new, self._clock(), view.generation)
         new = new.replace(state=new.summary_state)
         if old != new and not result.write_later:
@@ -426,6 +472,7 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         self._findings.forget(key)
         self._progress_written.pop(key, None)
+        self._written.pop(key, None)
         self._unanswered.discard(key)
         self._allocate()
 

@@ -102,6 +102,7 @@ class StepResult:
         allocate: the allocator has something new to decide on.
         needs_fresh_view: carry it out only if a fresh look at the job's pods and lease shows the same.
         grants_rights: the actions make sure that the launch's pods may report.
+        restores: objects that somebody has deleted or changed, and the actions put right.
         metric_increments: (metric, label or nothing, amount) to add once the status is written.
     """
 
@@ -113,6 +114,7 @@ class StepResult:
     write_later: bool = False
     needs_fresh_view: bool = False
     grants_rights: bool = False
+    restores: tuple[str, ...] = ()
     metric_increments: tuple[tuple[JobCounter, str, int], ...] = ()
 
     @property

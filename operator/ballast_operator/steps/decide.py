@@ -158,7 +158,7 @@ def decide(
 
 
 def _without_spec(view: JobView, now: Time) -> TrainingJobStatus:
-    planned = view.spec_problem == BEING_PLANNED
+    planned = view.spec_problem.startswith(BEING_PLANNED)
     return view.status.with_condition(
         JobCondition.ADMITTED,
         False,
@@ -289,10 +289,12 @@ def take_step(context: ReconcileContext) -> StepResult:
     result = _carry_out(context, decision)
     again = result.requeue_after_seconds
     lost: tuple[Action, ...] = ()
+    restores: tuple[str, ...] = ()
     if decision.state in WITH_PLAN and not isinstance(decision.move, End):
         again = _soon_if_something_ends(seen, again)
         again = min(again, max(LEAST_SECONDS, seconds_left(context, Deadline.NOTICE)))
-        lost = () if isinstance(decision.move, WritePlan) else recreate_owned_objects(context)
+        if not isinstance(decision.move, WritePlan):
+            lost, restores = recreate_owned_objects(context)
         if decision.state is State.TRAINING and isinstance(decision.move, Wait) and not lost:
             lost = changed_rate(context)
     return dataclasses.replace(
@@ -300,6 +302,7 @@ def take_step(context: ReconcileContext) -> StepResult:
         actions=(*lost, *_deletions(context, decision), *with_failures(context, result.actions)),
         requeue_after_seconds=again,
         needs_fresh_view=decision.needs_fresh_view,
+        restores=restores,
     )
 
 

@@ -4,7 +4,7 @@ import datetime
 import math
 from typing import TypeVar
 
-from ballast_policies.contract import Directive, ExitReason, Report
+from ballast_policies.contract import Directive, ExitReason, Report, lease_name, plan_config_map_name
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.training_job_status import Progress, Rebalancing, TrainingJobStatus
@@ -211,19 +211,26 @@ LOOK_SECONDS = 15.0
 """How often a gang that trains is looked at, whatever it tells."""
 
 
-def recreate_owned_objects(context: ReconcileContext) -> tuple[Action, ...]:
+def recreate_owned_objects(context: ReconcileContext) -> tuple[tuple[Action, ...], tuple[str, ...]]:
     """Lease and plan where they are gone; the service account and its role where the trainer is silent.
 
     A plan that a wrong clock has written in the future, too: its acknowledgement would not be due for long.
+
+    Returns:
+        The actions, and the names of objects that somebody has deleted or changed.
     """
     view = context.view
     written = view.plan_written
     late = written is not None and -seconds_since(context, written) > context.settings.restart_max_seconds
     actions: list[Action] = []
+    undone: list[str] = []
     if view.lease is None:
+        undone.append(f"Lease {lease_name(view.name)}")
         actions.append(Apply(LEASE, lease_object(view, context.settings.heartbeat_seconds)))
     elif view.listens and view.lease.quiet_seconds >= max(LOOK_SECONDS, 2 * context.settings.renew_seconds):
         actions += [Apply(kind, body) for kind, body in access_objects(view)]
+    if not view.plan_intact:
+        undone.append(f"ConfigMap {plan_config_map_name(view.name)}")
     if late or not view.plan_intact:
         actions.append(WritePlan(context.plan))
-    return tuple(actions)
+    return tuple(actions), tuple(undone)

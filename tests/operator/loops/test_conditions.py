@@ -4,8 +4,8 @@ from unittest import mock
 
 import pytest
 from ballast_operator.api.conditions import JobReason, PolicyReason
-from ballast_operator.kube.kinds import CONFIG_MAP, JOB, NODE, POLICY
-from ballast_policies.contract import CONFIG_KEY, plan_config_map_name
+from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, NODE, POLICY
+from ballast_policies.contract import CONFIG_KEY, lease_name, plan_config_map_name
 
 from tests.operator.loops.simulated.machines import node
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, policy
@@ -269,6 +269,58 @@ async def test_conditions_that_somebody_takes_out_come_back(state, spec):
         kept = [each for each in whole.to_dict()["conditions"] if each["type"] not in kinds]
         simulation.world.patch(JOB, NAMESPACE, "one", {"status": {"conditions": kept}})
         await simulation.ticks(3)
+        await simulation.tick(seconds=130)  # else it is a controller that does it again and again
         status = simulation.status("one")
         assert {each.type: each.status for each in status.conditions} == truth, kinds
         assert (simulation.state("one"), status.launches) == (state, whole.launches)
+
+
+def without_conditions(world):
+    world.patch(JOB, NAMESPACE, "one", {"status": {"conditions": []}})
+
+
+def without_status(world):
+    world.patch(JOB, NAMESPACE, "one", {"status": None})
+
+
+def without_allocation(world):
+    world.patch(JOB, NAMESPACE, "one", {"status": {"allocation": None}})
+
+
+def without_plan(world):
+    world.drop(CONFIG_MAP, NAMESPACE, plan_config_map_name("one"))
+
+
+def without_lease(world):
+    world.drop(LEASE, NAMESPACE, lease_name("one"))
+
+
+@pytest.mark.parametrize(
+    ("undo", "what"),
+    [
+        (without_conditions, "its status"),
+        (without_status, "its status"),
+        (without_allocation, "its status"),
+        (without_plan, "ConfigMap one-plan"),
+        (without_lease, "Lease one"),
+    ],
+)
+async def test_what_a_controller_undoes_again_and_again_is_put_right_ever_later(undo, what):
+    """It is told on the job, by an Event and as a failing job; others go on; it ends with the controller."""
+    simulation = cluster(roundSeconds=6000)
+    simulation.add_job("one", totalSteps=1_000_000)
+    simulation.add_job("two", totalSteps=1_000_000)
+    await simulation.running("one", "two")
+    for second in range(150):
+        undo(simulation.world)
+        await simulation.tick()
+        if second == 75:
+            simulation.world.log.clear()
+    assert sum(" one" in line for line in simulation.world.log) < 40, simulation.world.log
+    assert not any(" two-" in line for line in simulation.world.log)
+    assert simulation.observer.findings.contested((NAMESPACE, "one")) == what
+    assert simulation.observer.findings.all_contested() == 1 and "ChangedByOthers" in simulation.world.events
+    await simulation.ticks(200)
+    assert simulation.state("one") == simulation.state("two") == "Running"
+    assert simulation.condition("one", "Reconciled").is_true
+    assert simulation.observer.findings.all_contested() == 0
