@@ -37,7 +37,7 @@ from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.settings import Settings
 from ballast_operator.tasks import LoopThread, keep_running
 from ballast_operator.term import LeaderTerm
-from ballast_operator.views.spec import read_spec_text
+from ballast_operator.views.spec import JobSpec, read_spec_text
 from ballast_operator.waits import WaitReason, Waits
 
 logger = logging.getLogger(__name__)
@@ -142,9 +142,7 @@ class Operator:
             )
             page = contextlib.AsyncExitStack()
             await self._remember(page, informers.caches, lambda: leadership.leads)
-            decoded = DecodedJobs(
-                informers.caches, lambda name, text: planner.answer(read_spec_text, (name, text))
-            )
+            decoded = DecodedJobs(informers.caches, lambda name, text: self._plan(planner, name, text))
             decoding = keep_running("decoding", decoded.run, metrics=self._metrics)
             planning = keep_running("planning", decoded.plan, metrics=self._metrics)
             parts = (self.waits.run(), self._beat(), decoding, planning, solver.warm_up())
@@ -201,6 +199,28 @@ class Operator:
                 port=options.page_port,
             )
             logger.info("serving the page on port %d", await within.enter_async_context(page))
+
+    async def _plan(self, planner: Solver, name: str, text: str) -> tuple[JobSpec | None, str]:
+        """A spec with degrees, made in another process; that none starts is waited for.
+
+        Raises:
+            OSError, ValueError: as of ``Solver.answer``.
+        """
+        starts = True
+        try:
+            return await planner.answer(read_spec_text, (name, text))
+        except OSError as error:
+            starts = isinstance(error, (TimeoutError, ConnectionError))
+            if not starts:
+                what, fix = (
+                    f"degrees of jobs cannot be planned: {error}",
+                    "see the memory limit of the operator",
+                )
+                self.waits.begin(WaitReason.PLANNER, what, to_fix=fix)
+            raise
+        finally:
+            if starts:
+                self.waits.end(WaitReason.PLANNER)
 
     def _leadership(self, own: Cluster) -> Leadership:
         return Leadership(

@@ -42,6 +42,8 @@ class WaitReason(enum.StrEnum):
     """This replica has not listed the cluster's objects yet."""
     POLICY = "Policy"
     """There is no usable ClusterPolicy."""
+    PLANNER = "Planner"
+    """No process starts in which jobs' degrees are planned."""
     DECISIONS = "Decisions"
     """The last decisions of the allocator failed."""
 

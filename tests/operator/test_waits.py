@@ -9,7 +9,8 @@ import aiohttp
 import pytest
 from ballast_operator.app import serve
 from ballast_operator.errors import Forbidden, NotFound, Rejected, Unavailable
-from ballast_operator.kube.caches import Caches
+from ballast_operator.kube import informers
+from ballast_operator.kube.caches import WATCHED, Caches
 from ballast_operator.kube.informers import resync
 from ballast_operator.kube.kinds import JOB, LEASE, NAMESPACE, POD, POLICY
 from ballast_operator.kube.leadership import Leadership
@@ -163,7 +164,26 @@ async def test_missing_definitions_are_named_and_the_other_kinds_are_listed():
     assert "does not know trainingjobs of ballast.dev/v1alpha1" in line
     assert "ballast crds | kubectl apply" in line
     cluster.list = whole
-    assert await resync(caches, cluster, "", waits) == []
+    assert await resync(caches, cluster, "", waits) == {}
+    assert waits.lines() == []
+
+
+async def test_while_one_kind_is_refused_the_others_are_not_listed_again(monkeypatch):
+    """An API server that fails for minutes has enough to do."""
+    monkeypatch.setattr(informers, "FIRST_PAUSE_SECONDS", 0.0)
+    cluster, listed = FakeCluster(World()), []
+    whole = cluster.list
+
+    async def failing(kind, **arguments):
+        listed.append(kind)
+        if kind is JOB and listed.count(JOB) < 5:
+            raise Unavailable("HTTP 500")
+        return await whole(kind, **arguments)
+
+    cluster.list = failing
+    waits = Waits()
+    await informers.list_until_complete(Caches(), cluster, "", waits, what="first")
+    assert {kind: listed.count(kind) for kind in WATCHED} == {**dict.fromkeys(WATCHED, 1), JOB: 5}
     assert waits.lines() == []
 
 
@@ -171,7 +191,7 @@ async def test_a_namespace_to_look_after_that_does_not_exist_is_named_until_it_d
     """Its lists are empty and no error, so it is asked for."""
     world, waits = World(), Waits()
     cluster = FakeCluster(world)
-    assert await resync(Caches(), cluster, "research", waits) == []
+    assert await resync(Caches(), cluster, "research", waits) == {}
     (line,) = waits.lines()
     assert "the namespace research of the jobs does not exist" in line
     assert "kubectl create namespace research" in line
@@ -184,8 +204,25 @@ async def test_a_namespace_to_look_after_that_does_not_exist_is_named_until_it_d
 async def test_an_account_that_may_not_read_namespaces_is_not_stopped_by_it():
     """Roles that an administrator wrote before this right was asked for still work."""
     waits, cluster = Waits(), refusing(FakeCluster(World()), "get", Forbidden("namespaces"))
-    assert await resync(Caches(), cluster, "research", waits) == []
+    assert await resync(Caches(), cluster, "research", waits) == {}
     assert waits.lines() == []
+
+
+async def test_an_operator_records_that_no_process_starts_that_plans():
+    """Until one does."""
+    from ballast_operator.allocator.solver import Solver
+    from ballast_operator.app import Operator, Options
+    from ballast_operator.settings import Settings, SolverSettings
+
+    operator = Operator(Options(), Settings())
+    async with Solver(SolverSettings(), command=("/no/such/program",)) as none:
+        with pytest.raises(OSError, match="no process starts"):
+            await operator._plan(none, "one", "{}")
+    (line,) = operator.waits.lines()
+    assert line.startswith("waiting (Planner)") and "/no/such/program" in line and not operator.waits.ready
+    async with Solver(SolverSettings()) as starts:
+        spec, problem = await operator._plan(starts, "one", "{}")
+    assert spec is None and problem and operator.waits.ready
 
 
 async def test_an_operator_records_answers_of_the_api_server():

@@ -132,8 +132,9 @@ class DecodedJobs:
                 return
             late = "spec.planner: planning takes too long. To fix: fewer profiles, gpus or layers"
             found = None, late if isinstance(error, TimeoutError) else _cannot_be_planned(error)
-        except OSError:
+        except OSError as error:
             self._ask_again(key, version, tries - 1)
+            self._tell_waiting(f"{BEING_PLANNED}, which waits: {error}")
             raise
         except Exception as error:  # whatever it is, the job is told, and the others have their turn
             found = None, _cannot_be_planned(error)
@@ -141,6 +142,15 @@ class DecodedJobs:
             self._specs[key] = version, self._share(text, found)
             for hear in self.listeners:
                 hear(key)
+
+    def _tell_waiting(self, why: str) -> None:
+        """What jobs say that have no degrees yet; the next plan of each takes its place."""
+        for key in self._to_plan:
+            version, (spec, problem) = self._specs[key]
+            if spec is None and problem != why:
+                self._specs[key] = version, (None, why)
+                for hear in self.listeners:
+                    hear(key)
 
     def _turn(self, key: Key) -> tuple[bool, bool, int]:
         item = self._caches[JOB].get(key) or {}

@@ -185,7 +185,7 @@ class JobView:
             return self
         teams = self.status.team_costs
         spec = spec_of_launch(self.plan_config, teams[-1].team if teams else "")
-        if self.spec_problem == BEING_PLANNED:
+        if self.spec_problem.startswith(BEING_PLANNED):
             return dataclasses.replace(self, spec=spec)
         cause = SuspendCause(JobReason.MISCONFIGURED, self.spec_problem)
         return dataclasses.replace(self, spec=spec, queued=cause)
