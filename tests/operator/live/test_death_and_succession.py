@@ -9,56 +9,6 @@ pytestmark = [pytest.mark.api, pytest.mark.slow]
 SHRINKING = {"total": 18, "shrinkAt": 8, "keep": 1}
 
 
-class Witness:
-    """What a job's pods were at each look."""
-
-    def __init__(self, stage):
-        self._stage = stage
-        self._uids: dict[str, set[str]] = {}
-        self._most_alive = 0
-
-    def look(self):
-        pods = self._stage.pods("one")
-        for name, pod in pods.items():
-            self._uids.setdefault(name, set()).add(pod.metadata.uid)
-        alive = [p for p in pods.values() if p.status.phase not in ("Succeeded", "Failed")]
-        self._most_alive = max(self._most_alive, len(alive))
-
-    def until(self, condition, what):
-        def look():
-            self.look()
-            return condition()
-
-        eventually(look, what)
-
-    def assert_nothing_is_lost(self):
-        """One launch, one repack, no restart, no second pod of a name."""
-        status = self._stage.status("one")
-        assert status["launches"] == 1, status
-        assert not status.get("restarts"), status
-        assert [repack["releasedPods"] for repack in status["repacks"]] == [["one-1-1"]]
-        # Between two looks of a slow test a pod may have come and gone.
-        assert set(self._uids) <= {"one-1-0", "one-1-1"}
-        assert all(len(uids) == 1 for uids in self._uids.values())
-        assert self._most_alive <= 2
-
-
-@pytest.mark.nightly
-def test_an_operator_killed_at_a_write_of_a_shrink_is_succeeded_without_loss(stage, tmp_path):
-    """The next one finishes what it began; tests/operator/loops has every point, in memory."""
-    witness = Witness(stage)
-    with stage.operator(die_after=9) as first:
-        stage.add_job("one", script={**SHRINKING, "finishFile": str(tmp_path / "finish")})
-        witness.until(lambda: first.code is not None, "the operator's death")
-        assert first.code == -9, first.log.read_text()
-    stage.forget_leader()
-    with stage.operator():
-        witness.until(lambda: stage.status("one").get("repacks"), "the job to repack")
-        (tmp_path / "finish").touch()
-        witness.until(lambda: stage.state("one") == "Succeeded", "the job to succeed")
-    witness.assert_nothing_is_lost()
-
-
 @pytest.mark.nightly
 def test_an_operator_that_loses_its_lease_is_started_again_and_continues(stage, tmp_path):
     """It ends rather than write without the lease; its next life sees the job through."""

@@ -83,10 +83,7 @@ async def test_a_job_that_cannot_run_says_why_and_the_others_run(case):
     simulation.add_job("bad", **case["job"])
     simulation.add_job("good")
     await simulation.until(lambda: simulation.state("good") == "Succeeded")
-    admitted = simulation.condition("bad", "Admitted")
-    assert not admitted.is_true
-    assert admitted.reason == case["want_reason"]
-    assert case["want_words"] in admitted.message
+    await simulation.refused("bad", case["want_reason"], case["want_words"])
     assert simulation.pods("bad") == []
 
 
@@ -133,9 +130,7 @@ async def test_a_job_waits_for_capacity_with_numbers():
     await simulation.run_job("one", stages=(1, 1), totalSteps=1000)
     simulation.add_job("two", stages=(1, 1))
     await simulation.tick()
-    admitted = simulation.condition("two", "Admitted")
-    assert admitted.reason == JobReason.WAITING_FOR_CAPACITY
-    assert "0 of 1 fast free" in admitted.message
+    await simulation.refused("two", JobReason.WAITING_FOR_CAPACITY, "0 of 1 fast free")
 
 
 @pytest.mark.slow
@@ -202,9 +197,7 @@ async def test_a_dry_run_says_what_it_would_do_and_does_nothing():
     simulation.add_job("one")
     await simulation.ticks(3)
     assert simulation.pods("one") == []
-    admitted = simulation.condition("one", "Admitted")
-    assert admitted.reason == JobReason.DRY_RUN
-    assert "would get 2 x" in admitted.message
+    await simulation.refused("one", JobReason.DRY_RUN, "would get 2 x")
     (proposed,) = simulation.policy()["status"]["proposed"]
     assert proposed["job"] == f"{NAMESPACE}/one"
     assert proposed["gpus"] == 2

@@ -156,7 +156,7 @@ async def test_a_waiting_job_waits_and_the_others_are_decided_on(place, monkeypa
         assert "it waits: KeyError: 'no such thing'" in condition.message
     assert {name: at for name, at in found.items() if name != bad} == expected
     await decided(simulation)
-    assert simulation.condition(bad, "Admitted").reason == "WaitingForCapacity"
+    await simulation.refused(bad, "WaitingForCapacity")
 
 
 @pytest.mark.parametrize("place", ["its snapshot", "the round"])

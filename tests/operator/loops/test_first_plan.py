@@ -163,8 +163,7 @@ async def test_measured_bytes_keep_jobs_of_the_kind_from_gpus_that_they_do_not_f
     await simulation.run_job("first", model=MODEL, totalSteps=1000, trainer={"pace": 1})
     await simulation.ticks(3)
     simulation.add_job("second", model=MODEL)
-    await simulation.until(lambda: simulation.condition("second", "Admitted") is not None)
-    refused = simulation.condition("second", "Admitted")
-    assert refused.reason == "ExceedsMemory"
-    assert "on 2 GPUs its layers take at least 3 GB of the fullest one" in refused.message
+    await simulation.refused(
+        "second", "ExceedsMemory", "on 2 GPUs its layers take at least 3 GB of the fullest one"
+    )
     assert simulation.state("first") == "Running"

@@ -47,9 +47,7 @@ async def test_a_job_waits_for_large_gpus_while_small_ones_are_free():
     simulation = a_cluster(large_gpus=2)
     await simulation.run_job("first", memoryPerGpu="40Gi")
     simulation.add_job("second", memoryPerGpu="40Gi")
-    await simulation.until(lambda: simulation.condition("second", "Admitted") is not None)
-    assert simulation.condition("second", "Admitted").reason == JobReason.WAITING_FOR_CAPACITY
-    assert "not offered small (has 16 GB)" in simulation.condition("second", "Admitted").message
+    await simulation.refused("second", JobReason.WAITING_FOR_CAPACITY, "not offered small (has 16 GB)")
 
 
 async def test_a_layer_that_no_gpu_holds_is_refused_with_its_number_and_an_event(monkeypatch):

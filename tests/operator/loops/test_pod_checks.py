@@ -191,9 +191,7 @@ async def test_a_missing_right_is_not_the_templates_fault():
     simulation.world.admission = refusing(Forbidden("cannot create resource pods"))
     simulation.add_job("one")
     await simulation.ticks(5)
-    admitted = simulation.condition("one", "Admitted")
-    assert admitted.reason == "NotAllowed"
-    assert "cannot create resource pods" in admitted.message
+    await simulation.refused("one", "NotAllowed", "cannot create resource pods")
 
 
 async def test_a_growth_that_is_not_allowed_does_not_touch_the_gang():

@@ -56,10 +56,12 @@ async def test_a_pod_that_no_node_can_hold_is_refused_with_the_reason():
     threes = {"parallelism": {"gpusPerPod": 3}}
     simulation.add_job("wide", stages=(3, 3), **ENDLESS, **threes)
     await simulation.run_job("fits", stages=(2, 2), **ENDLESS, **PAIRS)
-    admitted = simulation.condition("wide", "Admitted")
-    assert (admitted.is_true, admitted.reason) == (False, "ExceedsCapacity")
-    assert "needs 3 GPUs of one pool in pods of gpusPerPod=3, each on one node" in admitted.message
-    assert "have room for: fast 0" in admitted.message
+    await simulation.refused(
+        "wide",
+        "ExceedsCapacity",
+        "needs 3 GPUs of one pool in pods of gpusPerPod=3, each on one node",
+        "have room for: fast 0",
+    )
 
 
 async def test_a_gang_is_placed_when_a_node_has_room_for_its_pod():

@@ -35,10 +35,27 @@ async def test_all_policies_one_after_the_other_under_running_jobs():
         await simulation.tick()
         status = simulation.policy()["status"]
         assert status["lastRound"]["policy"] == policy
-        assert "solveSeconds" in status["lastRound"]
+        assert {"solveSeconds", "objectiveValue"} <= status["lastRound"].keys()
         assert simulation.policy_condition("Solved")["reason"] == PolicyReason.OPTIMAL
         assert simulation.policy_condition("Ready")["message"].endswith(f"by {policy}")
+        if policy == "min-cost-slo":
+            assert (
+                "pricePerGpuHour: none for fast, slow"
+                in simulation.policy_condition("InputsComplete")["message"]
+            )
+            assert simulation.condition("three", "OnTime").reason == JobReason.DEADLINE_WITHIN_REACH
+    assert simulation.status("one").isolated
     assert [simulation.status(name).launches for name in ("one", "two", "three")] == [1, 1, 1]
+
+
+async def test_teams_whose_parents_lead_in_a_circle_are_refused():
+    """CEL has no loops: only the operator sees it."""
+    circle = {"vision": {"parent": "speech"}, "speech": {"parent": "vision"}}
+    simulation = cluster(objective={"entities": circle})
+    await simulation.tick()
+    valid = simulation.policy_condition("Valid")
+    assert (valid["status"], valid["reason"]) == ("False", PolicyReason.MISCONFIGURED)
+    assert "parents lead in a circle" in valid["message"]
 
 
 async def test_a_missing_input_is_named_and_the_other_jobs_run():

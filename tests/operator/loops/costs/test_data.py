@@ -98,9 +98,7 @@ async def test_a_job_whose_data_has_no_price_anywhere_is_refused_with_the_reason
     add(simulation, "reads", "1Mi")
     await simulation.until(lambda: simulation.condition("reads", "Admitted") is not None)
     await simulation.ticks(5)
-    admitted = simulation.condition("reads", "Admitted")
-    assert admitted.reason == "NoDataPrice"
-    assert "pool east has no region" in admitted.message
+    await simulation.refused("reads", "NoDataPrice", "pool east has no region")
     with simulation.changed_pools() as pools:
         for name, pool in pools.items():
             pool["region"] = REGIONS[name]

@@ -36,8 +36,7 @@ async def test_a_spent_budget_suspends_the_jobs_of_the_team_and_of_no_other():
     add(simulation, "other", team="speech")
     await simulation.until(lambda: simulation.state("one") == "Suspended")
     assert spent(simulation)["vision"] == pytest.approx(1.0, abs=15 * PER_SECOND)
-    assert simulation.condition("one", "Admitted").reason == "TeamBudgetSpent"
-    assert "raise budgets.vision.amount" in simulation.condition("one", "Admitted").message
+    await simulation.refused("one", "TeamBudgetSpent", "raise budgets.vision.amount")
     assert simulation.condition("one", "BudgetExhausted").is_true
     assert "TeamBudgetSpent" in simulation.world.events
     assert simulation.status("one").lost_steps == 0

@@ -59,9 +59,7 @@ async def test_an_object_of_somebody_else_is_left_alone_and_named(kind, name, co
     await simulation.until(lambda: bool(simulation.status("one").restarts), ticks=30)
     await simulation.until(lambda: simulation.status("one").allocation is None, ticks=30)
     await simulation.tick()
-    admitted = simulation.condition("one", "Admitted")
-    assert admitted.reason == "NameTaken"
-    assert f"{kind.kind} {name} is not the job's" in admitted.message
+    await simulation.refused("one", "NameTaken", f"{kind.kind} {name} is not the job's")
     assert simulation.world.get(kind, NAMESPACE, name) == before
     assert [line for line in simulation.world.log if line.startswith("create Event one")]
     # Another job uses the GPUs meanwhile.

@@ -15,8 +15,7 @@ async def test_a_namespace_never_holds_more_gpus_than_its_limit():
     await simulation.run_job("one")
     simulation.add_job("two")
     await simulation.until(lambda: bool(simulation.status("two").conditions))
-    condition = simulation.condition("two", "Admitted")
-    assert condition.reason == "NamespaceLimit" and "tenants.namespaces.team.maxGpus=2" in condition.message
+    await simulation.refused("two", "NamespaceLimit", "tenants.namespaces.team.maxGpus=2")
     await simulation.until(lambda: simulation.state("one") == "Succeeded")
     assert simulation.pods("two") == []
     await simulation.until(lambda: simulation.state("two") == "Succeeded")
@@ -31,9 +30,9 @@ async def test_a_namespace_never_holds_more_gpus_of_a_type_than_its_limit():
     simulation.add_job("three", gpuTypes=["fast"])
     await simulation.running("two")
     assert simulation.nodes("two") == {"slow-0"}
-    condition = simulation.condition("three", "Admitted")
-    assert condition.reason == "NamespaceLimit" and "may have 2 fast at a time" in condition.message
-    assert "tenants.namespaces.team.maxGpusByType" in condition.message
+    await simulation.refused(
+        "three", "NamespaceLimit", "may have 2 fast at a time", "tenants.namespaces.team.maxGpusByType"
+    )
     valid = simulation.policy_condition("Valid")
     assert "tenants limit old by maxGpusByType" in valid["message"]
     await simulation.running("three")

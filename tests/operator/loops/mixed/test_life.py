@@ -77,10 +77,12 @@ async def test_pools_that_are_too_small_together_are_named_in_the_refusal():
     simulation = two_pools(slow=1)
     add_wide(simulation)
     await simulation.tick()
-    refusal = simulation.condition("wide", "Admitted")
-    assert refusal.reason == "ExceedsCapacity"
-    assert "needs 4 GPUs; its pools do not have them together" in refusal.message
-    assert "fast 2, slow 1. To fix: " in refusal.message
+    await simulation.refused(
+        "wide",
+        "ExceedsCapacity",
+        "needs 4 GPUs; its pools do not have them together",
+        "fast 2, slow 1. To fix: ",
+    )
 
 
 async def test_the_pods_of_each_part_ask_for_the_resource_of_their_pool():

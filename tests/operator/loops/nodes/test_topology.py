@@ -59,7 +59,7 @@ async def test_who_waits_for_a_domain_is_told_of_the_largest():
             "fast 4. To fix: lower pipeline.minStages, topology.preferred in place of required, or add nodes",
         )
     )
-    assert simulation.condition("wide", "Admitted").reason == "ExceedsCapacity"
+    await simulation.refused("wide", "ExceedsCapacity")
     unknown = f"topology.preferred=rack is none of the ClusterPolicy's topology.levels ({BLOCK}, {RACK})"
     await simulation.until(lambda: waits(simulation, "lost", unknown))
     simulation.change("lost", topology={"preferred": RACK})

@@ -360,6 +360,13 @@ class Simulation:
         """Of the job; None: it has none of the kind."""
         return self.status(name).condition(kind)
 
+    async def refused(self, name: str, reason: str, *words: str) -> None:
+        """Tick until the job is told of its admission; it is refused for this reason, in these words."""
+        await self.until(lambda: self.condition(name, "Admitted") is not None)
+        found = self.condition(name, "Admitted")
+        assert (found.is_true, found.reason) == (False, reason), found
+        assert all(part in found.message for part in words), found.message
+
     def explained(self, name: str) -> str:
         """The job in one sentence, as ``ballast explain`` has it."""
         (item,) = (each for each in self.world.items(JOB) if each["metadata"]["name"] == name)

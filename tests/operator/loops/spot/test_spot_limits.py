@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from ballast_operator.api.conditions import JobCondition, JobReason
+from ballast_operator.api.conditions import JobReason
 from ballast_operator.kube.kinds import NODE
 
 from tests.operator.loops.simulated.simulation import Simulation
@@ -57,9 +57,7 @@ async def test_a_job_for_spot_machines_alone_waits_with_the_limit_as_its_reason(
     simulation = cluster({"onDemandShare": 0.5})
     add(simulation, "one", spot="Require")
     await simulation.tick()
-    found = simulation.condition("one", JobCondition.ADMITTED)
-    assert (found.is_true, found.reason) == (False, JobReason.SPOT_LIMIT)
-    assert "onDemandShare=0.5 of the ClusterPolicy" in found.message
+    await simulation.refused("one", JobReason.SPOT_LIMIT, "onDemandShare=0.5 of the ClusterPolicy")
     assert "onDemandShare=0.5" in simulation.status("one").last_decision.why
     status, reason, message = condition(simulation)
     assert (status, reason) == ("False", "SpotLimitReached")
