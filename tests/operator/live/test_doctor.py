@@ -12,6 +12,7 @@ from ballast_operator.cli.main import main
 from click.testing import CliRunner
 from kubernetes import client
 
+from tests.operator.live.conftest import JOBS, cluster_policy
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.slow]
@@ -58,13 +59,7 @@ def test_a_cluster_is_examined_with_and_without_an_operator(live_cluster, stage)
 
             eventually(two, "the other operator to lead, and to be told of")
         job = training_job("stored", image="i", command=[sys.executable, "-c", ""], steps=1, volume="nowhere")
-        stage.custom.create_namespaced_custom_object(
-            namespace=stage.namespace,
-            body=job,
-            group="ballast.dev",
-            version="v1alpha1",
-            plural="trainingjobs",
-        )
+        stage.custom.create_namespaced_custom_object(namespace=stage.namespace, body=job, **JOBS)
         storage = doctor(live_cluster, "-n", stage.namespace)["storage"]
         assert storage["status"] == "failed" and f"{stage.namespace}/nowhere" in storage["message"]
     text = call(live_cluster, "doctor").stdout
@@ -82,13 +77,8 @@ def test_nodes_without_a_device_plugin_and_pools_without_nodes_are_named(live_cl
             "gpuResource": "amd.com/gpu",
         },
     ]
-    body = {
-        "apiVersion": "ballast.dev/v1alpha1",
-        "kind": "ClusterPolicy",
-        "metadata": {"name": "of-a-test"},
-        "spec": {"nodePools": pools},
-    }
-    where = {"group": "ballast.dev", "version": "v1alpha1", "plural": "clusterpolicies"}
+    body = {**cluster_policy(), "metadata": {"name": "of-a-test"}, "spec": {"nodePools": pools}}
+    where = {**JOBS, "plural": "clusterpolicies"}
     stage.custom.create_cluster_custom_object(body=body, **where)
     try:
         lines = call(live_cluster, "doctor").stdout
@@ -107,9 +97,7 @@ def test_a_bundle_holds_what_is_asked_for_and_no_value_of_an_environment(live_cl
         "kept", image="i", command=["true"], steps=1, gpus=64, environment={"TOKEN": SECRET, "ÄÖ": "x"}
     )
     job["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": SECRET}
-    stage.custom.create_namespaced_custom_object(
-        namespace=stage.namespace, body=job, group="ballast.dev", version="v1alpha1", plural="trainingjobs"
-    )
+    stage.custom.create_namespaced_custom_object(namespace=stage.namespace, body=job, **JOBS)
     file = tmp_path / "b.tar.gz"
     done = call(live_cluster, "support-bundle", "-n", stage.namespace, "--file", str(file))
     assert done.exit_code == 0, done.output

@@ -4,7 +4,6 @@ import base64
 import contextlib
 import http.server
 import ssl
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,33 +73,6 @@ def test_what_keeps_pods_from_being_made_is_named_and_ends_with_its_cause(stage:
         stage.wait_for("waits", "Succeeded")
         stage.wait_for("taken", "Succeeded")
         assert stage.status("wrong").get("launches", 0) == 0
-
-
-@pytest.mark.nightly
-def test_a_character_outside_the_basic_plane_is_in_a_status_and_stops_nothing(stage: Stage) -> None:
-    """In a pod's last words, in a team's name and in what the API server says of a template."""
-    words = "Loading weights \U0001f917 failed \x1b[0m\x7f"
-    command = [sys.executable, "-c", f"import sys; print({words!r}); sys.exit(1)"]
-    failing = {"name": "train", "image": "not-read-by-process-nodes", "command": command}
-    wrong = {"name": "train", "image": "x", "command": ["x"], "imagePullPolicy": "\U0001f917"}
-    with stage.operator():
-        stage.add_command(
-            "says", ranks=1, total=5, backoffLimit=0, template={"spec": {"containers": [failing]}}
-        )
-        stage.add_command("wrong", ranks=1, total=5, template={"spec": {"containers": [wrong]}})
-        stage.add_job("team", script=DONE, entity="\U0001f917")
-        said = stage.wait_for("says", "Failed")["conditions"]
-        assert any("Loading weights \U0001f917 failed" in c["message"] for c in said), said
-        eventually(lambda: "allocation" not in stage.status("says"), "its GPUs to be given back")
-        refused(stage, "wrong", "Misconfigured", "\U0001f917")
-        stage.wait_for("team", "Succeeded")
-        policies = {**JOBS, "plural": "clusterpolicies"}
-
-        def teams() -> list[str]:
-            status = stage.custom.get_cluster_custom_object(name="live", **policies).get("status") or {}
-            return [team["team"] for team in status.get("teams") or []]
-
-        eventually(lambda: "\U0001f917" in teams(), "the policy's status to have the team")
 
 
 def test_a_status_that_a_person_has_edited_is_the_operators_again(stage: Stage, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from ballast_operator.page.simulated import NotASimulationError, simulated
 from click.testing import CliRunner
 from kubernetes import client
 
+from tests.operator.api.objects import JOB, changed
 from tests.operator.page.test_access import token_of
 from tests.operator.page.test_page import looked_at, plain, text_of
 from tests.operator.page.world import Everybody
@@ -83,18 +84,7 @@ def test_an_operator_serves_its_page_to_who_logs_in(
                 "subjects": [{"kind": "ServiceAccount", "name": "ann", "namespace": namespace}],
             }
         )
-        job = {
-            "apiVersion": "ballast.dev/v1alpha1",
-            "kind": "TrainingJob",
-            "metadata": {"name": "shown"},
-            "spec": {
-                "totalSteps": 10,
-                "model": {"name": "gpt"},
-                "pipeline": {"minStages": 1, "maxStages": 1, "microbatches": 1, "globalBatchSize": 1},
-                "checkpoint": {"path": "/checkpoints"},
-                "template": {"spec": {"containers": [{"name": "trainer", "image": "trainer:1"}]}},
-            },
-        }
+        job = changed(changed(JOB, "metadata.namespace", namespace), "metadata.name", "shown")
         jobs = ("ballast.dev", "v1alpha1", namespace, "trainingjobs")
         client.CustomObjectsApi(api).create_namespaced_custom_object(*jobs, job)
         token = token_of(core, "ann", namespace)
