@@ -16,55 +16,31 @@ from ballast_policies.allocation.problem import ProblemError
 from ballast_policies.simulator.whatif import Setup, compare
 from click.testing import CliRunner
 
+from tests.operator.loops.simulated.fake_cluster import FakeCluster
+from tests.operator.loops.simulated.machines import node
+from tests.operator.loops.simulated.world import World
+
 whatif_module = sys.modules[whatif.callback.__module__]
 
 DEMO = Path(__file__).parents[4] / "examples" / "demo"
 GPUS = {"v100": 4, "p100": 2, "k80": 4, "p100-spot": 2}
 
 
-class ListsOnly:
-    """A cluster that can be listed and nothing else."""
-
-    def __init__(self, objects):
-        self._objects = objects
-
-    async def list(self, kind, *, namespace="", label_selector=""):
-        return self._objects.get(kind, []), 100
-
-
-def with_server_fields(item, number):
-    metadata = {"uid": f"uid-{number}", "resourceVersion": str(number), "generation": 1, **item["metadata"]}
-    if item["kind"] == "TrainingJob":
-        metadata["namespace"] = "default"
-    return {**item, "metadata": metadata}
-
-
 def cluster(policies=1):
-    objects = {POLICY: [], JOB: [], NODE: []}
-    documents = [yaml.safe_load(file.read_text()) for file in sorted(DEMO.glob("*.yaml"))]
-    for number, item in enumerate(documents):
-        kind = POLICY if item["kind"] == "ClusterPolicy" else JOB
-        for copy in range(policies if kind is POLICY else 1):
-            named = {**item, "metadata": {"name": item["metadata"]["name"] + (f"-{copy}" if copy else "")}}
-            objects[kind].append(with_server_fields(named, 1 + number + 10 * copy))
+    """The demo's policies and jobs, and a node for each of its pools."""
+    world = World()
+    for manifest in [yaml.safe_load(file.read_text()) for file in sorted(DEMO.glob("*.yaml"))]:
+        name = manifest["metadata"]["name"]
+        if manifest["kind"] == "TrainingJob":
+            world.put(JOB, {**manifest, "metadata": {"name": name, "namespace": "default"}})
+            continue
+        for copy in range(policies):
+            world.put(POLICY, {**manifest, "metadata": {"name": name + (f"-{copy}" if copy else "")}})
     for pool, gpus in GPUS.items():
-        objects[NODE].append(
-            {
-                "apiVersion": "v1",
-                "kind": "Node",
-                "metadata": {
-                    "name": pool,
-                    "uid": pool,
-                    "resourceVersion": "50",
-                    "labels": {"ballast.dev/pool": pool},
-                },
-                "status": {
-                    "conditions": [{"type": "Ready", "status": "True"}],
-                    "allocatable": {"nvidia.com/gpu": str(gpus)},
-                },
-            }
-        )
-    return ListsOnly(objects)
+        item = node(pool, pool, gpus)
+        item["metadata"]["labels"]["ballast.dev/pool"] = pool
+        world.put(NODE, item)
+    return FakeCluster(world)
 
 
 def read(found, other="max-min-fairness", name="", **how):
@@ -89,13 +65,13 @@ def test_the_problem_is_the_operators_with_the_pools_prices():
 def test_what_the_operator_knows_of_budgets_and_spot_pools_is_decided_on_too():
     """A team that has spent its budget has no part in it; preemptions and start-up times count."""
     found = cluster()
-    (item,) = found._objects[POLICY]
+    (item,) = found.world.items(POLICY)
     at = "2026-11-27T12:00:00Z"
     item["spec"] = {**item["spec"], "budgets": {"audio": {"amount": 10.0}}}
     hazard = {"pool": "p100-spot", "nodeHours": 4.0, "preemptions": 3, "perHour": 0.7}
     teams = [{"team": "audio", "since": at, "cost": 12.0, "deletedJobsCost": 12.0}]
     item["status"] = {"billAt": at, "hazard": [hazard], "teams": teams}
-    recurrent = next(job for job in found._objects[JOB] if job["metadata"]["name"] == "recurrent")
+    recurrent = next(job for job in found.world.items(JOB) if job["metadata"]["name"] == "recurrent")
     recurrent["spec"] = {**recurrent["spec"], "entity": "audio"}
     snapshot = asyncio.run(read_cluster(found)).snapshot
     assert {job.name for job in snapshot.jobs} == {"default/transformer", "default/recommender"}
@@ -108,7 +84,7 @@ def test_what_the_operator_knows_of_budgets_and_spot_pools_is_decided_on_too():
 def test_a_changed_policy_says_what_the_next_round_would_do():
     """Each field and job that differs; the same policy changes nothing."""
     found = cluster()
-    (item,) = found._objects[POLICY]
+    (item,) = found.world.items(POLICY)
     changed = {**item, "spec": {**item["spec"], "objective": {"policy": "min-cost"}}}
     differs = difference(*asyncio.run(read_change(found, changed)))
     assert differs["fields"] == {"spec.objective.policy": ["max-min-fairness", "min-cost"]}
@@ -155,7 +131,7 @@ def test_policies_of_prices_choose_between_the_pools_of_a_type():
 def test_a_policy_of_prices_on_a_cluster_that_has_none_says_what_it_took():
     """A price given on the command line takes the default's place, on both sides."""
     unpriced = cluster()
-    for item in unpriced._objects[POLICY]:
+    for item in unpriced.world.items(POLICY):
         for pool in item["spec"]["nodePools"]:
             pool["pricePerGpuHour"] = 0
     problem, (note,) = read(unpriced, "min-cost")
@@ -186,7 +162,7 @@ def test_over_time_shows_when_each_job_would_start_and_end(monkeypatch):
     """Beside the comparison, in text and in JSON, with the error bar; all end within the hour."""
     twin = {"time": "2026-01-01T00:00:00Z", "jobs": 7, "timeError": 0.021, "costError": -0.013}
     there = cluster()
-    there._objects[POLICY][0]["status"] = {"twin": twin}
+    there.world.items(POLICY)[0]["status"] = {"twin": twin}
     monkeypatch.setattr(whatif_module, "_read", lambda *_: read_cluster(there))
     arguments = ["--add", "v100=2", "--over-time", "1"]
     text = CliRunner().invoke(whatif, arguments)
@@ -209,10 +185,7 @@ def test_over_time_shows_when_each_job_would_start_and_end(monkeypatch):
 def test_over_time_is_refused_where_it_cannot_apply(monkeypatch, arguments, words):
     """With the reason, and what to change."""
 
-    async def found(*_):
-        return await read_cluster(cluster())
-
-    monkeypatch.setattr(whatif_module, "_read", found)
+    monkeypatch.setattr(whatif_module, "_read", lambda *_: read_cluster(cluster()))
     done = CliRunner().invoke(whatif, [*arguments, "--over-time", "1"])
     assert done.exit_code == 2
     assert words in " ".join(done.stderr.split())
