@@ -8,11 +8,7 @@ from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, NODE, POLICY
 from ballast_policies.contract import CONFIG_KEY, lease_name, plan_config_map_name
 
 from tests.operator.loops.simulated.machines import node
-from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, policy
-
-
-def cluster(**policy_spec) -> Simulation:
-    return Simulation(nodes={"a": ("fast", 2), "b": ("slow", 2)}, **policy_spec)
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, fast_and_slow, policy
 
 
 def policy_condition(simulation: Simulation, kind: str, name: str = "default") -> dict:
@@ -79,7 +75,7 @@ JOB_CASES = {
 @pytest.mark.parametrize("case", JOB_CASES.values(), ids=JOB_CASES.keys())
 async def test_a_job_that_cannot_run_says_why_and_the_others_run(case):
     """Admitted is False with a stable reason and numbers; a good job beside it is launched."""
-    simulation = cluster()
+    simulation = fast_and_slow()
     simulation.add_job("bad", **case["job"])
     simulation.add_job("good")
     await simulation.until(lambda: simulation.state("good") == "Succeeded")
@@ -156,7 +152,7 @@ async def test_a_node_that_matches_two_pools_takes_no_gangs_and_the_others_do():
 
 async def test_decisions_that_fail_twice_are_told_and_recover():
     """Ready becomes False with the error and the probes fail; the next decision that succeeds ends it."""
-    simulation = cluster()
+    simulation = fast_and_slow()
     await simulation.run_job("one", totalSteps=1000)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -180,7 +176,7 @@ async def test_decisions_that_fail_twice_are_told_and_recover():
 
 async def test_the_older_of_two_policies_is_in_force():
     """There is one at a time; the other says which."""
-    simulation = cluster()
+    simulation = fast_and_slow()
     second = policy("fast")
     second["metadata"] = {"name": "second", "creationTimestamp": "2026-06-01T00:00:00Z"}
     simulation.world.put(POLICY, second)
@@ -193,7 +189,7 @@ async def test_the_older_of_two_policies_is_in_force():
 
 async def test_a_dry_run_says_what_it_would_do_and_does_nothing():
     """status.proposed has the placement; no pod is made."""
-    simulation = cluster(dryRun=True)
+    simulation = fast_and_slow(dryRun=True)
     simulation.add_job("one")
     await simulation.ticks(3)
     assert simulation.pods("one") == []
@@ -220,7 +216,7 @@ async def test_a_pool_without_nodes_and_one_without_gpus_are_warnings():
 @pytest.mark.slow
 async def test_an_idle_operator_writes_nothing():
     """Bounded use of the API server: with nothing new, ten rounds cost no write."""
-    simulation = cluster()
+    simulation = fast_and_slow()
     simulation.add_job("waits", gpuTypes=["h100"])
     simulation.add_job("done")
     await simulation.until(lambda: simulation.state("done") == "Succeeded")
@@ -253,7 +249,7 @@ IN_EACH_STATE = {
 @pytest.mark.parametrize(("state", "spec"), IN_EACH_STATE.items(), ids=IN_EACH_STATE.keys())
 async def test_conditions_that_somebody_takes_out_come_back(state, spec):
     """Each alone and all of them, without another change; a job that has ended is not launched again."""
-    simulation = cluster()
+    simulation = fast_and_slow()
     simulation.add_job("one", **spec)
     await simulation.until(lambda: simulation.state("one") == state)
     whole = simulation.status("one")

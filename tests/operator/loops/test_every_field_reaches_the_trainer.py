@@ -1,11 +1,9 @@
 """What the trainer can do, a TrainingJob can ask for: each field of its configuration arrives in the plan."""
 
-from ballast_operator.kube.kinds import CONFIG_MAP
-from ballast_policies.contract import CONFIG_KEY
 from ballast_policies.contract.job.job import JobConfig
 
 from tests.contract.examples import EXAMPLES, at_default
-from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+from tests.operator.loops.simulated.simulation import Simulation
 
 EXAMPLE: JobConfig = EXAMPLES["config"]
 
@@ -33,7 +31,6 @@ async def test_every_field_of_a_training_job_arrives_at_its_trainer():
     """Tensor and data parallelism, stragglers, schedule, metrics and all the rest, as the user wrote them."""
     simulation = Simulation(nodes=dict.fromkeys("ab", ("fast", 8)), roundSeconds=600)
     await simulation.run_job("full", **{**EXAMPLE.to_dict(), "totalSteps": EXAMPLE.total_steps})
-    config_map = simulation.world.get(CONFIG_MAP, NAMESPACE, "full-plan")
-    assert JobConfig.from_json(config_map["data"][CONFIG_KEY]) == EXAMPLE
+    assert simulation.configuration("full") == EXAMPLE
     allocation = simulation.status("full").allocation
     assert (allocation.gpus, allocation.gpus_per_pod) == (16, 4)

@@ -1,28 +1,26 @@
 """The first plan of a launch: the spec's share of it, and stages by what was measured of the kind."""
 
 import itertools
-import json
 
 import pytest
-from ballast_operator.kube.kinds import CONFIG_MAP
-from ballast_policies.contract import CONFIG_KEY, Plan, plan_config_map_name
+from ballast_policies.contract import Plan
+from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.planning.schedules.registry import SCHEDULES, build_schedule, trained_schedules
 from ballast_policies.planning.schedules.schedule import ScheduleError
 
 from tests.operator.loops.simulated.machines import Trainer
-from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+from tests.operator.loops.simulated.simulation import Simulation
 from tests.operator.views.builders import a_config, a_spec
 from tests.support.examples import first_fast
 
 BATCH = {"microbatches": 12, "globalBatchSize": 12}
 
 
-async def launched(**spec) -> tuple[Plan, dict]:
+async def launched(**spec) -> tuple[Plan, JobConfig]:
     """The plan and the configuration of a job that runs on a pool of four GPUs."""
     simulation = Simulation(nodes={"a": ("fast", 4)})
     await simulation.run_job("one", **spec)
-    data = simulation.world.get(CONFIG_MAP, NAMESPACE, plan_config_map_name("one"))["data"]
-    return simulation.plan("one"), json.loads(data[CONFIG_KEY])
+    return simulation.plan("one"), simulation.configuration("one")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +63,7 @@ async def test_a_gang_fills_whole_positions_of_the_pipeline(parallelism, stages,
     plan, config = await launched(
         model={"name": "gpt", "layers": 8}, parallelism=parallelism, pipeline={**BATCH, "maxStages": stages}
     )
-    each = config["parallelism"]["tensor"] * config["parallelism"]["data"]
+    each = config.parallelism.tensor * config.parallelism.data
     assert len(plan.ranks) == ranks
     assert [stage.rank for stage in plan.stages] == list(range(ranks // each))
 

@@ -15,17 +15,13 @@ from ballast_policies.contract import (
 from ballast_policies.protocol.observed import Cause
 
 from tests.operator.loops.simulated.machines import end_pod
-from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, template
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, fast_and_slow, template
 from tests.support.waiting import WAIT_SECONDS
-
-
-def small_cluster(**policy) -> Simulation:
-    return Simulation(nodes={"a": ("fast", 2), "b": ("slow", 2)}, **policy)
 
 
 async def test_a_job_is_launched_trains_and_succeeds():
     """Two GPUs, two pods, one plan; at the end the GPUs are free and the status says so."""
-    simulation = small_cluster()
+    simulation = fast_and_slow()
     await simulation.run_job("one")
     assert len(simulation.pods("one")) == 2
     allocation = simulation.status("one").allocation
@@ -53,7 +49,7 @@ async def test_a_repack_releases_the_named_pods_and_the_waiting_job_starts_on_th
 
 async def test_a_user_error_restarts_the_gang_and_counts_toward_the_limit():
     """The whole gang goes, the next launch resumes from the checkpoint, the message names the culprit."""
-    simulation = small_cluster()
+    simulation = fast_and_slow()
     simulation.add_job("one", trainer={"pace": 5})
     await simulation.until(lambda: simulation.trainers["one"].step >= 50)
     message = TerminationMessage(reason=ExitReason.FAILED, message="loss is NaN", step=50)
@@ -68,7 +64,7 @@ async def test_a_user_error_restarts_the_gang_and_counts_toward_the_limit():
 
 async def test_failures_beyond_the_backoff_limit_end_the_job():
     """backoffLimit 1: the second failure of its own doing is the last."""
-    simulation = small_cluster()
+    simulation = fast_and_slow()
     simulation.add_job("one", backoffLimit=1, trainer={"pace": 1})
     for launch in (1, 2):
         await simulation.until(
@@ -83,7 +79,7 @@ async def test_failures_beyond_the_backoff_limit_end_the_job():
 
 async def test_a_killed_rank_restarts_the_gang_without_counting_toward_the_limit():
     """SIGKILL from outside (137) is not the job's error."""
-    simulation = small_cluster()
+    simulation = fast_and_slow()
     simulation.add_job("one", backoffLimit=0, trainer={"pace": 5})
     await simulation.until(lambda: simulation.trainers["one"].step >= 30)
     end_pod(simulation.world, NAMESPACE, "one-1-1", 137)
@@ -94,7 +90,7 @@ async def test_a_killed_rank_restarts_the_gang_without_counting_toward_the_limit
 
 async def test_a_lost_node_sends_the_job_elsewhere():
     """The node's pods never end by themselves; the job continues on other nodes."""
-    simulation = small_cluster()
+    simulation = fast_and_slow()
     await simulation.run_job("one", gpuTypes=["fast", "slow"])
     lost = simulation.status("one").allocation.nodes[0]
     simulation.set_node_ready(lost, False)
@@ -109,11 +105,10 @@ async def test_a_lost_node_sends_the_job_elsewhere():
 
 async def test_suspending_saves_and_stops_and_resuming_continues():
     """The trainer is asked to save first; nothing is held while suspended; no step is lost."""
-    simulation = small_cluster()
+    simulation = fast_and_slow()
     simulation.add_job("one", trainer={"pace": 5})
     await simulation.until(lambda: simulation.trainers["one"].step >= 30)
-    simulation.change("one", suspend=True)
-    await simulation.until(lambda: simulation.state("one") == "Suspended")
+    await simulation.suspended("one")
     stopped_at = simulation.trainers["one"].saved
     assert simulation.pods("one") == [] and simulation.status("one").allocation is None
     simulation.change("one", suspend=False)
@@ -129,7 +124,7 @@ async def test_a_clock_that_was_wrong_holds_no_job_and_no_gpus(waits_for):
 
     The next operator's clock is right, or the same one has been set.
     """
-    simulation = small_cluster()
+    simulation = fast_and_slow()
     simulation.ahead = datetime.timedelta(days=1)
     simulation.add_job("one", totalSteps=10_000, trainer={"shrink_at": 50, "saves": waits_for != "save"})
     trainer = simulation.trainers["one"]
@@ -155,7 +150,7 @@ async def test_a_clock_that_was_wrong_holds_no_job_and_no_gpus(waits_for):
 
 async def test_gpus_of_a_job_that_is_being_deleted_wait_for_no_finalizer_of_somebody_else():
     """Its pods are deleted, its cost is summed up, and another job starts there; its finalizer stays."""
-    simulation = small_cluster()
+    simulation = fast_and_slow()
     await simulation.run_job("one", gpuTypes=["fast"], totalSteps=10_000)
     await simulation.ticks(10)
     deleted = {"finalizers": ["example.com/never"], "deletionTimestamp": show(simulation.now)}
@@ -170,7 +165,7 @@ async def test_gpus_of_a_job_that_is_being_deleted_wait_for_no_finalizer_of_some
 @pytest.mark.parametrize("end", ["Succeeded", "Failed"])
 async def test_an_end_that_somebody_writes_by_hand_holds_no_gpus_for_ever(end):
     """The gang trains on, and what was written is replaced; the job ends by itself."""
-    simulation = small_cluster()
+    simulation = fast_and_slow()
     await simulation.run_job("one")
     item = simulation.world.get(JOB, NAMESPACE, "one")
     written = {"type": end, "status": "True", "reason": "ByHand", "message": ""}
@@ -213,7 +208,7 @@ async def test_a_shrink_and_a_completion_without_an_operator_are_both_recorded()
 
 async def test_a_finished_job_is_deleted_after_its_time_to_live():
     """ttlSecondsAfterFinished 30: there at 20 s, gone after 40 s, with all it owned."""
-    simulation = small_cluster()
+    simulation = fast_and_slow()
     simulation.add_job("one", ttlSecondsAfterFinished=30)
     await simulation.until(lambda: simulation.state("one") == "Succeeded")
     await simulation.tick(seconds=20)
@@ -224,7 +219,7 @@ async def test_a_finished_job_is_deleted_after_its_time_to_live():
 
 async def test_an_allocator_that_is_cancelled_as_something_changes_ends():
     """An operator that is told to end does so, however busy it is."""
-    simulation = small_cluster(roundSeconds=600)
+    simulation = fast_and_slow(roundSeconds=600)
     await simulation.tick()
     allocator = simulation.allocator
     allocating = asyncio.create_task(allocator.run())
@@ -238,7 +233,7 @@ async def test_an_allocator_that_is_cancelled_as_something_changes_ends():
 
 async def test_a_decision_on_a_job_is_not_carried_out_for_another_of_its_name():
     """Deleted and made again before its launch: the new job waits until it is decided on."""
-    simulation = small_cluster()
+    simulation = fast_and_slow()
     simulation.add_job("one")
     await simulation.look()
     await simulation.decide()

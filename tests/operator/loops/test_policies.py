@@ -6,28 +6,26 @@ from ballast_operator.api.cluster_policy import CHOOSABLE
 from ballast_operator.api.conditions import JobReason, PolicyReason
 from ballast_operator.kube.kinds import POLICY
 
-from tests.operator.loops.simulated.simulation import NAMESPACE, START, Simulation, at
+from tests.operator.loops.simulated.simulation import (
+    NAMESPACE,
+    START,
+    Simulation,
+    at,
+    fast_and_slow,
+    throughput,
+)
 
 LONG = {"totalSteps": 100_000}
-
-
-def known(fast: float, slow: float, stages: int = 1) -> list[dict]:
-    return [
-        {"gpuType": gpu_type, "stages": stages, "stepsPerSecond": rate}
-        for gpu_type, rate in (("fast", fast), ("slow", slow))
-    ]
-
-
-def cluster(**policy_spec) -> Simulation:
-    return Simulation(nodes={"a": ("fast", 2), "b": ("slow", 2)}, **policy_spec)
 
 
 @pytest.mark.slow
 async def test_all_policies_one_after_the_other_under_running_jobs():
     """Each decides at once, says what it has reached, and moves no job within the round."""
-    simulation = cluster(roundSeconds=3600)
-    simulation.add_job("one", stages=(2, 2), throughput=known(4, 1, 2), **LONG)
-    simulation.add_job("two", stages=(1, 1), throughput=known(2, 1), entity="vision", **LONG)
+    simulation = fast_and_slow(roundSeconds=3600)
+    simulation.add_job("one", stages=(2, 2), throughput=throughput(fast=4, slow=1), **LONG)
+    simulation.add_job(
+        "two", stages=(1, 1), throughput=throughput(1, fast=2, slow=1), entity="vision", **LONG
+    )
     simulation.add_job("three", stages=(1, 1), deadline="2026-01-02T00:00:00Z", **LONG)
     await simulation.running("one", "two", "three")
     for policy in CHOOSABLE:
@@ -51,7 +49,7 @@ async def test_all_policies_one_after_the_other_under_running_jobs():
 async def test_teams_whose_parents_lead_in_a_circle_are_refused():
     """CEL has no loops: only the operator sees it."""
     circle = {"vision": {"parent": "speech"}, "speech": {"parent": "vision"}}
-    simulation = cluster(objective={"entities": circle})
+    simulation = fast_and_slow(objective={"entities": circle})
     await simulation.tick()
     valid = simulation.policy_condition("Valid")
     assert (valid["status"], valid["reason"]) == ("False", PolicyReason.MISCONFIGURED)
@@ -60,7 +58,7 @@ async def test_teams_whose_parents_lead_in_a_circle_are_refused():
 
 async def test_a_missing_input_is_named_and_the_other_jobs_run():
     """A condition names job and field; with the field or another policy it is taken back."""
-    simulation = cluster(
+    simulation = fast_and_slow(
         roundSeconds=3600,
         objective={"policy": "hierarchical", "entities": {"vision": {"weight": 2}, "speech": {}}},
     )
@@ -87,7 +85,7 @@ async def test_deadlines_that_cannot_be_kept_are_named_and_the_others_are_kept()
     simulation = Simulation(nodes={"a": ("fast", 1)}, roundSeconds=3600, objective={"policy": "min-cost-slo"})
 
     # 10 steps/s: a thousand steps take 100 s.
-    rate = [{"gpuType": "fast", "stages": 1, "stepsPerSecond": 10.0}]
+    rate = throughput(1, fast=10.0)
     for name, minutes, steps in (
         ("over", 0.0, 1000),
         ("far", 1.0, 6000),
@@ -118,10 +116,9 @@ async def test_deadlines_that_cannot_be_kept_are_named_and_the_others_are_kept()
 @pytest.mark.slow
 async def test_time_that_the_owner_suspended_is_not_time_that_the_job_waited():
     """Its clock stands still in suspension, also over an operator's death."""
-    simulation = cluster(objective={"policy": "finish-time-fairness"})
+    simulation = fast_and_slow(objective={"policy": "finish-time-fairness"})
     await simulation.run_job("one", **LONG)
-    simulation.change("one", suspend=True)
-    await simulation.until(lambda: simulation.state("one") == "Suspended")
+    await simulation.suspended("one")
     simulation.start_operator()
     await simulation.ticks(5, seconds=1000.0)
     simulation.change("one", suspend=False)
@@ -138,15 +135,15 @@ async def test_time_that_the_owner_suspended_is_not_time_that_the_job_waited():
 async def test_a_policy_of_ones_own_decides_and_says_what_is_proven():
     """Named as module:function; its answer is a linear program's, certified."""
     own = "tests.policies.allocation.custom.problems:least_level"
-    simulation = cluster(roundSeconds=5, objective={"policy": own})
-    await simulation.run_job("one", throughput=known(4, 1, 2))
+    simulation = fast_and_slow(roundSeconds=5, objective={"policy": own})
+    await simulation.run_job("one", throughput=throughput(fast=4, slow=1))
     assert simulation.policy()["status"]["lastRound"]["policy"].endswith(":least_level")
 
 
 async def test_a_heterogeneity_agnostic_policy_is_chosen_by_one_field():
     """Blind to types it divides a job's time over them as the cluster is made up, which costs level here."""
-    simulation = cluster(roundSeconds=3600)
-    await simulation.run_job("one", stages=(1, 1), throughput=known(4, 1), **LONG)
+    simulation = fast_and_slow(roundSeconds=3600)
+    await simulation.run_job("one", stages=(1, 1), throughput=throughput(1, fast=4, slow=1), **LONG)
     aware = simulation.policy()["status"]["lastRound"]["objectiveValue"]
     blind = {"spec": {"objective": {"policy": "max-min-fairness", "heterogeneityAgnostic": True}}}
     simulation.world.patch(POLICY, "", "default", blind)

@@ -15,13 +15,13 @@ from ballast_policies.rounds.question import SpotLimits
 from ballast_policies.simulator.replay import replay
 from click.testing import CliRunner
 
-from tests.operator.loops.simulated.simulation import NAMESPACE, START, Simulation
+from tests.operator.loops.simulated.simulation import NAMESPACE, START, Simulation, throughput
 
 pytestmark = pytest.mark.slow
 
 POOLS = [{"name": "v100", "nodeSelector": {"pool": "v100"}, "gpuType": "v100", "pricePerGpuHour": 36.0}]
 BEGAN = START.timestamp()
-SPEEDS = [{"gpuType": "v100", "stages": 2, "stepsPerSecond": 10.0}]
+SPEEDS = throughput(v100=10.0)
 
 
 async def played(path: Path, *names: str, stages: tuple[int, int] = (2, 2)) -> Simulation:
@@ -29,10 +29,7 @@ async def played(path: Path, *names: str, stages: tuple[int, int] = (2, 2)) -> S
     simulation = Simulation(
         nodes={"a": ("v100", 2)}, history_file=path, nodePools=POOLS, objective={"policy": "fifo"}
     )
-    speeds = [
-        {"gpuType": "v100", "stages": size, "stepsPerSecond": 10.0}
-        for size in range(stages[0], stages[1] + 1)
-    ]
+    speeds = [row for size in range(stages[0], stages[1] + 1) for row in throughput(size, v100=10.0)]
     for name in names:
         simulation.add_job(name, stages=stages, totalSteps=500, throughput=speeds)
         created = {"metadata": {"creationTimestamp": simulation.now.isoformat()}}

@@ -98,21 +98,16 @@ async def test_a_status_that_somebody_else_wrote_is_looked_at(bench):
     assert bench.queue.due() == 1
 
 
+def of_the_job(name: str, **metadata):
+    owner = {"kind": "TrainingJob", "name": "j", "uid": "u", "controller": True}
+    labels = {JOB_LABEL: "j"}
+    return {"name": name, "namespace": "team", "labels": labels, "ownerReferences": [owner], **metadata}
+
+
 def lease(step: int, ack: int = 1, rebalances: int = 0):
     report = Report(epoch=1, step=step, loss=1.0, steps_per_second=1.0, rebalances=rebalances)
-    return {
-        "metadata": {
-            "name": lease_name("j"),
-            "namespace": "team",
-            "labels": {JOB_LABEL: "j"},
-            "ownerReferences": [{"kind": "TrainingJob", "name": "j", "uid": "u", "controller": True}],
-            "annotations": {
-                REPORT_ANNOTATION: report.to_json(),
-                ACK_ANNOTATION: Ack(epoch=ack, step=0).to_json(),
-            },
-        },
-        "spec": {"renewTime": str(step)},
-    }
+    said = {REPORT_ANNOTATION: report.to_json(), ACK_ANNOTATION: Ack(epoch=ack, step=0).to_json()}
+    return {"metadata": of_the_job(lease_name("j"), annotations=said), "spec": {"renewTime": str(step)}}
 
 
 async def test_reports_of_progress_are_looked_at_a_few_times_a_minute(bench):
@@ -136,16 +131,7 @@ async def test_an_answer_or_a_rebalance_is_looked_at_at_once(bench, news):
 
 
 def pod(**status):
-    return {
-        "metadata": {
-            "name": "j-1-0",
-            "namespace": "team",
-            "labels": {JOB_LABEL: "j"},
-            "ownerReferences": [{"kind": "TrainingJob", "name": "j", "uid": "u", "controller": True}],
-        },
-        "spec": {"nodeName": "node"},
-        "status": status,
-    }
+    return {"metadata": of_the_job("j-1-0"), "spec": {"nodeName": "node"}, "status": status}
 
 
 async def test_a_pod_that_goes_asks_for_a_decision_and_one_that_runs_does_not(bench):

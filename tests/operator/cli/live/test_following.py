@@ -9,6 +9,8 @@ from ballast_operator.errors import NotFound, Unreachable
 from ballast_operator.kube import client
 from ballast_operator.kube.kinds import JOB, NAMESPACE, POLICY
 
+from tests.operator.loops.simulated.simulation import job as training_job
+
 
 class Served:
     """An API server with three jobs, one of which changes once it is watched."""
@@ -47,18 +49,9 @@ class Served:
 
 
 def job(number, state="Waiting", version="1"):
-    return {
-        "apiVersion": JOB.api_version,
-        "kind": JOB.kind,
-        "metadata": {
-            "name": f"job-{number}",
-            "namespace": "team",
-            "uid": f"uid-{number}",
-            "resourceVersion": version,
-        },
-        "spec": {"totalSteps": 5},
-        "status": {"state": state},
-    }
+    item = training_job(f"job-{number}")
+    item["metadata"] |= {"uid": f"uid-{number}", "resourceVersion": version}
+    return {**item, "status": {"state": state}}
 
 
 @pytest.mark.parametrize("namespace", ["", "team"])

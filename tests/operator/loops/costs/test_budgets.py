@@ -4,12 +4,9 @@ import pytest
 from ballast_operator.kube.kinds import EVENT, JOB
 from ballast_operator.report.explanation import explain_job
 
-from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, at
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, at, throughput
 
-SPEEDS = [
-    {"gpuType": "fast", "stages": 2, "stepsPerSecond": 10.0},
-    {"gpuType": "slow", "stages": 2, "stepsPerSecond": 1.0},
-]
+SPEEDS = throughput(fast=10.0, slow=1.0)
 PER_SECOND = 2 * 36.0 / 3600  # of two fast GPUs
 
 
@@ -219,8 +216,7 @@ async def test_a_job_that_has_run_for_its_active_deadline_saves_and_has_failed()
     add(simulation, activeDeadlineSeconds=120)
     await simulation.running("one")
     await simulation.ticks(10)
-    simulation.change("one", suspend=True)
-    await simulation.until(lambda: simulation.state("one") == "Suspended")
+    await simulation.suspended("one")
     had = simulation.status("one").active_seconds
     await simulation.ticks(100)
     assert simulation.status("one").active_seconds == had < 120

@@ -9,7 +9,7 @@ from ballast_operator.kube.kinds import NODE, POLICY
 from ballast_operator.report.costs import costs
 
 from tests.operator.loops.simulated.machines import node
-from tests.operator.loops.simulated.simulation import START, Simulation
+from tests.operator.loops.simulated.simulation import START, Simulation, throughput
 
 
 async def test_a_cluster_without_prices_has_hours_and_no_bill():
@@ -49,10 +49,6 @@ def shipped(policy: str) -> Simulation:
         item["metadata"]["labels"] = dict(pool["nodeSelector"])
         simulation.world.put(NODE, item)
     return simulation
-
-
-def throughput(**by_type: float) -> list[dict]:
-    return [{"gpuType": t, "stages": 2, "stepsPerSecond": speed} for t, speed in by_type.items()]
 
 
 @pytest.mark.parametrize("policy", ["min-cost", "min-cost-slo", "max-throughput-per-dollar"])

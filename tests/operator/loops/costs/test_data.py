@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from ballast_operator.kube.kinds import JOB, NODE
 
-from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, throughput
 
 PRICES = {"east": 3.0, "west": 1.0}
 REGIONS = {"east": "us-east-1", "west": "us-west-2"}
@@ -29,8 +29,7 @@ def add(simulation: Simulation, name: str, read: str | None, **spec: Any) -> Non
     """A job of two ranks at a step a second, whose data is in the east."""
     if read is not None:
         spec["dataLocation"] = {"region": "us-east-1", "readPerStep": read, **spec.pop("data", {})}
-    speed = [{"gpuType": "v100", "stages": 2, "stepsPerSecond": 1.0}]
-    simulation.add_job(name, **{"totalSteps": 100_000, "throughput": speed, **spec})
+    simulation.add_job(name, **{"totalSteps": 100_000, "throughput": throughput(v100=1.0), **spec})
 
 
 async def test_data_that_costs_more_than_the_gpus_save_keeps_the_job_where_it_is():

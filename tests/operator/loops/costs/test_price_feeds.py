@@ -12,11 +12,11 @@ from ballast_operator.cli.live.whatif import read_cluster
 from ballast_operator.kube.kinds import CONFIG_MAP
 from ballast_operator.views.clock import show
 
-from tests.operator.loops.simulated.simulation import Simulation
+from tests.operator.loops.simulated.simulation import Simulation, throughput
 from tests.support.waiting import WAIT_SECONDS
 
 SYSTEM = "ballast-system"
-SPEEDS = [{"gpuType": kind, "stages": 2, "stepsPerSecond": 1.0} for kind in ("sure", "spot")]
+SPEEDS = throughput(sure=1.0, spot=1.0)
 
 
 def cluster(policy: str = "min-cost", **pool: object) -> Simulation:
@@ -170,8 +170,7 @@ async def test_jobs_and_nodes_pay_each_price_for_the_time_that_it_held():
     """Over changes of the price and a death of the operator, to a cent."""
     simulation = cluster("max-throughput")
     write(simulation, 1.0)
-    speeds = [{"gpuType": "spot", "stages": 2, "stepsPerSecond": 1.0}]
-    simulation.add_job("one", totalSteps=100_000, gpuTypes=["spot"], throughput=speeds)
+    simulation.add_job("one", totalSteps=100_000, gpuTypes=["spot"], throughput=throughput(spot=1.0))
     await simulation.until(lambda: simulation.status("one").allocation is not None)
     expected = 0.0
     for second in range(240):

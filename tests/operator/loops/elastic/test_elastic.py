@@ -20,13 +20,6 @@ def sizes(simulation: Simulation) -> dict[str, int]:
     return {name: len(simulation.pods(name)) for name in simulation.trainers}
 
 
-def never_restarted(simulation: Simulation, *names: str) -> bool:
-    return all(
-        (simulation.status(name).launches, dict(simulation.status(name).restarts)) == (1, {})
-        for name in names
-    )
-
-
 def four_gpus(**spec) -> Simulation:
     return Simulation(nodes={"a": ("fast", 2), "b": ("fast", 2)}, roundSeconds=30, **spec)
 
@@ -61,7 +54,7 @@ async def test_two_elastic_jobs_run_side_by_side_by_every_policy(name):
     assert sizes(simulation) == {"one": 2, "two": 2}
     await simulation.ticks(70)
     assert sizes(simulation) == {"one": 2, "two": 2}
-    assert never_restarted(simulation, "one", "two")
+    assert simulation.never_restarted("one", "two")
 
 
 @pytest.mark.slow
@@ -76,7 +69,7 @@ async def test_one_ends_the_other_grows_a_third_comes_and_all_share_without_a_re
     simulation.add_job("three", stages=(1, 4), **ENDLESS)
     await simulation.running("three", ticks=10)
     assert sizes(simulation) == {"one": 0, "two": 2, "three": 2}
-    assert never_restarted(simulation, "one", "two", "three")
+    assert simulation.never_restarted("one", "two", "three")
     asked = simulation.status("two").repacks[-1]
     assert asked.asked and asked.pause_ms == 12.5
     await simulation.tick()
@@ -92,7 +85,7 @@ async def test_one_ends_the_other_grows_a_third_comes_and_all_share_without_a_re
     simulation.add_job("four", stages=(2, 2), **ENDLESS)
     await simulation.running("four", ticks=10)
     assert sizes(simulation) == {"one": 0, "two": 1, "three": 1, "four": 2}
-    assert never_restarted(simulation, "two", "three", "four")
+    assert simulation.never_restarted("two", "three", "four")
 
 
 async def test_a_gang_with_a_fixed_size_keeps_it():
@@ -139,7 +132,7 @@ async def test_an_operator_that_dies_at_any_write_of_an_asked_shrink_is_succeede
     await simulation.until(lambda: sizes(simulation) == {"one": 2, "two": 2})
     assert simulation.restarts == 1
     await simulation.running("two")
-    assert never_restarted(simulation, "one", "two")
+    assert simulation.never_restarted("one", "two")
     assert all(len(found) == 1 for found in simulation.world.uids_of_pods.values())
 
 
@@ -155,7 +148,7 @@ async def test_gangs_with_tensor_groups_shrink_and_grow_by_whole_groups():
     assert sizes(simulation) == {"one": 4, "two": 1}
     simulation.world.put(NODE, node("b", "fast", 1))
     await simulation.until(lambda: sizes(simulation) == {"one": 6, "two": 1})
-    assert never_restarted(simulation, "one", "two")
+    assert simulation.never_restarted("one", "two")
 
 
 @pytest.mark.slow
@@ -209,7 +202,7 @@ async def test_a_gang_grows_onto_a_node_that_comes_later():
     assert before.items() < uids(simulation).items()
     assert list(uids(simulation)) == ["one-1-0", "one-1-1", "one-1-2", "one-1-3"]
     assert "one-1-2, one-1-3 joined; 4 ranks train" in status.condition("Grown").message
-    assert never_restarted(simulation, "one")
+    assert simulation.never_restarted("one")
     assert simulation.trainers["one"].step > step
     await simulation.ticks(100)
     assert len(simulation.pods("one")) == 4
@@ -256,7 +249,7 @@ async def test_gpus_that_are_too_few_for_a_waiting_job_are_used_until_it_has_its
     simulation.world.put(NODE, node("c", "fast", 1))
     await simulation.running("two")
     assert len(simulation.pods("one")) == 1
-    assert never_restarted(simulation, "one")
+    assert simulation.never_restarted("one")
 
 
 @pytest.mark.slow
@@ -283,7 +276,7 @@ async def test_a_new_pod_that_fails_aborts_the_growth_and_not_the_gang():
     assert "no such library" in status.condition("Grown").message
     assert status.allocation.nodes == ("a", "a")
     assert uids(simulation) == before
-    assert never_restarted(simulation, "one")
+    assert simulation.never_restarted("one")
     await simulation.until(lambda: simulation.status("one").is_true("Grown"), seconds=5.0)
     assert before.items() < uids(simulation).items()
 

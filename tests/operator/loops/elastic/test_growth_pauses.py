@@ -36,11 +36,6 @@ def size(simulation: Simulation) -> int:
     return simulation.status("one").allocation.gpus
 
 
-def never_restarted(simulation: Simulation) -> bool:
-    status = simulation.status("one")
-    return (status.launches, dict(status.restarts)) == (1, {})
-
-
 @pytest.mark.parametrize("seed", first_daily(range(4)))
 async def test_gpus_that_come_free_one_after_the_other_are_all_taken_soon(seed):
     """Whatever lies between them, the gang has the last one when it has settled; nothing restarts."""
@@ -53,7 +48,7 @@ async def test_gpus_that_come_free_one_after_the_other_are_all_taken_soon(seed):
         lambda: size(simulation) == 4 and not simulation.status("one").allocation.joining,
         ticks=int(SETTLING_PAUSES) + 2 * TO_JOIN_SECONDS,
     )
-    assert never_restarted(simulation)
+    assert simulation.never_restarted("one")
 
 
 async def test_a_gang_whose_changes_take_long_settles_for_longer():
@@ -79,7 +74,7 @@ async def test_growths_that_fail_are_tried_less_and_less_often_and_the_gang_trai
     pauses = [after - before for before, after in itertools.pairwise(tries)]
     assert pauses == sorted(pauses)
     assert pauses[0] >= FAILED_GROWTH_SECONDS and pauses[-1] >= LONGEST_PAUSE_SECONDS
-    assert never_restarted(simulation)
+    assert simulation.never_restarted("one")
     await simulation.until(lambda: size(simulation) == 2, seconds=10.0, ticks=int(LONGEST_PAUSE_SECONDS / 5))
     await simulation.until(lambda: simulation.status("one").is_true("Grown"))
     assert simulation.status("one").allocation.failed_growths == 0
@@ -98,7 +93,7 @@ async def test_gpus_that_are_offered_and_wanted_back_again_and_again_do_not_wear
         growths += size(simulation) > before
         before = size(simulation)
     assert growths <= ticks / SETTLING_SECONDS + 1
-    assert never_restarted(simulation)
+    assert simulation.never_restarted("one")
     await simulation.until(
         lambda: all(simulation.state(name) == "Succeeded" for name in simulation.trainers if name != "one")
     )

@@ -7,7 +7,6 @@ from ballast_operator.cli.live.explain import as_text
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, POD
 from ballast_operator.report.explanation import explanation
 from ballast_operator.views.spec import read_spec
-from ballast_policies.contract.job.job import JobConfig
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 
@@ -42,16 +41,10 @@ def gpus(simulation: Simulation, name: str = "one") -> int:
     return 0 if allocation is None or allocation.ending is not None else allocation.gpus
 
 
-def launched(simulation: Simulation) -> JobConfig:
-    """What the ranks read."""
-    found = simulation.world.get(CONFIG_MAP, NAMESPACE, "one-plan")
-    return JobConfig.from_json(found["data"]["config.json"])
-
-
 def has_the_degrees_of(simulation: Simulation, count: int) -> None:
     """The status, the trainer's configuration and its first stages are those planned for so many GPUs."""
     spec, _ = read_spec(simulation.world.get(JOB, NAMESPACE, "one"))
-    degrees, config = spec.plans["fast"][count], launched(simulation)
+    degrees, config = spec.plans["fast"][count], simulation.configuration("one")
     assert simulation.status("one").allocation.degrees == degrees
     stages = len(degrees.layers)
     assert degrees.tensor * degrees.data * stages == count
@@ -84,7 +77,9 @@ async def test_a_job_is_launched_again_with_the_degrees_of_its_new_size():
     assert "since its degrees follow its size" in simulation.status("one").last_decision.why
     simulation.add_job("three", stages=(4, 4), totalSteps=100_000)
     await simulation.running("one", "three")
-    await simulation.until(lambda: gpus(simulation) == 4 and launched(simulation).plan.layers == four.layers)
+    await simulation.until(
+        lambda: gpus(simulation) == 4 and simulation.configuration("one").plan.layers == four.layers
+    )
     assert simulation.trainers["one"].step > 0
 
 
@@ -115,15 +110,14 @@ async def test_the_degrees_of_a_launch_stay_when_its_planner_is_changed():
     """The next launch has others."""
     simulation = eight_gpus()
     await simulation.run_job("one", **PLANNED)
-    before = launched(simulation)
+    before = simulation.configuration("one")
     simulation.change("one", planner={**PLANNED["planner"], "bandwidth": 1e6})
-    simulation.change("one", suspend=True)
-    await simulation.until(lambda: simulation.state("one") == "Suspended")
-    assert launched(simulation).plan == before.plan
+    await simulation.suspended("one")
+    assert simulation.configuration("one").plan == before.plan
     simulation.change("one", suspend=False)
     await simulation.running("one")
     has_the_degrees_of(simulation, gpus(simulation))
-    assert launched(simulation).plan != before.plan
+    assert simulation.configuration("one").plan != before.plan
 
 
 async def test_pools_with_less_memory_than_a_plan_takes_are_left_out_in_words():
@@ -156,11 +150,8 @@ async def test_degrees_put_into_the_status_by_hand_are_not_launched():
     item["status"]["allocation"]["degrees"] = {"tensor": 2, "data": 1, "microbatches": 8, "layers": [8]}
     simulation.world.put(JOB, item)
     await simulation.running("one")
-    assert launched(simulation).parallelism.tensor == 1
-    simulation.change("one", suspend=True)
-    await simulation.until(lambda: simulation.state("one") == "Suspended")
-    simulation.change("one", suspend=False)
-    await simulation.running("one")
+    assert simulation.configuration("one").parallelism.tensor == 1
+    await simulation.relaunched("one")
     has_the_degrees_of(simulation, gpus(simulation))
 
 

@@ -24,7 +24,7 @@ from ballast_policies.contract import (
 
 from tests.operator.loops.simulated.fake_cluster import FakeCluster
 from tests.operator.loops.simulated.machines import Trainer, end_pod
-from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, job
 from tests.operator.loops.simulated.world import World
 from tests.support.examples import first_daily
 
@@ -120,16 +120,7 @@ async def test_a_refused_message_is_a_condition_and_one_event():
 async def test_a_status_that_cannot_be_read_hides_no_other_job(monkeypatch):
     """Launches of others still count GPUs; the job itself says what is wrong with it."""
     simulation = Simulation(nodes={"fast-0": ("fast", 4)})
-    simulation.world.put(
-        JOB,
-        {
-            "apiVersion": "ballast.dev/v1alpha1",
-            "kind": "TrainingJob",
-            "metadata": {"name": "broken", "namespace": NAMESPACE},
-            "spec": {},
-            "status": {"launches": "many"},
-        },
-    )
+    simulation.world.put(JOB, {**job("broken"), "spec": {}, "status": {"launches": "many"}})
     simulation.add_job("one")
     simulation.add_job("two")
     healthy = [(NAMESPACE, "one"), (NAMESPACE, "two")]

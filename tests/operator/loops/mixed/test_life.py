@@ -118,10 +118,7 @@ async def test_the_memory_of_each_pool_limits_its_own_stages(measured):
     await running(simulation)
     assert layers_of(simulation) == [3, 3, 3, 3]
     await simulation.tick()
-    simulation.change("wide", suspend=True)
-    await simulation.until(lambda: simulation.status("wide").allocation is None)
-    simulation.change("wide", suspend=False)
-    await running(simulation)
+    await simulation.relaunched("wide")
     assert layers_of(simulation) == [5, 5, 1, 1]
 
 

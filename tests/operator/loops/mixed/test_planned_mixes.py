@@ -4,10 +4,9 @@ import json
 
 import pytest
 from ballast_operator.cli.live.explain import as_text
-from ballast_operator.kube.kinds import CONFIG_MAP, JOB, POD
+from ballast_operator.kube.kinds import JOB, POD
 from ballast_operator.report.explanation import explanation
 from ballast_operator.views.spec import read_spec
-from ballast_policies.contract.job.job import JobConfig
 
 from tests.operator.loops.mixed.two_pools import parts_of, two_pools
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
@@ -44,17 +43,11 @@ def add_planned(simulation: Simulation, *, stages=(4, 4), **spec) -> None:
     )
 
 
-def launched(simulation: Simulation) -> JobConfig:
-    """What the ranks read."""
-    found = simulation.world.get(CONFIG_MAP, NAMESPACE, "wide-plan")
-    return JobConfig.from_json(found["data"]["config.json"])
-
-
 def has_the_degrees_of(simulation: Simulation, *gpus: tuple[str, int]) -> None:
     """The status, the trainer's configuration and its first stages are those planned for these GPUs."""
     spec, _ = read_spec(simulation.world.get(JOB, NAMESPACE, "wide"))
     planned = spec.mixes[gpus].degrees
-    config, allocation = launched(simulation), simulation.status("wide").allocation
+    config, allocation = simulation.configuration("wide"), simulation.status("wide").allocation
     assert allocation.degrees == planned
     assert (config.parallelism.tensor, config.parallelism.data) == (planned.tensor, planned.data)
     assert config.plan.layers == planned.layers

@@ -4,7 +4,7 @@ import pytest
 from ballast_operator.kube.kinds import NODE
 
 from tests.operator.loops.simulated.machines import node
-from tests.operator.loops.simulated.simulation import Simulation
+from tests.operator.loops.simulated.simulation import Simulation, throughput
 
 pytestmark = pytest.mark.slow
 
@@ -13,16 +13,12 @@ SLOW = {"pace": 1, "spread": 0.4}
 """On several nodes the trainer does two steps a second; on one, five."""
 
 
-def stated(rate: float) -> list[dict]:
-    return [{"gpuType": "fast", "stages": 4, "stepsPerSecond": rate}]
-
-
 def spread_gang(job: dict | None = None, **spec) -> Simulation:
     """Four ranks on two nodes of two, while another job holds two GPUs of the node of four."""
     nodes = {"a": ("fast", 4), "b": ("fast", 2), "c": ("fast", 2)}
     simulation = Simulation(nodes=nodes, roundSeconds=30, **spec)
     simulation.add_job("first", stages=(4, 4), totalSteps=60, trainer={"pace": 1})
-    known = {"throughput": stated(5.0)} if job is None else job
+    known = {"throughput": throughput(4, fast=5.0)} if job is None else job
     simulation.add_job("four", stages=(4, 4), trainer=dict(SLOW), **known, **ENDLESS)
     return simulation
 

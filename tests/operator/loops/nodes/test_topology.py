@@ -38,8 +38,7 @@ async def test_a_gang_starts_and_grows_in_one_rack():
     first = racks_of(simulation, "near")
     assert len(first) == 1 and first != racks_of(simulation, "other")
     await simulation.until(lambda: len(simulation.status("near").allocation.nodes) == 4)
-    simulation.change("other", suspend=True)
-    await simulation.until(lambda: simulation.state("other") == "Suspended")
+    await simulation.suspended("other")
     for _ in range(40):
         await simulation.tick()
         assert racks_of(simulation, "near") == first

@@ -6,15 +6,11 @@ from ballast_policies.contract import FINISHED_ANNOTATION
 from ballast_policies.protocol.observed import Cause
 
 from tests.operator.loops.simulated.machines import end_pod
-from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
-
-
-def small_cluster(**policy) -> Simulation:
-    return Simulation(nodes={"a": ("fast", 2), "b": ("slow", 2)}, **policy)
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, fast_and_slow
 
 
 async def running(**command) -> Simulation:
-    simulation = small_cluster()
+    simulation = fast_and_slow()
     simulation.add_script("one", command=command, totalSteps=1000)
     await simulation.running("one")
     return simulation
@@ -29,7 +25,7 @@ def environment(pod) -> dict:
 @pytest.mark.parametrize("client", [False, True])
 async def test_a_script_runs_and_succeeds_when_every_rank_has_exited_with_success(client):
     """No lease is needed; with the client there is progress."""
-    simulation = small_cluster()
+    simulation = fast_and_slow()
     simulation.add_script("one", command={"client": client})
     await simulation.until(lambda: simulation.state("one") == "Succeeded")
     status = simulation.status("one")
@@ -53,7 +49,7 @@ async def test_the_ranks_of_a_script_find_each_other():
 
 async def test_a_script_that_ends_before_the_plan_is_written_has_succeeded():
     """A command may take less time than a pass of the operator."""
-    simulation = small_cluster()
+    simulation = fast_and_slow()
     simulation.add_script("one", ranks=(1, 1))
     await simulation.until(lambda: bool(simulation.world.items(POD)))
     (pod,) = simulation.world.items(POD)
@@ -64,7 +60,7 @@ async def test_a_script_that_ends_before_the_plan_is_written_has_succeeded():
 
 async def test_the_last_step_counts_of_a_client_that_has_read_no_plan():
     """A resumed script may end sooner than it looks for a plan: it names its last step alone."""
-    simulation = small_cluster()
+    simulation = fast_and_slow()
     simulation.add_script("one", ranks=(1, 1), totalSteps=1000)
     await simulation.until(lambda: bool(simulation.world.items(LEASE) and simulation.world.items(POD)))
     (lease,), (pod,) = simulation.world.items(LEASE), simulation.world.items(POD)
@@ -105,8 +101,7 @@ async def test_a_script_with_the_client_saves_before_it_stops():
     simulation = await running(client=True)
     command = simulation.trainers["one"]
     await simulation.until(lambda: command.step > 20)
-    simulation.change("one", suspend=True)
-    await simulation.until(lambda: simulation.state("one") == "Suspended")
+    await simulation.suspended("one")
     saved = command.step
     simulation.change("one", suspend=False)
     await simulation.until(lambda: simulation.state("one") == "Succeeded")
@@ -137,7 +132,7 @@ async def test_a_rank_that_loses_its_peer_is_not_at_fault():
 
 async def test_an_error_counts_once_a_lost_peer_would_have_been_seen():
     """All ranks of a wrong script fail, and it fails for good after backoffLimit."""
-    simulation = small_cluster()
+    simulation = fast_and_slow()
     simulation.add_script("one", totalSteps=1000, backoffLimit=0)
     await simulation.running("one")
     end_pod(simulation.world, NAMESPACE, "one-1-1", 1)

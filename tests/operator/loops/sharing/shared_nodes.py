@@ -4,7 +4,7 @@ from typing import Any
 
 from ballast_operator.kube.kinds import NODE
 
-from tests.operator.loops.simulated.simulation import Simulation
+from tests.operator.loops.simulated.simulation import Simulation, throughput
 
 PRICE = 36.0
 LABELS = {"nvidia.com/gpu.replicas": "2", "nvidia.com/gpu.sharing-strategy": "time-slicing"}
@@ -25,6 +25,6 @@ def sharing_cluster(*shared: str, whole: dict[str, int] | None = None, **spec: A
 
 def one_job(steps: int = 100_000, **spec: Any) -> dict[str, Any]:
     """A job of one GPU that may share it, with its speed alone."""
-    known = [{"gpuType": "fast", "stages": 1, "stepsPerSecond": 5.0}]
+    known = throughput(1, fast=5.0)
     fields = {"sharesGpu": "Allowed", "memoryPerGpu": "10G", "totalSteps": steps, "throughput": known, **spec}
     return {"stages": (1, 1), "trainer": {}, **fields}

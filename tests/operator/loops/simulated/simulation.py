@@ -34,7 +34,8 @@ from ballast_operator.settings import JobSettings, SolverSettings
 from ballast_operator.views.clock import show
 from ballast_operator.waits import Waits
 from ballast_policies.allocation.registry import allocate
-from ballast_policies.contract import JOB_LABEL, PLAN_KEY, Plan, plan_config_map_name
+from ballast_policies.contract import CONFIG_KEY, JOB_LABEL, PLAN_KEY, Plan, plan_config_map_name
+from ballast_policies.contract.job.job import JobConfig
 
 from tests.operator.loops.simulated.commands import Command
 from tests.operator.loops.simulated.fake_cluster import FakeCluster
@@ -78,6 +79,11 @@ def template(*more: dict[str, Any], **spec: Any) -> dict[str, Any]:
     return {"spec": {"containers": [{"name": "trainer", "image": "trainer:1"}, *more], **spec}}
 
 
+def fast_and_slow(**policy: Any) -> "Simulation":
+    """Two GPUs of each of two pools."""
+    return Simulation(nodes={"a": ("fast", 2), "b": ("slow", 2)}, **policy)
+
+
 def job(name: str, *, stages: tuple[int, int] = (2, 2), **spec: Any) -> dict[str, Any]:
     """A TrainingJob as the API server stores it."""
     content = {
@@ -113,6 +119,13 @@ def policy(*pools: str, pool_fields: Mapping[str, Any] | None = None, **spec: An
         "metadata": {"name": "default"},
         "spec": {"nodePools": listed, "roundSeconds": 60, **spec},
     }
+
+
+def throughput(stages: int = 2, **by_type: float) -> list[dict[str, Any]]:
+    """What a spec states of a job's speed on so many GPUs: GPU type -> steps/s."""
+    return [
+        {"gpuType": gpu_type, "stages": stages, "stepsPerSecond": rate} for gpu_type, rate in by_type.items()
+    ]
 
 
 class Simulation:
@@ -327,6 +340,17 @@ class Simulation:
         """The job's owner edits it; None: a field is removed."""
         self.world.patch(JOB, NAMESPACE, name, {"spec": spec})
 
+    async def suspended(self, name: str) -> None:
+        """The job's owner suspends it; tick until it holds nothing."""
+        self.change(name, suspend=True)
+        await self.until(lambda: self.state(name) == "Suspended")
+
+    async def relaunched(self, name: str) -> None:
+        """The same, and it is resumed; tick until it runs again."""
+        await self.suspended(name)
+        self.change(name, suspend=False)
+        await self.running(name)
+
     def change_policy(self, **spec: Any) -> None:
         """The same of the ClusterPolicy."""
         self.world.patch(POLICY, "", "default", {"spec": spec})
@@ -376,6 +400,17 @@ class Simulation:
         item = self.world.get(CONFIG_MAP, NAMESPACE, plan_config_map_name(name))
         assert item is not None
         return Plan.from_json(item["data"][PLAN_KEY])
+
+    def configuration(self, name: str) -> JobConfig:
+        """What the ranks of the job's launch read."""
+        item = self.world.get(CONFIG_MAP, NAMESPACE, plan_config_map_name(name))
+        assert item is not None
+        return JobConfig.from_json(item["data"][CONFIG_KEY])
+
+    def never_restarted(self, *names: str) -> bool:
+        """Whether each of the jobs has had one launch, and lost no step."""
+        found = [self.status(name) for name in names]
+        return all((one.launches, dict(one.restarts), one.lost_steps) == (1, {}, 0) for one in found)
 
     def pool(self, name: str) -> str:
         """Where the job holds GPUs; empty: it holds none."""

@@ -27,11 +27,6 @@ def cordon(simulation, name, closed=True):
     simulation.world.patch(NODE, "", name, {"spec": {"unschedulable": closed}})
 
 
-def lost_nothing(simulation):
-    status = simulation.status("a")
-    return (status.launches, dict(status.restarts), status.lost_steps) == (1, {}, 0)
-
-
 @pytest.mark.parametrize("reason", first_daily(REASONS))
 async def test_a_gang_continues_without_a_pod_that_is_evicted_and_grows_back(reason):
     """Its ranks leave within the grace; when the drained node is open again the gang has its size again."""
@@ -45,10 +40,10 @@ async def test_a_gang_continues_without_a_pod_that_is_evicted_and_grows_back(rea
     assert told.deadline == pytest.approx(at.timestamp(), abs=1)
     await simulation.until(lambda: len(simulation.status("a").repacks) == 1, ticks=15)
     assert simulation.now < at
-    assert lost_nothing(simulation)
+    assert simulation.never_restarted("a")
     cordon(simulation, drained, closed=False)
     await simulation.until(lambda: len(simulation.plan("a").pods) == 4, ticks=60)
-    assert lost_nothing(simulation)
+    assert simulation.never_restarted("a")
     assert simulation.condition("a", "NodesStay").is_true
 
 
@@ -63,7 +58,7 @@ async def test_pods_that_are_evicted_one_after_the_other_all_leave_live(reason, 
         await simulation.ticks(gap)
     await simulation.until(lambda: len(simulation.plan("a").pods) == 2, ticks=25)
     await simulation.until(lambda: simulation.status("a").allocation.gpus == 2, ticks=25)
-    assert lost_nothing(simulation)
+    assert simulation.never_restarted("a")
     assert simulation.plan("a").pods == (pods[0], pods[2])
 
 
@@ -104,7 +99,7 @@ async def test_an_operator_that_dies_at_any_write_of_it_is_succeeded_without_los
     end_of_rank(simulation, 2, reason=reason)
     simulation.die_at(start + point)
     await simulation.until(lambda: simulation.status("a").repacks, ticks=25)
-    assert lost_nothing(simulation)
+    assert simulation.never_restarted("a")
 
 
 async def test_pods_of_a_job_that_is_deleted_make_it_no_smaller():

@@ -7,12 +7,9 @@ from ballast_operator.views.node_constraints import read_requirements
 
 from tests.operator.loops.simulated.autoscaler import Autoscaler
 from tests.operator.loops.simulated.machines import node
-from tests.operator.loops.simulated.simulation import Simulation
+from tests.operator.loops.simulated.simulation import Simulation, throughput
 
-SPOT_IS_FASTER = [
-    {"gpuType": "spot", "stages": 2, "stepsPerSecond": 9.0},
-    {"gpuType": "slow", "stages": 2, "stepsPerSecond": 1.0},
-]
+SPOT_IS_FASTER = throughput(spot=9.0, slow=1.0)
 
 
 def cluster(nodes=None, *, most=2, gpus=2, seconds=60.0, pools=("spot",), **autoscaler):

@@ -6,7 +6,7 @@ import pytest
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.kube.kinds import NODE
 
-from tests.operator.loops.simulated.simulation import Simulation
+from tests.operator.loops.simulated.simulation import Simulation, throughput
 
 PRICES = {"sure": 3.0, "east": 1.0, "west": 1.1}
 
@@ -27,9 +27,8 @@ def cluster(spot: dict[str, Any], policy: str = "min-cost", **gpus: int) -> Simu
 
 
 def add(simulation: Simulation, *names: str, **spec: Any) -> None:
-    speeds = [{"gpuType": "v100", "stages": 2, "stepsPerSecond": 1.0}]
     for name in names:
-        simulation.add_job(name, **{"totalSteps": 100_000, "throughput": speeds, **spec})
+        simulation.add_job(name, **{"totalSteps": 100_000, "throughput": throughput(v100=1.0), **spec})
 
 
 def pools(simulation: Simulation, *names: str) -> list[str]:

@@ -5,10 +5,8 @@ from typing import Any
 import pytest
 from ballast_operator.api.conditions import JobReason
 
-from tests.operator.loops.simulated.simulation import START, Simulation, at
+from tests.operator.loops.simulated.simulation import START, Simulation, at, throughput
 from tests.support.examples import first_daily
-
-SPEEDS = [{"gpuType": "v100", "stages": 2, "stepsPerSecond": 1.0}]
 
 
 def cluster(policy: str = "min-cost", nodes: dict[str, Any] | None = None) -> Simulation:
@@ -23,7 +21,7 @@ def cluster(policy: str = "min-cost", nodes: dict[str, Any] | None = None) -> Si
 
 
 def add(simulation: Simulation, name: str, **spec: Any) -> None:
-    simulation.add_job(name, **{"totalSteps": 100_000, "throughput": SPEEDS, **spec})
+    simulation.add_job(name, **{"totalSteps": 100_000, "throughput": throughput(v100=1.0), **spec})
 
 
 @pytest.mark.parametrize("policy", first_daily(["min-cost", "max-min-fairness", "fifo"]))
@@ -86,10 +84,7 @@ async def test_a_running_job_stays_until_its_next_launch():
     simulation.change("one", spot="Forbid")
     await simulation.ticks(30)
     assert simulation.pool("one") == "spot"
-    simulation.change("one", suspend=True)
-    await simulation.until(lambda: simulation.status("one").allocation is None)
-    simulation.change("one", suspend=False)
-    await simulation.running("one")
+    await simulation.relaunched("one")
     assert simulation.pool("one") == "sure"
 
 
