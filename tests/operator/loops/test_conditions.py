@@ -296,7 +296,7 @@ def without_lease(world):
 )
 async def test_what_a_controller_undoes_again_and_again_is_put_right_ever_later(undo, what):
     """It is told on the job, by an Event and as a failing job; others go on; it ends with the controller."""
-    simulation = cluster(roundSeconds=6000)
+    simulation = fast_and_slow(roundSeconds=6000)
     simulation.add_job("one", totalSteps=1_000_000)
     simulation.add_job("two", totalSteps=1_000_000)
     await simulation.running("one", "two")
