@@ -12,8 +12,8 @@ from ballast_operator.allocator.problem import admission, capacity, snapshot, sn
 from ballast_operator.kube.kinds import JOB
 from ballast_policies.scheduling import assignments, decision
 
-from tests.operator.loops.sharing.shared_nodes import one_job, sharing_cluster
 from tests.operator.loops.simulated.simulation import NAMESPACE, InProcessSolver, Simulation
+from tests.operator.loops.test_sharing import one_job, sharing_cluster
 from tests.support.examples import first_daily
 
 pytestmark = pytest.mark.slow

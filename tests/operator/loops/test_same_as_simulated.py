@@ -24,9 +24,9 @@ from ballast_policies.scheduling import ClusterJob
 from ballast_policies.simulator.clock import Answer, Clock, Event
 from ballast_policies.simulator.decisions import OperatorDecisions, SimulatedGang
 
-from tests.operator.loops.sharing.shared_nodes import LABELS
 from tests.operator.loops.simulated.machines import Trainer
 from tests.operator.loops.simulated.simulation import START, Simulation
+from tests.operator.loops.test_sharing import LABELS
 from tests.support.examples import first_daily
 
 POOLS = {

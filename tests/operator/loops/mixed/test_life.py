@@ -1,25 +1,72 @@
-"""A gang in two pools from launch to end: stages, pods, costs, a new operator, a lost part, nodes to come."""
+"""A gang in two pools: when it gets its GPUs, its stages, pods and costs, a new operator, a lost part."""
+
+from typing import Any
 
 import pytest
 from ballast_operator.cli.live.explain import as_text
-from ballast_operator.kube.kinds import NODE, POD
+from ballast_operator.kube.kinds import JOB, NODE, POD, POLICY
 from ballast_operator.report.explanation import explanation
 from ballast_operator.report.overview import overview
 from ballast_policies.throughput.speeds import SpeedKey
 
-from tests.operator.loops.mixed.two_pools import (
-    PRICES,
-    add_wide,
-    layers_of,
-    node_with,
-    objects,
-    parts_of,
-    speeds,
-    two_pools,
-)
 from tests.operator.loops.simulated.autoscaler import Autoscaler
-from tests.operator.loops.simulated.machines import Trainer
+from tests.operator.loops.simulated.machines import Trainer, node
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+
+MODEL = {"name": "gpt", "layers": 12}
+PRICES = {"fast": 3.0, "slow": 0.7}
+
+
+def speeds(*sizes: int, slow: float = 1.0) -> list[dict[str, Any]]:
+    """Steps/s in proportion to the GPUs, of four fast ones 4.0 and of four slow ones ``slow``."""
+    return [
+        {"gpuType": name, "stages": size, "stepsPerSecond": rate * size / 4}
+        for name, rate in (("fast", 4.0), ("slow", slow))
+        for size in sizes
+    ]
+
+
+def two_pools(
+    *, fast: int = 2, slow: int = 2, pools: dict[str, Any] | None = None, **policy: Any
+) -> Simulation:
+    """Nodes ``fast-0`` and ``slow-0``; ``pools``: pool -> more fields of it."""
+    fields = {
+        name: {"pricePerGpuHour": price, **(pools or {}).get(name, {})} for name, price in PRICES.items()
+    }
+    nodes = {"fast-0": ("fast", fast), "slow-0": ("slow", slow)}
+    return Simulation(nodes=nodes, pools=fields, **policy)
+
+
+def add_wide(
+    simulation: Simulation, name: str = "wide", *, stages: tuple[int, int] = (4, 4), **spec: Any
+) -> None:
+    """A job that may run in both pools at once, and does not end by itself."""
+    given = {"model": MODEL, "mixedPools": "Allowed", "throughput": speeds(stages[0]), "totalSteps": 100_000}
+    simulation.add_job(name, stages=stages, trainer={"pace": 1}, **{**given, **spec})
+
+
+def layers_of(simulation: Simulation, name: str = "wide") -> list[int]:
+    """Layers of each rank."""
+    return [stage.end_layer - stage.first_layer for stage in simulation.plan(name).stages]
+
+
+def parts_of(simulation: Simulation, name: str = "wide") -> list[str]:
+    """What the job holds of each pool, as text."""
+    allocation = simulation.status(name).allocation
+    return [] if allocation is None else [str(part) for part in allocation.by_pool]
+
+
+def objects(simulation: Simulation) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """(TrainingJobs, ClusterPolicies)."""
+    return list(simulation.world.items(JOB)), list(simulation.world.items(POLICY))
+
+
+def node_with(name: str, pool: str, allocatable: dict[str, str]) -> dict[str, Any]:
+    """A node with these extended resources."""
+    found = node(name, pool, 0)
+    found["status"]["allocatable"] = allocatable
+    return found
+
 
 BOTH = ["2 x fast of pool fast", "2 x slow of pool slow"]
 
@@ -266,3 +313,84 @@ async def test_nodes_that_do_not_come_are_given_up_and_tried_again():
     autoscaler.stock = 1
     await autoscaler.until(lambda: simulation.state("wide") == "Running", ticks=300)
     assert parts_of(simulation) == BOTH
+
+
+SMALL = {"model": {"name": "small", "layers": 12}, "totalSteps": 100_000}
+
+
+def add_small(simulation, name, **spec):
+    simulation.add_job(name, stages=(2, 2), trainer={"pace": 1}, **{**SMALL, **spec})
+
+
+async def test_gpus_that_another_job_needs_are_not_taken_for_a_second_part():
+    """The waiting job has the slow pool; the other starts in the fast one alone."""
+    simulation = two_pools()
+    add_wide(simulation, stages=(2, 4), throughput=speeds(2, 4, slow=2.0))
+    add_small(simulation, "other", gpuTypes=["slow"])
+    await simulation.running("wide", "other")
+    assert parts_of(simulation) == BOTH[:1]
+    assert parts_of(simulation, "other") == BOTH[1:]
+
+
+@pytest.mark.slow
+async def test_a_gang_in_two_pools_gives_back_what_a_job_needs_and_grows_again_without_a_restart():
+    """Its last ranks leave for the job, and come back when that is gone."""
+    simulation, all_six = two_pools(slow=4), ["2 x fast of pool fast", "4 x slow of pool slow"]
+    add_wide(simulation, stages=(2, 6), throughput=speeds(2, 4, 6, slow=3.0))
+    await simulation.running("wide")
+    assert parts_of(simulation) == all_six
+    add_small(simulation, "small", gpuTypes=["slow"])
+    await simulation.running("small")
+    assert parts_of(simulation) == BOTH
+    assert simulation.condition("wide", "Shrunk").reason == "GpusGivenBack"
+    simulation.change("small", suspend=True)
+    await simulation.until(lambda: len(simulation.plan("wide").ranks) == 6, seconds=5)
+    await simulation.until(lambda: simulation.condition("wide", "Grown").is_true)
+    assert parts_of(simulation) == all_six
+    assert [rank.gpu_type for rank in simulation.plan("wide").ranks] == ["fast"] * 2 + ["slow"] * 4
+    assert (simulation.status("wide").launches, simulation.status("wide").restarts) == (1, {})
+
+
+@pytest.mark.slow
+async def test_a_more_urgent_job_stops_a_gang_in_two_pools_at_the_end_of_a_round():
+    """It saves, and runs again when it is its turn."""
+    simulation = two_pools(roundSeconds=60, moves={"maxMovesPerHour": 3600})
+    add_wide(simulation)
+    await simulation.running("wide")
+    add_small(simulation, "urgent", weight=20.0)
+    await simulation.running("urgent", seconds=5)
+    assert parts_of(simulation) == []
+    assert simulation.condition("wide", "Admitted").message.count("waits for 4 GPUs of its pools") == 1
+    await simulation.running("wide", seconds=10, ticks=900)
+
+
+@pytest.mark.slow
+async def test_a_gang_in_two_pools_moves_into_one_that_becomes_free(monkeypatch):
+    """Four fast GPUs, at 4 steps/s, win more over the 2.5 that it reports than the restart costs."""
+    report = Trainer._report
+    slow = {"wide": 2.5}
+
+    def at_its_speed(trainer, plan):
+        found = report(trainer, plan)
+        return found.replace(steps_per_second=slow.get(plan.job, found.steps_per_second))
+
+    monkeypatch.setattr(Trainer, "_report", at_its_speed)
+    simulation = two_pools(fast=4, roundSeconds=60)
+    add_small(simulation, "first", gpuTypes=["fast"])
+    await simulation.running("first")
+    add_wide(simulation)
+    await simulation.running("wide")
+    assert parts_of(simulation) == BOTH
+    simulation.change("first", suspend=True)
+    await simulation.until(lambda: parts_of(simulation) == ["4 x fast of pool fast"], seconds=10, ticks=300)
+    await simulation.running("wide")
+    assert simulation.status("wide").lost_steps == 0
+
+
+async def test_a_namespace_limit_counts_both_parts():
+    simulation = two_pools(tenants={"eachNamespace": {"maxGpus": 3}})
+    add_wide(simulation, stages=(2, 4), throughput=speeds(2, 4, slow=2.0))
+    await simulation.ticks(5)
+    held = simulation.status("wide").allocation
+    assert held is not None
+    assert held.gpus <= 3

@@ -8,7 +8,7 @@ from ballast_operator.kube.kinds import JOB, POD
 from ballast_operator.report.explanation import explanation
 from ballast_operator.views.spec import read_spec
 
-from tests.operator.loops.mixed.two_pools import parts_of, two_pools
+from tests.operator.loops.mixed.test_life import parts_of, two_pools
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 
 LAYER = {"repeat": 12, "forwardSeconds": 0.01, "backwardSeconds": 0.02, "heldBytes": 4e8, "weightBytes": 1e8}
