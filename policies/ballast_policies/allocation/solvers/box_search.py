@@ -27,15 +27,12 @@ from ballast_policies.allocation.solvers.crossover import (
     CrossoverSolution,
     Decided,
     Priced,
-    among_cheap,
-    by_one_lp,
     closeness,
     crossover,
     decided,
     slopes,
 )
 from ballast_policies.allocation.solvers.dense_program import Rows, largest, stratified
-from ballast_policies.allocation.solvers.methods import ALL_COLUMNS, CHEAP_COLUMNS, PRICES, fell_back
 
 MOST_COLUMNS = 6000
 """Columns in the LP of a sample, where that leaves FEWEST jobs."""
@@ -184,9 +181,7 @@ class LpSize:
 
 MAX_ROUNDS = 150
 MOST_JOBS = 60_000
-"""Jobs in all LPs of a search together, after which one LP of the cheap columns of all jobs is faster."""
-ELASTIC_ROUNDS = 25
-"""Of programs with configurations, before one LP of the columns that are nearly as cheap as the best."""
+"""Jobs in all LPs of a search together, after which one LP of all jobs is faster."""
 COARSE_ROUNDS = 20
 """Where prices to about a hundredth will do, the search ends after this number of rounds."""
 SAFETY = 2.0
@@ -229,7 +224,7 @@ class BoxSearch:
             coarse: prices to within this part will do, and the shares are those at them; 0: exactly.
 
         Returns:
-            None where there is no solution.
+            None where there is no solution, or none was found.
         """
         at = in_units_of_t(self.rows, at)
         self.usual = _usual(self.whole, at.prices)
@@ -237,7 +232,7 @@ class BoxSearch:
             prices=part * np.maximum(at.prices, LOW_PRICE * self.usual), t=part * max(abs(at.t), 1e-300)
         )
         size, worse = LpSize(lp_jobs), 0
-        for _ in range(self._rounds(coarse > 0)):
+        for _ in range(COARSE_ROUNDS if coarse else MAX_ROUNDS):
             if box.prices.max() <= coarse * self.usual or (feasibility and self._fits(at)):
                 return self._response(at)
             close = closeness(self.rows, at, box)
@@ -271,8 +266,7 @@ class BoxSearch:
             shrink = _shrinking(moved, at_wall, better=better, exact=exact, worse=worse)
             box = self._resized(box, shrink, at=at.t, following=found.t)
             at = following if better else at
-        solution = self._response(at) if coarse else self._by_one_lp(at)
-        return None if feasibility and solution is not None and solution.t < 0 else solution
+        return self._response(at) if coarse else None
 
     def _at(self, prices: np.ndarray, t: float) -> Response:
         return in_units_of_t(self.rows, respond(self.rows, prices, min(t, self.rows.highest)))
@@ -315,21 +309,6 @@ class BoxSearch:
         if not stuck and box.prices.max() > TIES_SEEN * self.usual:
             return 0
         return int((nearest * float(box.prices.min()) < TIED * self.usual).sum())
-
-    def _rounds(self, coarse: bool) -> int:
-        """After how many the search ends."""
-        if coarse:
-            return COARSE_ROUNDS
-        return MAX_ROUNDS if self.whole.use is None else ELASTIC_ROUNDS
-
-    def _by_one_lp(self, at: Response) -> Priced | None:
-        """The solution where the search found none: jobs may tie though prices are right."""
-        fell_back(PRICES, "the search did not close", CHEAP_COLUMNS)
-        found = among_cheap(self.whole, at.prices, at.t, tolerance=LAST_TOLERANCE)
-        if found is None:
-            fell_back(CHEAP_COLUMNS, "nothing is proven", ALL_COLUMNS)
-            found = by_one_lp(self.whole)
-        return found
 
     def _response(self, at: Response) -> Priced:
         """The shares of a response."""

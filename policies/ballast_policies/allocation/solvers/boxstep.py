@@ -42,7 +42,7 @@ INFEASIBLE_TOLERANCE = 1e-9
 
 
 def solve(rows: Rows) -> Priced | None:
-    """The solution of the program; None where it has none."""
+    """The solution of the program; None where it has none, or none was found."""
     if (rows.base > rows.reach * (1 + INFEASIBLE_TOLERANCE)).any() and not (rows.slope > 0).any():
         return None
     prices, t = _sampled(rows)

@@ -5,8 +5,6 @@ then linear in t, and only the others, with the columns that come into question,
 dual the prices are held to [(1 - h) p, (1 + h) p] (in the LP: capacity may be exceeded or left unused at
 these prices). If no price ends at a wall, the LP's prices are those of the whole program, its t is the
 optimum, and the bound that they prove equals it. Otherwise the search continues from there.
-
-Where the search does not end, one LP of all jobs does: of their nearly cheapest columns, or of all.
 """
 
 import dataclasses
@@ -14,7 +12,7 @@ import dataclasses
 import highspy
 import numpy as np
 
-from ballast_policies.allocation.solvers.best_response import Response, bound_of, in_units_of_t, respond
+from ballast_policies.allocation.solvers.best_response import Response
 from ballast_policies.allocation.solvers.dense_program import Rows, least, taken
 from ballast_policies.allocation.solvers.simplex import optimum
 
@@ -305,10 +303,6 @@ def _sizes(rows: Rows) -> np.ndarray:
     return np.where(rows.capacity > 0, rows.capacity, np.where(rows.lift > 0, rows.lift, 1.0))
 
 
-CHEAP = 1e-3
-"""Extra cost, as a part of its price, up to which a column is nearly as cheap as the best."""
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Priced:
     """Solution of a large program.
@@ -325,42 +319,3 @@ class Priced:
     time: np.ndarray
     prices: np.ndarray
     t: float
-
-
-def by_one_lp(rows: Rows, active: np.ndarray | None = None) -> Priced | None:
-    """The solution by one LP of all jobs and their columns ``active`` (n, w + 1), a mask; all where None."""
-    active = rows.usable.copy() if active is None else active
-    active[:, -1] = False
-    found = crossover(rows, np.arange(len(rows)), active)
-    if found is None:
-        return None
-    X = np.zeros((len(rows), rows.idle))
-    X[found.job, found.place] = found.x
-    return Priced(
-        X=X,
-        level=found.level,
-        time=bound_of(rows, found.prices, found.level)[1],
-        prices=found.prices,
-        t=found.t,
-    )
-
-
-def among_cheap(rows: Rows, prices: np.ndarray, t: float, *, tolerance: float) -> Priced | None:
-    """The solution by one LP of the columns that are nearly as cheap as each job's best; None: not proven.
-
-    Args:
-        rows: the program.
-        prices: (k,) that are about right.
-        t: likewise.
-        tolerance: relative gap up to which it is proven.
-    """
-    at = in_units_of_t(rows, respond(rows, prices, min(t, rows.highest)))
-    cheap = at.reduced_costs(rows.rates) <= CHEAP * rows.costs(at.prices)
-    everyone = np.arange(len(rows))
-    cheap[everyone, at.low] = cheap[everyone, at.high] = True
-    found = by_one_lp(rows, cheap & rows.usable)
-    if found is None:
-        return None
-    value = found.t if rows.value is None else float((rows.value[:, :-1] * found.X).sum())
-    bound = bound_of(rows, found.prices, found.level)[0]
-    return found if bound - value <= tolerance * max(abs(bound), abs(value)) else None

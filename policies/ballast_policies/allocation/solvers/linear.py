@@ -294,7 +294,7 @@ def _solved(program: Program) -> Solved:
     if priced is None:
         # Also where the demands cannot be met: HiGHS then reports it.
         solved = by_simplex(program)
-        fell_back(PRICES, "no dense table" if rows is None else "its programs have no optimum", SIMPLEX)
+        fell_back(PRICES, "no dense table" if rows is None else "the search did not close", SIMPLEX)
         return solved
     return Solved(
         x=priced.X[columns.first, columns.place],

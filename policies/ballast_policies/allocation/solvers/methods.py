@@ -84,11 +84,6 @@ def _always(size: Size) -> bool:
     return True
 
 
-def _never(size: Size) -> bool:
-    del size
-    return False
-
-
 PAIRS = Method(
     name="column generation",
     task=Task.PROGRAM,
@@ -103,24 +98,8 @@ PRICES = Method(
     code="solvers.boxstep",
     when=f"no pairs, {LARGE:,} rows and more; {LARGE_ELASTIC} where jobs are elastic",
     applies=lambda size: not size.pairs and size.rows >= (LARGE_ELASTIC if size.elastic else LARGE),
-    otherwise="cheap columns",
-    without="`max-min-fairness` of 10,000 jobs over 40 s, with it 0.3 s",
-)
-CHEAP_COLUMNS = Method(
-    name="cheap columns",
-    task=Task.PROGRAM,
-    code="solvers.crossover",
-    when="the search for prices did not close",
-    applies=_never,
-    otherwise="all columns",
-)
-ALL_COLUMNS = Method(
-    name="all columns",
-    task=Task.PROGRAM,
-    code="solvers.crossover",
-    when="the cheap columns prove nothing",
-    applies=_never,
     otherwise="simplex",
+    without="`max-min-fairness` of 10,000 jobs over 40 s, with it 0.3 s",
 )
 SIMPLEX = Method(
     name="simplex",
@@ -202,8 +181,6 @@ MATCHINGS = Method(
 METHODS: tuple[Method, ...] = (
     PAIRS,
     PRICES,
-    CHEAP_COLUMNS,
-    ALL_COLUMNS,
     SIMPLEX,
     BY_TYPES,
     BY_LEVELS,
