@@ -60,8 +60,8 @@ def _more_nodes_than_needed(snapshot: Snapshot, job: SnapshotJob) -> str:
     if placement is None or placement.parts:
         return ""
     count, gpus = len(set(placement.nodes)), len(placement.nodes)
-    sizes, barred = snapshot.capacity.node_sizes, job.not_tolerated
-    fewest = sizes.in_pool(placement.pool, gpus, per_pod=job.gpus_per_pod, barred=barred)
+    sizes, asks = snapshot.capacity.node_sizes, job.asks
+    fewest = sizes.in_pool(placement.pool, gpus, per_pod=asks.per_pod, barred=asks.barred)
     if fewest is None or count <= fewest:
         return ""
     text = f"it is on {count} nodes, {fewest} would hold it"

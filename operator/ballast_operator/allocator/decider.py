@@ -64,7 +64,7 @@ def assignments_of(
     found: dict[Key, Assignment] = {}
     for job in snapshot.jobs:
         one = wanted[job.name]
-        pods = (job.pods[rank // job.gpus_per_pod] for rank in one.kept_ranks)
+        pods = (job.pods[rank // job.asks.per_pod] for rank in one.kept_ranks)
         found[job.key] = Assignment(
             **{field.name: getattr(one, field.name) for field in dataclasses.fields(one)},
             launches=job.launches,

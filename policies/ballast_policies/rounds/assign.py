@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ballast_policies.rounds.ledger import Ledger, pack
 from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.values import Node, Placement, PoolPart, TopologyRequest
+from ballast_policies.rounds.values import ANY_NODES, Node, NodeRequest, Placement, PoolPart
 
 Granted = tuple[str, str, int]
 """Job, pool (of rank 0), GPUs."""
@@ -37,7 +37,7 @@ def assign_nodes(
     """
     found = _Assignment(granted, ledger, running, splits or {}, question)
     # Large pods find no room behind small ones.
-    found.movers.sort(key=lambda at: (-found.per_pod(at), -found.granted[at][2]))
+    found.movers.sort(key=lambda at: (-found.asks(at).per_pod, -found.granted[at][2]))
     while found.movers:
         found.place(found.movers.pop(0))
     return found.placements
@@ -89,7 +89,7 @@ class _Assignment:
         """Let those that stay keep their nodes."""
         self.granted, self._ledger, self._splits, self._question = list(granted), ledger, splits, question
         self._tells_nodes_apart = question is not None and (
-            bool(question.not_tolerated) or any(node.closed for node in question.nodes)
+            any(asks.barred for asks in question.asks.values()) or any(node.closed for node in question.nodes)
         )
         self.placements: dict[str, Placement] = {}
         self.movers: list[int] = []
@@ -103,21 +103,18 @@ class _Assignment:
             else:
                 self.movers.append(at)
 
-    def per_pod(self, at: int) -> int:
-        """GPUs of each pod of the gang."""
-        return 1 if self._question is None else self._question.gpus_per_pod.get(self.granted[at][0], 1)
-
-    def _asked(self, at: int) -> TopologyRequest | None:
-        return None if self._question is None else self._question.topology.get(self.granted[at][0])
+    def asks(self, at: int) -> NodeRequest:
+        """What the gang asks of its nodes."""
+        return ANY_NODES if self._question is None else self._question.asks_of(self.granted[at][0])
 
     def place(self, at: int) -> bool:
         """Give the gang what is free; whether it finds its nodes."""
         job, pool, gpus = self.granted[at]
-        asked = self._asked(at)
-        chosen = self._packed(at, by_group=asked is None or not asked.required)
+        chosen = self._packed(at, by_group=self.asks(at).required is None)
         if chosen is None:
-            free = self._question is None or not (self._question.gpus_per_pod or self._question.topology)
-            assert not free, f"{job} was granted {gpus} GPUs that pool {pool} has not"
+            every = () if self._question is None else self._question.asks.values()
+            in_pods = any(asks.per_pod > 1 or asks.topology is not None for asks in every)
+            assert in_pods, f"{job} was granted {gpus} GPUs that pool {pool} has not"
             return False
         self._give(at, chosen)
         return True
@@ -181,11 +178,9 @@ class _Assignment:
         """Nodes for the gang; ``by_group``: in the groups of its split, where it has one."""
         job, pool, gpus = self.granted[at]
         split = self._splits.get(job)
-        several, asked = split is not None and len(split) > 1, self._asked(at)
-        barred = frozenset[str]()
-        if self._question is not None:
-            gang = self._question.mixed[job] if several else None
-            barred = self._question.not_tolerated.get(job, barred) if gang is None else gang.barred
+        asks = self.asks(at)
+        if self._question is not None and split is not None and len(split) > 1:
+            asks = NodeRequest(self._question.mixed[job].barred, asks.per_pod)
         chosen: list[str] = []
         for there, groups in split if split is not None else [(pool, {"": gpus})]:
             counts: list[tuple[str | None, int]] = [(None, sum(groups.values()))]
@@ -196,8 +191,8 @@ class _Assignment:
                 if group is not None:
                     members = [node for node in members if node.group == group]
                 elif self._tells_nodes_apart:
-                    members = [node for node in members if not node.closed and node.group not in barred]
-                found = pack(count, members, self._ledger.left, self.per_pod(at), None if several else asked)
+                    members = asks.open(members)
+                found = pack(count, members, self._ledger.left, asks.per_pod, asks.topology)
                 if found is None:
                     self._ledger.undo(chosen)
                     return None

@@ -266,7 +266,7 @@ class Groups:
         to_come: the same, of nodes that do not exist yet.
         barred: job index -> groups on which the job must not be started.
         held: job index -> its parts, of running jobs that could continue where they are.
-        per_pod: job index -> GPUs of each of its pods, where it is not 1.
+        per_pod: job index -> GPUs of each of its pods.
         order: all groups, those that fewest jobs may use first: they are of least use to the others.
         mixed: job index -> gang with its least size, of those that may claim several pools.
     """
@@ -278,7 +278,7 @@ class Groups:
     barred: Mapping[int, frozenset[str]]
     held: Mapping[int, Parts]
     order: tuple[str, ...]
-    per_pod: Mapping[int, int]
+    per_pod: Sequence[int]
     mixed: Mapping[int, MixedGang]
 
     @classmethod
@@ -298,13 +298,12 @@ class Groups:
             held: running job -> all that it holds.
         """
         jobs, nodes = question.jobs, question.nodes
-        gpus_per_pod = question.gpus_per_pod
         present = {node.group for node in nodes if node.gpus > 0}
         closed = frozenset(node.group for node in nodes if node.gpus > 0 and node.closed)
         barred = {
             index: texts
             for index, job in enumerate(jobs)
-            if (texts := (question.not_tolerated.get(job.name, frozenset()) & present) | closed)
+            if (texts := (question.asks_of(job.name).barred & present) | closed)
         }
         if not barred and not question.mixed and not any(at.parts for at in valid.values()):
             return None
@@ -338,9 +337,7 @@ class Groups:
             barred=barred,
             held=parts,
             order=tuple(sorted(present, key=lambda text: (-refusals[text], text))),
-            per_pod={
-                index: gpus_per_pod[job.name] for index, job in enumerate(jobs) if job.name in gpus_per_pod
-            },
+            per_pod=[question.asks_of(job.name).per_pod for job in jobs],
             mixed={
                 index: dataclasses.replace(gang.smallest, barred=gang.barred | closed)
                 for index, job in enumerate(jobs)
@@ -395,7 +392,7 @@ class Groups:
     ) -> Split | None:
         """GPUs for a gang that starts, from groups that are not barred; None: too few are left."""
         split, missing = {}, gpus
-        per_pod = self.per_pod.get(job, 1)
+        per_pod = self.per_pod[job]
         for text in self.order:
             here = min(missing, left.get(text, 0)) // per_pod * per_pod if text not in barred else 0
             if here > 0:

@@ -185,10 +185,8 @@ class _Pairs:
         ]
         for name in sorted(waiting, key=lambda name: -self._owed(name)):
             best: tuple[float, str] | None = None
-            barred, was = (
-                self.question.not_tolerated.get(name, frozenset()),
-                self.shared.on(self.state.running.get(name)),
-            )
+            barred = self.question.asks_of(name).barred
+            was = self.shared.on(self.state.running.get(name))
             for node, first in sorted(alone.items()):
                 gpu_type = self.nodes[node].gpu_type
                 if node == was or self.nodes[node].taints in barred:
@@ -317,15 +315,14 @@ def consolidate(decided: Draft, moves: int) -> Draft:
         won = gang.speed_after_restart(max(settings.round_seconds, ran))
         if len(placements) >= moves or ran < settings.min_run_seconds or won < gang.speed * (1 + LEAST_GAIN):
             continue
-        barred = question.not_tolerated.get(name, frozenset())
+        asks = question.asks_of(name)
         ledger.undo(at.nodes)
         members = [
             node
-            for node in ledger.pools[at.pool]
-            if not (node.closed or node.provisionable or node.group in barred) and ledger.left[node.name] > 0
+            for node in asks.open(ledger.pools[at.pool])
+            if not node.provisionable and ledger.left[node.name] > 0
         ]
-        each, asked = question.gpus_per_pod.get(name, 1), question.topology.get(name)
-        chosen = pack(len(at.nodes), members, ledger.left, each, asked)
+        chosen = pack(len(at.nodes), members, ledger.left, asks.per_pod, asks.topology)
         ledger.take(at.nodes)
         if chosen is None or not len(set(at.nodes)) > gang.fewest >= len(set(chosen)):
             continue

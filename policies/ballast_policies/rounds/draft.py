@@ -9,11 +9,12 @@ from types import MappingProxyType
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import (
+    ANY_NODES,
     Colocation,
     Node,
+    NodeRequest,
     Placement,
     Round,
-    TopologyRequest,
     largest_domain,
     told,
 )
@@ -105,9 +106,7 @@ def explain_waiting(
     job: Job,
     rooms: Sequence[PoolRoom],
     kept_for: Mapping[str, str],
-    not_tolerated: frozenset[str] = frozenset(),
-    gpus_per_pod: int = 1,
-    asked: TopologyRequest | None = None,
+    asks: NodeRequest = ANY_NODES,
 ) -> str:
     """What a waiting gang lacks.
 
@@ -115,11 +114,9 @@ def explain_waiting(
         job: the gang.
         rooms: the pools after the decision.
         kept_for: pool -> job for which its free GPUs are kept.
-        not_tolerated: taints of nodes on which the gang must not be started.
-        gpus_per_pod: GPUs of each of the gang's pods, all on one node.
-        asked: what it asks of the domains of its nodes.
+        asks: what it asks of its nodes.
     """
-    required = asked if asked is not None and asked.required else None
+    required, per_pod = asks.required, asks.per_pod
     usable = sorted(gpu_type for gpu_type, rate in job.throughput.items() if rate > 0)
     if not usable:
         allows = ", ".join(sorted(job.throughput)) or "none of them"
@@ -129,24 +126,24 @@ def explain_waiting(
         if room.gpu_type not in usable:
             continue
         open_to_it = [
-            g for text, g in room.groups.items() if text not in not_tolerated and text not in room.closed
+            g for text, g in room.groups.items() if text not in asks.barred and text not in room.closed
         ]
         has, left = sum(group[1] for group in open_to_it), sum(group[2] for group in open_to_it)
         kept = kept_for.get(room.pool, job.name)
         text = f"{left} of {has} {room.gpu_type} free in pool {room.pool}"
-        barring = {*not_tolerated, *room.closed}
+        barring = {*asks.barred, *room.closed}
         if required is not None:
             within = [node for node in room.free if node.group not in barring]
-            most, domain = largest_domain(within, {n.name: n.gpus for n in within}, required, gpus_per_pod)
+            most, domain = largest_domain(within, {n.name: n.gpus for n in within}, required, per_pod)
             text += f", at most {most} of them in one domain, {domain}"
-        elif gpus_per_pod > 1:
-            fitting = sum(node.gpus // gpus_per_pod for node in room.free if node.group not in barring)
+        elif per_pod > 1:
+            fitting = sum(node.gpus // per_pod for node in room.free if node.group not in barring)
             text += f", room for {fitting} pod{'' if fitting == 1 else 's'}"
         text += f", kept for {kept}" if kept != job.name and left else ""
-        barred = {taints: group[0] for taints, group in room.groups.items() if taints in not_tolerated}
+        barred = {taints: group[0] for taints, group in room.groups.items() if taints in asks.barred}
         counts.append(text + barred_nodes(room.pool, barred, room.closed))
     where = "; ".join(counts) or f"no node has {' or '.join(usable)}"
-    pods = "" if gpus_per_pod == 1 else f" in {job.gpus // gpus_per_pod} pods of {gpus_per_pod}"
+    pods = "" if per_pod == 1 else f" in {job.gpus // per_pod} pods of {per_pod}"
     domain = "" if required is None else f" within one domain of {required.label}"
     return f"waits for {job.gpus} GPUs of one pool{domain}{pods}: {where}"
 
@@ -171,18 +168,13 @@ class Explained:
 
     def waiting(self, job: Job) -> Reason:
         """What the gang lacks."""
-        question = self._question
-        asks = (
-            question.not_tolerated.get(job.name, frozenset()),
-            question.gpus_per_pod.get(job.name, 1),
-            question.topology.get(job.name),
-        )
+        asks = self._question.asks_of(job.name)
         if job.name in self._served:  # its text alone does not name it
-            return Reason(explain_waiting(job, self._rooms, self._kept_for, *asks))
+            return Reason(explain_waiting(job, self._rooms, self._kept_for, asks))
         runs = tuple((gpu_type, rate > 0) for gpu_type, rate in job.throughput.items())
-        alike = (runs, job.gpus, *asks)
+        alike = (runs, job.gpus, asks)
         if alike not in self._known:
-            self._known[alike] = Reason(explain_waiting(job, self._rooms, self._kept_for, *asks))
+            self._known[alike] = Reason(explain_waiting(job, self._rooms, self._kept_for, asks))
         return self._known[alike]
 
 
@@ -288,9 +280,9 @@ class Draft:
         """The decision, with its reasons as text."""
         changes = {field.name: getattr(self.changes, field.name) for field in dataclasses.fields(Changes)}
         reasons, nodes = {**self.reasons}, {node.name: node for node in self.question.nodes}
-        for name, asked in self.question.topology.items():
-            at = self.placements.get(name)
-            if name in reasons and at is not None and nodes.keys() >= set(at.nodes):
+        for name, asks in self.question.asks.items():
+            at, asked = self.placements.get(name), asks.topology
+            if asked is not None and name in reasons and at is not None and nodes.keys() >= set(at.nodes):
                 reasons[name] = reasons[name].noted(told((nodes[node] for node in at.nodes), asked))
         return Round(
             placements=self.placements,

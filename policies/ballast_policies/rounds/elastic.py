@@ -14,7 +14,6 @@ import dataclasses
 import heapq
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from ballast_policies.allocation.policy import Surplus
@@ -27,7 +26,15 @@ from ballast_policies.rounds.ledger import Ledger
 from ballast_policies.rounds.memory import moves_left, within_min_run
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.size_gain import SizeCandidate, gain, partition_speed, urgency
-from ballast_policies.rounds.values import Node, Placement, RoundSettings, TopologyRequest, beside
+from ballast_policies.rounds.values import (
+    ANY_NODES,
+    Node,
+    NodeRequest,
+    Placement,
+    RoundSettings,
+    beside,
+    gpus_by,
+)
 
 HOLDS = 0.85
 """What a gang holds already counts as if it were so much more urgent: equal gangs do not swap GPUs."""
@@ -42,8 +49,7 @@ class _GangSize:
         own: by position of the pipeline, the nodes beyond ``base`` that it holds now, in order of ranks.
         runs: its ranks hold them; a gang that is about to start takes any size at no cost.
         several: where it runs, in several pools; None: it is in one.
-        barred: groups of nodes that it must not be started on.
-        topology: what it asks of the domains of its nodes.
+        asks: what it asks of its nodes.
         tenant: whose limit on GPUs counts.
     """
 
@@ -52,8 +58,7 @@ class _GangSize:
     own: tuple[tuple[str, ...], ...] = ()
     runs: bool = False
     several: Placement | None = None
-    barred: frozenset[str] = frozenset()
-    topology: TopologyRequest | None = None
+    asks: NodeRequest = ANY_NODES
     tenant: str = ""
 
     @property
@@ -210,12 +215,14 @@ class _SizeAssignment:
         close = dict.fromkeys(name for name in near if self._ledger.nodes[name].pool == seat.grows_in)
         others: Iterable[Node] = (node for node in reversed(members) if node.name not in close)
         if self._has_domains:
-            others = beside(others, [self._ledger.nodes[name] for name in seat.base.nodes], seat.topology)
+            others = beside(
+                others, [self._ledger.nodes[name] for name in seat.base.nodes], seat.asks.topology
+            )
         found: list[str] = []
         for node in itertools.chain((self._ledger.nodes[name] for name in close), others):
             if len(found) == gpus:
                 break
-            if left[node.name] >= per_pod and not node.closed and node.group not in seat.barred:
+            if left[node.name] >= per_pod and not node.closed and node.group not in seat.asks.barred:
                 found += [node.name] * (min(left[node.name], gpus - len(found)) // per_pod * per_pod)
         return tuple(found) if len(found) == gpus else None
 
@@ -308,16 +315,16 @@ def _seats(
 ) -> list[_GangSize]:
     """The gangs that could have more than they were given."""
     state, parts = question.state, question.claimed_parts()
-    capacity: Counter[str] = Counter()
-    for node in question.nodes:
-        capacity[node.gpu_type] += node.gpus
+    capacity = gpus_by(question.nodes, lambda node: node.gpu_type)
     seats = []
     for index, job in enumerate(question.jobs):
         placement, gang = decided.placements.get(job.name), elastic.get(job.name)
         if placement is None or gang is None:
             continue
         stays = placement == reduced.get(job.name)
-        several = question.in_several_pools(job.name)
+        several, asks = question.in_several_pools(job.name), question.asks_of(job.name)
+        if several:
+            asks = dataclasses.replace(asks, barred=question.mixed[job.name].barred)
         if several and not stays:
             continue  # it is started elsewhere
         if job.name in state.running and job.name not in reduced and placement == state.running[job.name]:
@@ -333,10 +340,7 @@ def _seats(
                 own=own,
                 runs=stays and job.name not in question.pending,
                 several=state.running[job.name] if several else None,
-                barred=question.mixed[job.name].barred
-                if several
-                else question.not_tolerated.get(job.name, frozenset()),
-                topology=question.topology.get(job.name),
+                asks=asks,
                 tenant=question.tenants.get(job.name, ""),
             )
         )

@@ -25,7 +25,7 @@ from ballast_policies.rounds.ledger import Ledger, in_its_pools, pack
 from ballast_policies.rounds.memory import moves_left
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.size_gain import SizeCandidate, Speeds, gain, partition_speed, urgency
-from ballast_policies.rounds.values import Placement, TopologyRequest, largest_domain
+from ballast_policies.rounds.values import Placement, TopologyRequest, gpus_by, largest_domain
 
 MOST_GANGS = 10_000
 """Gangs whose size is worked out in one decision, each as often as it is: about half a second of CPU."""
@@ -232,14 +232,12 @@ class _PoolMarket:
         self._types = {node.pool: node.gpu_type for node in cluster.nodes}
         self._ledger = Ledger(cluster.nodes)
         self._pools = self._ledger.pools
-        self._capacity: Counter[str] = Counter()
-        for node in cluster.nodes:
-            self._capacity[node.gpu_type] += node.gpus
+        self._capacity = gpus_by(cluster.nodes, lambda node: node.gpu_type)
         self._parts = cluster.claimed_parts()
         self._units: dict[str, float] = {}
         self._best: list[str] = []
         self._open: dict[tuple[str, frozenset[str], TopologyRequest | None], int] = {}
-        gpus = {pool: sum(node.gpus for node in nodes) for pool, nodes in self._pools.items()}
+        gpus = gpus_by(cluster.nodes, lambda node: node.pool)
         inside = {}
         self._at: dict[str, Placement] = {}
         for name, placement in placements.items():
@@ -352,7 +350,7 @@ class _PoolMarket:
 
     def _worth_trying(self, name: str) -> Sequence[str]:
         """Pools for the gang: those of each GPU type in which it would have most, or all of a few."""
-        if len(self._pools) <= MOST_POOLS_OF_A_TYPE or self._cluster.not_tolerated.get(name):
+        if len(self._pools) <= MOST_POOLS_OF_A_TYPE or self._cluster.asks_of(name).barred:
             return tuple(self._pools)
         if not self._best:
             by_type: dict[str, list[str]] = {}
@@ -375,20 +373,21 @@ class _PoolMarket:
         self._reach.enter(placement.pool, name, entrant)
 
     def _packed(self, name: str, pool: str, gpus: int) -> Placement | None:
-        barred = self._cluster.not_tolerated.get(name, frozenset())
-        members = [node for node in self._pools[pool] if not node.closed and node.group not in barred]
-        each, asked = self._cluster.gpus_per_pod.get(name, 1), self._cluster.topology.get(name)
-        nodes = pack(gpus, members, self._ledger.left, each, asked)
+        asks = self._cluster.asks_of(name)
+        members = asks.open(self._pools[pool])
+        nodes = pack(gpus, members, self._ledger.left, asks.per_pod, asks.topology)
         return None if nodes is None else Placement(gpu_type=self._types[pool], pool=pool, nodes=nodes)
 
     def _open_gpus(self, pool: str, name: str) -> int:
         """GPUs of nodes on which the gang may be started, of one domain where it requires that."""
-        barred, asked = self._cluster.not_tolerated.get(name, frozenset()), self._cluster.topology.get(name)
-        alike = pool, barred, asked if asked is not None and asked.required else None
+        asks = self._cluster.asks_of(name)
+        alike = pool, asks.barred, asks.required
         if alike not in self._open:
-            nodes = [node for node in self._pools[pool] if not node.closed and node.group not in barred]
+            nodes = asks.open(self._pools[pool])
             free = {node.name: node.gpus for node in nodes}
-            most = sum(free.values()) if alike[2] is None else largest_domain(nodes, free, alike[2])[0]
+            most = (
+                sum(free.values()) if asks.required is None else largest_domain(nodes, free, asks.required)[0]
+            )
             self._open[alike] = most
         return self._open[alike]
 

@@ -180,13 +180,12 @@ def _fill(placements: dict[str, Placement], claimed: _Claimed, claims: Claims, l
         if column == SEVERAL:
             continue  # what is free at the end may be its
         pool = pools[column]
-        barred, per_pod = question.not_tolerated.get(name, frozenset()), question.gpus_per_pod.get(name, 1)
-        asked = question.topology.get(name)
-        alike = (pool, gpus, per_pod, barred, asked)
+        asks = question.asks_of(name)
+        alike = (pool, gpus, asks)
         if alike in without_room:
             continue
-        usable = [node for node in members[pool] if node.taints not in barred]
-        chosen = pack(gpus, usable, ledger.left, per_pod, asked)
+        usable = asks.open(members[pool])
+        chosen = pack(gpus, usable, ledger.left, asks.per_pod, asks.topology)
         if chosen is None:
             without_room.add(alike)
             continue

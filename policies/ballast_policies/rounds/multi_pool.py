@@ -36,7 +36,7 @@ from ballast_policies.rounds.gangs import ElasticGang, MixedGang
 from ballast_policies.rounds.ledger import Ledger, given_to_tenants, in_its_pools, pack
 from ballast_policies.rounds.memory import exempt_newest, keeps_free, moves_left, within_min_run
 from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.values import Node, Placement
+from ballast_policies.rounds.values import Node, NodeRequest, Placement, gpus_by
 
 RESTART_SECONDS = 30.0
 """Of a gang of one size, whose restart nobody has stated."""
@@ -147,20 +147,16 @@ class _Pools:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes = nodes
-        self.gpus: Counter[str] = Counter()
-        for node in nodes:
-            self.gpus[node.pool] += node.gpus
+        self.gpus = gpus_by(nodes, lambda node: node.pool)
         self.gpu_type = {node.pool: node.gpu_type for node in nodes}
-        self._open: dict[frozenset[str], Counter[str]] = {}
+        self._open: dict[frozenset[str], dict[str, int]] = {}
 
-    def open_to(self, barred: frozenset[str]) -> Mapping[str, int]:
-        """Pool -> GPUs of nodes on which a job may be started that is barred from these groups."""
-        if barred not in self._open:
-            found = self._open[barred] = Counter(dict.fromkeys(self.gpus, 0))
-            for node in self._nodes:
-                if not node.closed and node.group not in barred:
-                    found[node.pool] += node.gpus
-        return self._open[barred]
+    def open_to(self, asks: NodeRequest) -> Mapping[str, int]:
+        """Pool -> GPUs of nodes on which a job may be started that asks for this."""
+        if asks.barred not in self._open:
+            found = gpus_by(asks.open(self._nodes), lambda node: node.pool)
+            self._open[asks.barred] = {pool: found[pool] for pool in self.gpus}
+        return self._open[asks.barred]
 
 
 def _choice(question: Question) -> dict[str, Configuration]:
@@ -199,7 +195,7 @@ def _state(job: Job, question: Question, at: Placement | None, keeps: bool, pool
     """
     several = question.in_several_pools(job.name)
     gang = None if several else question.elastic.get(job.name)
-    rooms = pools.open_to(question.not_tolerated.get(job.name, frozenset()))
+    rooms = pools.open_to(question.asks_of(job.name))
     if several:
         every, now = _over_pools(job, question.mixed.get(job.name), at, pools, rooms)
     else:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.gangs import ElasticGang, MixedGang, SharedGpus, SizeSettings, SpreadGang
-from ballast_policies.rounds.values import Node, Placement, RoundSettings, RoundState, TopologyRequest
+from ballast_policies.rounds.values import ANY_NODES, Node, NodeRequest, Placement, RoundSettings, RoundState
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +55,7 @@ class Question:
         tenants: job -> its tenant, of tenants with a limit on GPUs.
         room: tenant -> GPUs that its jobs may have besides those that run with their least sizes.
         pending: jobs of ``state.running`` that were granted their GPUs and do not hold them yet.
-        not_tolerated: job -> taints of nodes (``Node.taints``) on which it must not be started.
-        gpus_per_pod: job -> GPUs of each of its pods, all on one node, where it is not 1.
-        topology: job -> what it asks of the domains of its nodes.
+        asks: job -> what it asks of its nodes, where it asks for anything.
         columns: pool -> column of shares and accounts where it is not the GPU type (pools of unlike price).
         parts: job -> part of the cluster that it has a claim to; None: by its weight.
     """
@@ -77,9 +75,7 @@ class Question:
     tenants: Mapping[str, str] = dataclasses.field(default_factory=dict)
     room: Mapping[str, int] = dataclasses.field(default_factory=dict)
     pending: frozenset[str] = frozenset()
-    not_tolerated: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
-    gpus_per_pod: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    topology: Mapping[str, TopologyRequest] = dataclasses.field(default_factory=dict)
+    asks: Mapping[str, NodeRequest] = dataclasses.field(default_factory=dict)
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
     parts: Mapping[str, float] | None = None
 
@@ -127,6 +123,10 @@ class Question:
             return self.parts
         weights = sum(job.weight for job in self.jobs) or 1.0
         return {job.name: job.weight / weights for job in self.jobs}
+
+    def asks_of(self, name: str) -> NodeRequest:
+        """What the gang asks of its nodes."""
+        return self.asks.get(name, ANY_NODES)
 
     def trains(self, name: str) -> bool:
         """Whether the gang runs, and its pods have started."""

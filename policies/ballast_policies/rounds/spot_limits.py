@@ -249,7 +249,7 @@ def _explained(
         if job.name in kept_off:
             limited[job.name] = kept_off[job.name]
         elif at is None:
-            barred = decided.question.not_tolerated.get(job.name, frozenset())
+            barred = decided.question.asks_of(job.name).barred
             if any(job.throughput.get(kind, 0.0) > 0 and taints not in barred for kind, taints in open_to):
                 limited[job.name] = "; ".join(offer.why.values())
     reasons = {

@@ -76,6 +76,14 @@ class Node:
         return f"{self.pool} in zone {self.zone}" if self.zone else self.pool
 
 
+def gpus_by(nodes: Iterable[Node], group: Callable[[Node], str]) -> Counter[str]:
+    """Group of nodes -> their GPUs."""
+    found: Counter[str] = Counter()
+    for node in nodes:
+        found[group(node)] += node.gpus
+    return found
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PoolPart:
     """The consecutive ranks of a gang that run in one pool."""
@@ -275,6 +283,34 @@ class TopologyRequest:
     level: int
     required: bool
     most: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeRequest:
+    """What a gang asks of the nodes on which it is started.
+
+    Attributes:
+        barred: taints of nodes (``Node.taints``) on which it must not be started.
+        per_pod: GPUs of each of its pods, all on one node.
+        topology: what it asks of the domains of its nodes; None: nothing.
+    """
+
+    barred: frozenset[str] = frozenset()
+    per_pod: int = 1
+    topology: TopologyRequest | None = None
+
+    def open(self, nodes: Iterable[Node]) -> list[Node]:
+        """Those of the nodes on which it may be started."""
+        return [node for node in nodes if not node.closed and node.taints not in self.barred]
+
+    @property
+    def required(self) -> TopologyRequest | None:
+        """The domain that it requires; None: none."""
+        return self.topology if self.topology is not None and self.topology.required else None
+
+
+ANY_NODES = NodeRequest()
+"""Nothing is asked: the gang has pods of one GPU, which may be on any open node."""
 
 
 def domains_of(name: str, labels: Mapping[str, str], levels: Sequence[str]) -> tuple[str, ...]:

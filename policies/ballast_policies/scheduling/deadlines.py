@@ -10,7 +10,6 @@ the shares.
 """
 
 import dataclasses
-from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
@@ -22,7 +21,7 @@ from ballast_policies.allocation.registry import find_policy
 from ballast_policies.prices.choice import WAIT, Choice, Preferences, Situation, choose
 from ballast_policies.prices.hazard import Hazard, RestartCosts
 from ballast_policies.prices.options import Options, useful_parts
-from ballast_policies.rounds.values import Round
+from ballast_policies.rounds.values import ANY_NODES, NodeRequest, Round, gpus_by
 from ballast_policies.scheduling.state import ClusterJob, ClusterState
 
 HOUR = 3600.0
@@ -53,10 +52,13 @@ class DeadlineChoices:
         }
         return dataclasses.replace(allocation, allocation={**allocation.allocation, **rows})
 
-    def barred(self, not_tolerated: Mapping[str, frozenset[str]]) -> Mapping[str, frozenset[str]]:
-        """``not_tolerated`` with these."""
-        more = {job: not_tolerated.get(job, frozenset()) | own for job, own in self.not_tolerated.items()}
-        return {**not_tolerated, **more}
+    def barred(self, asks: Mapping[str, NodeRequest]) -> Mapping[str, NodeRequest]:
+        """What jobs ask of their nodes, with these barred as well."""
+        found = dict(asks)
+        for job, own in self.not_tolerated.items():
+            known = asks.get(job, ANY_NODES)
+            found[job] = dataclasses.replace(known, barred=known.barred | own)
+        return found
 
     def explain(self, decided: Round) -> Round:
         """``decided`` with why jobs wait that are to."""
@@ -89,9 +91,7 @@ def deadline_choices(
         return DeadlineChoices()
     late = set(allocation.unmet_deadlines)
     posed = {job.name: job for job in problem.jobs}
-    room = Counter[str]()
-    for node in state.capacity.nodes:
-        room[node.pool] += node.gpus
+    room = gpus_by(state.capacity.nodes, lambda node: node.pool)
     shares: dict[str, dict[str, float]] = {}
     barred, waits = dict[str, frozenset[str]](), dict[str, str]()
     with_deadline = [
@@ -154,7 +154,7 @@ def _choice(
         if runs_here:
             at = number
         nodes = state.capacity.node_sizes.in_pool(
-            pool.pool, gpus, per_pod=job.gpus_per_pod, barred=job.not_tolerated
+            pool.pool, gpus, per_pod=job.asks.per_pod, barred=job.asks.barred
         )
         if runs_here and job.placement is not None:
             nodes = len(set(job.placement.nodes))

@@ -118,9 +118,9 @@ def _open(placement: Placement, job: ClusterJob, nodes: Mapping[str, Node]) -> b
     there = [nodes[name] for name in placement.nodes if name in nodes]
     pools = {name: pool for pool, names in placement.nodes_by_pool.items() for name in names}
     barred = any(
-        node.closed or node.taints in job.not_tolerated or node.pool != pools[node.name] for node in there
+        node.closed or node.taints in job.asks.barred or node.pool != pools[node.name] for node in there
     )
-    return not barred and in_whole_pods(placement.nodes, job.gpus_per_pod)
+    return not barred and in_whole_pods(placement.nodes, job.asks.per_pod)
 
 
 def _stays(job: ClusterJob, placement: Placement | None) -> bool:
@@ -328,9 +328,7 @@ def apply_allocation(
             tenants={job.name: job.tenant for job in state.jobs if job.tenant in state.tenants.gpus},
             room=state.tenants.gpus,
             pending=pending,
-            not_tolerated=choices.barred(state.not_tolerated),
-            gpus_per_pod=state.gpus_per_pod,
-            topology=state.topology,
+            asks=choices.barred(state.asks),
             columns=classes.of_pool,
             parts=_team_parts(policy.objective, request.inputs.problem),
         )

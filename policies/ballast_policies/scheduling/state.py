@@ -11,7 +11,7 @@ from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.prices.hazard import Hazard
 from ballast_policies.rounds.gangs import ElasticGang, MixedGang, SharedGpus, SpreadGang
 from ballast_policies.rounds.question import SpotLimits
-from ballast_policies.rounds.values import Node, Placement, TopologyRequest
+from ballast_policies.rounds.values import ANY_NODES, Node, NodeRequest, Placement, gpus_by
 
 _Asked = tuple[str, int, int, frozenset[str]]
 
@@ -121,9 +121,7 @@ class ClusterJob:
         running_since: when that launch was decided, epoch seconds; 0 without a placement.
         elastic: the sizes that its gang may have, with their speeds; None: it has one size.
         grows_from: from when on its gang may take more GPUs, epoch seconds; None: as it is now, never.
-        not_tolerated: taints of nodes (``Node.taints``) on which it must not be started.
-        gpus_per_pod: GPUs of each of its pods, which are on one node.
-        topology: what it asks of the domains of its nodes; None: nothing.
+        asks: what it asks of its nodes.
         measured: whether its speed is stated or measured somewhere; otherwise every figure is a guess.
         mixed: what is known of it as a gang in several pools; None: it may be in one only.
         closed_pools: pools that are closed to it by what it asks for.
@@ -141,9 +139,7 @@ class ClusterJob:
     running_since: float = 0.0
     elastic: ElasticGang | None = None
     grows_from: float | None = None
-    not_tolerated: frozenset[str] = frozenset()
-    gpus_per_pod: int = 1
-    topology: TopologyRequest | None = None
+    asks: NodeRequest = ANY_NODES
     measured: bool = True
     mixed: MixedGang | None = None
     closed_pools: frozenset[str] = frozenset()
@@ -223,10 +219,9 @@ class ClusterState:
         limits, capacity = self.spot, self.capacity
         if not limits.limits:
             return capacity.pools
-        has: Counter[str] = Counter()
+        has = gpus_by(capacity.nodes, lambda node: node.pool)
         places: dict[str, Counter[str]] = {}
         for node in capacity.nodes:
-            has[node.pool] += node.gpus
             places.setdefault(node.pool, Counter())[node.place] += node.gpus
         held: Counter[str] = Counter()
         # Of two jobs on one GPU, one.
@@ -261,9 +256,7 @@ class ClusterState:
     @functools.cached_property
     def problem(self) -> Problem:
         """The jobs and the GPUs that could be in use as an allocation problem."""
-        gpus: Counter[str] = Counter()
-        for node in self.capacity.nodes:
-            gpus[node.gpu_type] += node.gpus
+        gpus = gpus_by(self.capacity.nodes, lambda node: node.gpu_type)
         for pool, usable in zip(self.capacity.pools, self.usable_pools, strict=True):
             gpus[pool.gpu_type] -= pool.gpus - usable.gpus
         return Problem(
@@ -299,19 +292,9 @@ class ClusterState:
         return {job.name: job.spread for job in self.jobs if job.spread is not None}
 
     @functools.cached_property
-    def not_tolerated(self) -> Mapping[str, frozenset[str]]:
-        """Job name -> taints of nodes on which it must not be started, for jobs that have some."""
-        return {job.name: job.not_tolerated for job in self.jobs if job.not_tolerated}
-
-    @functools.cached_property
-    def gpus_per_pod(self) -> Mapping[str, int]:
-        """Job name -> GPUs of each of its pods, for jobs whose pods have several."""
-        return {job.name: job.gpus_per_pod for job in self.jobs if job.gpus_per_pod > 1}
-
-    @functools.cached_property
-    def topology(self) -> Mapping[str, TopologyRequest]:
-        """Job name -> what it asks of the domains of its nodes, for jobs that do."""
-        return {job.name: job.topology for job in self.jobs if job.topology is not None}
+    def asks(self) -> Mapping[str, NodeRequest]:
+        """Job name -> what it asks of its nodes, for jobs that ask for anything."""
+        return {job.name: job.asks for job in self.jobs if job.asks != ANY_NODES}
 
     @functools.cached_property
     def closed_pools(self) -> Mapping[str, frozenset[str]]:

@@ -11,7 +11,7 @@ from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.allocation.problem import Allocation
 from ballast_policies.allocation.registry import allocate, find_policy
 from ballast_policies.rounds.question import SpotLimits
-from ballast_policies.rounds.values import Node, Round
+from ballast_policies.rounds.values import Node, Round, gpus_by
 from ballast_policies.scheduling import (
     Capacity,
     ClusterJob,
@@ -235,9 +235,7 @@ class OperatorDecisions(Generic[Gang]):
 def cluster_of(nodes: Iterable[Node], prices: Mapping[str, float] | None = None) -> ClusterState:
     """A cluster without jobs; each GPU type is one pool. ``prices``: GPU type -> USD a GPU hour."""
     nodes = tuple(nodes)
-    gpus = Counter[str]()
-    for node in nodes:
-        gpus[node.gpu_type] += node.gpus
+    gpus = gpus_by(nodes, lambda node: node.gpu_type)
     prices = prices or {}
     return ClusterState(
         capacity=Capacity(

@@ -6,7 +6,7 @@ from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.decide import LEAST_GAIN, decide_round
 from ballast_policies.rounds.gangs import SpreadGang
 from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.values import Node, Placement, RoundSettings, RoundState
+from ballast_policies.rounds.values import Node, NodeRequest, Placement, RoundSettings, RoundState
 
 
 def nodes_of(*gpus: int) -> list[Node]:
@@ -33,7 +33,7 @@ def decide(nodes, running, spread, *, since=0.0, now=600.0, barred=None, moves=(
         nodes=nodes,
         state=state,
         settings=rounds,
-        not_tolerated=barred or {},
+        asks={name: NodeRequest(taints) for name, taints in (barred or {}).items()},
     )
     return decide_round(question), decide_round(dataclasses.replace(question, spread=spread))
 

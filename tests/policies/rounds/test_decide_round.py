@@ -10,7 +10,7 @@ from ballast_policies.rounds.draft import Explained, explain_waiting, pool_rooms
 from ballast_policies.rounds.gangs import ElasticGang
 from ballast_policies.rounds.ledger import pack
 from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.values import Node, Placement, RoundSettings, RoundState
+from ballast_policies.rounds.values import Node, NodeRequest, Placement, RoundSettings, RoundState
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -156,11 +156,8 @@ JOBS = st.builds(
 def test_a_text_found_for_another_job_is_the_job_s_own(asked, free, kept_for):
     """Whatever was asked before: also of the job for which a pool's free GPUs are kept."""
     jobs = [dataclasses.replace(job, name=f"j{at}") for at, (job, _, _) in enumerate(asked)]
-    barred = {job.name: text for job, (_, text, _) in zip(jobs, asked, strict=True)}
-    per_pod = {job.name: each for job, (_, _, each) in zip(jobs, asked, strict=True)}
-    question = Question(
-        now=0.0, shares={}, jobs=jobs, nodes=NODES, not_tolerated=barred, gpus_per_pod=per_pod
-    )
+    asks = {job.name: NodeRequest(text, each) for job, (_, text, each) in zip(jobs, asked, strict=True)}
+    question = Question(now=0.0, shares={}, jobs=jobs, nodes=NODES, asks=asks)
     others = {
         node.name: Placement(
             gpu_type=node.gpu_type, pool=node.pool, nodes=(node.name,) * (node.gpus - free[node.name])
@@ -169,8 +166,7 @@ def test_a_text_found_for_another_job_is_the_job_s_own(asked, free, kept_for):
     }
     explained, rooms = Explained(question, others, kept_for), pool_rooms(NODES, free)
     for job in jobs:
-        asks = barred[job.name], per_pod[job.name]
-        assert explained.waiting(job).told(None) == explain_waiting(job, rooms, kept_for, *asks)
+        assert explained.waiting(job).told(None) == explain_waiting(job, rooms, kept_for, asks[job.name])
 
 
 @pytest.mark.parametrize(
@@ -201,10 +197,10 @@ def test_a_gang_that_runs_on_a_node_with_a_new_taint_stays():
     """Nothing is moved for a taint; what is started meanwhile goes elsewhere."""
     nodes = [node("plain", 2), node("tainted", 2, taints="a:NoSchedule")]
     at = Placement(gpu_type="v100", pool="p", nodes=("tainted", "tainted"))
-    barred = dict.fromkeys(("runs", "new"), frozenset({"a:NoSchedule"}))
+    asks = dict.fromkeys(("runs", "new"), NodeRequest(frozenset({"a:NoSchedule"})))
     jobs = [job("runs", 2), job("new", 2)]
     shares = {one.name: {"v100": 1.0} for one in jobs}
-    decided = one_round(nodes, jobs, shares=shares, running={"runs": at}, not_tolerated=barred)
+    decided = one_round(nodes, jobs, shares=shares, running={"runs": at}, asks=asks)
     assert decided.placements["runs"] == at
     assert decided.placements["new"].nodes == ("plain", "plain")
 
@@ -224,7 +220,7 @@ def test_a_gang_does_not_grow_onto_a_tainted_or_closed_node():
         shares={"runs": {"v100": 1.0}},
         running={"runs": at},
         elastic={"runs": gang},
-        not_tolerated={"runs": frozenset({"a:NoSchedule"})},
+        asks={"runs": NodeRequest(frozenset({"a:NoSchedule"}))},
     )
     assert decided.placements["runs"].nodes == ("home", "home", "home")
 

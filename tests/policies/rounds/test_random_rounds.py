@@ -22,7 +22,15 @@ from ballast_policies.rounds.gangs import (
 from ballast_policies.rounds.ledger import given_to_tenants, in_its_pools, in_whole_pods, pack
 from ballast_policies.rounds.question import Question, SpotLimits
 from ballast_policies.rounds.spot_limits import launches, nodes_by_place
-from ballast_policies.rounds.values import Node, RoundSettings, RoundState, TopologyRequest, domains_of, stays
+from ballast_policies.rounds.values import (
+    Node,
+    NodeRequest,
+    RoundSettings,
+    RoundState,
+    TopologyRequest,
+    domains_of,
+    stays,
+)
 from ballast_policies.throughput.paired import PairSpeeds
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -68,7 +76,7 @@ def random_nodes(rng, kinds):
 def random_question(rng, kinds):
     """Without what runs: nodes, jobs, and all that they ask for."""
     nodes, jobs, elastic, mixed = random_nodes(rng, kinds), [], {}, {}
-    per_pod, barred, asked, sharing = {}, {}, {}, {}
+    asks, sharing = {}, {}
     most = max(sum(node.gpus for node in nodes if node.pool == pool) for pool in TYPES)
     for number in range(rng.randint(2, 9)):
         name, each = f"j{number}", rng.choice((1, 1, 2, 3)) if "pods" in kinds else 1
@@ -76,9 +84,9 @@ def random_question(rng, kinds):
         rates = {kind: rng.choice((0.0, 1.0, 1.0, 3.0, 4.0)) for kind in ("v100", "k80")}
         sizes = range(gpus, gpus + each * rng.randint(1, 5), each)
         may = {flag: rng.random() < 0.8 for flag in ("may_move", "may_shrink", "may_grow")}
-        per_pod |= {name: each} if each > 1 else {}
-        barred |= {name: frozenset(rng.sample("xy", rng.randint(0, 2)))} if "taints" in kinds else {}
-        asked |= {name: rng.choice(REQUESTS)} if "racks" in kinds and rng.random() < 0.5 else {}
+        barred = frozenset(rng.sample("xy", rng.randint(0, 2))) if "taints" in kinds else frozenset()
+        domain = rng.choice(REQUESTS) if "racks" in kinds and rng.random() < 0.5 else None
+        asks[name] = NodeRequest(barred, each, domain)
         if "elastic" in kinds and rng.random() < 0.7 and len(sizes) > 1 and any(rates.values()):
             speeds = itertools.accumulate(rng.uniform(0.1, 1.0) for _ in range(sizes[-1]))
             table = dict(enumerate(speeds, start=1))
@@ -98,7 +106,7 @@ def random_question(rng, kinds):
                 speeds=rates,
                 base=gpus,
                 fits_one_pool=gpus <= most,
-                barred=barred.get(name, frozenset()),
+                barred=barred,
                 per_pod=each,
                 **may,
             )
@@ -129,9 +137,7 @@ def random_question(rng, kinds):
         if "spot" in kinds
         else SpotLimits(),
         sizes=SizeSettings(surplus=rng.choice(list(Surplus))),
-        not_tolerated=barred,
-        gpus_per_pod=per_pod,
-        topology=asked,
+        asks=asks,
     )
 
 
@@ -159,12 +165,12 @@ def with_other_taints(rng, question, running):
         else node
         for node in question.nodes
     ]
-    barred = {
-        name: frozenset(rng.sample("xy", rng.randint(0, 2)))
-        for name in question.not_tolerated
+    asks = {
+        name: dataclasses.replace(asked, barred=frozenset(rng.sample("xy", rng.randint(0, 2))))
+        for name, asked in question.asks.items()
         if rng.random() < 0.2 and name not in question.mixed
     }
-    return dataclasses.replace(question, nodes=nodes, not_tolerated={**question.not_tolerated, **barred})
+    return dataclasses.replace(question, nodes=nodes, asks={**question.asks, **asks})
 
 
 def played(rng, kinds, rounds=6):
@@ -249,7 +255,7 @@ def gangs_are_whole(question, decided):
         held = question.state.running.get(name)
         assert in_its_pools(at, nodes) and at.pool == at.by_pool[0].pool
         assert [nodes[node].pool for node in at.nodes] == [p.pool for p in at.by_pool for _ in range(p.gpus)]
-        assert in_whole_pods(at.nodes, question.gpus_per_pod.get(name, 1))
+        assert in_whole_pods(at.nodes, question.asks_of(name).per_pod)
         assert all(job.throughput.get(part.gpu_type, 0.0) > 0 for part in at.by_pool)
         sizes = {job.gpus} if held is None else {len(held.nodes), job.gpus}
         if name in question.elastic:
@@ -257,12 +263,12 @@ def gangs_are_whole(question, decided):
         if name in question.mixed:
             sizes |= {*question.mixed[name].sizes}
         assert len(at.nodes) in sizes and (not at.parts or name in question.mixed)
-        request = question.topology.get(name)
+        request = question.asks_of(name).required
         # With several pools, a topology is refused to users.
-        if request is not None and request.required and name not in question.mixed:
+        if request is not None and name not in question.mixed:
             assert len({nodes[node].domain(request.level) for node in at.nodes}) == 1
         new = Counter(at.nodes) - Counter(held.nodes if held is not None else ())
-        barred = question.not_tolerated.get(name, frozenset())
+        barred = question.asks_of(name).barred
         if name in decided.started or name in decided.moved:
             new = Counter(at.nodes)
         assert not any(nodes[node].closed or nodes[node].taints in barred for node in new)
@@ -351,16 +357,15 @@ def none_waits_beside_its_room(question, decided):
     free = {node.name: max(0, node.gpus - used[node.name]) for node in question.nodes}
     for job in question.jobs:
         if job.name not in decided.placements and "kept for" not in decided.reasons[job.name]:
-            barred = question.not_tolerated.get(job.name, frozenset())
+            asks = question.asks_of(job.name)
             for pool, gpu_type in TYPES.items():
                 usable = [
                     node
                     for node in question.nodes
-                    if node.pool == pool and not node.closed and node.taints not in barred
+                    if node.pool == pool and not node.closed and node.taints not in asks.barred
                 ]
-                each, asked = question.gpus_per_pod.get(job.name, 1), question.topology.get(job.name)
                 if job.throughput[gpu_type] > 0 and usable:
-                    assert pack(job.gpus, usable, free, each, asked) is None
+                    assert pack(job.gpus, usable, free, asks.per_pod, asks.topology) is None
 
 
 LAWS = (

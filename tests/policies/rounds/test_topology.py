@@ -10,6 +10,7 @@ from ballast_policies.rounds.ledger import pack
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import (
     Node,
+    NodeRequest,
     Placement,
     RoundSettings,
     RoundState,
@@ -38,6 +39,10 @@ def racks(*gpus):
 def question(nodes, jobs, **options):
     shares = options.pop("shares", None) or {job.name: {"v100": 1.0} for job in jobs}
     return Question(now=options.pop("now", 0.0), shares=shares, jobs=jobs, nodes=nodes, **options)
+
+
+def of_domains(asked):
+    return {name: NodeRequest(topology=request) for name, request in asked.items()}
 
 
 def job(name, gpus):
@@ -95,7 +100,7 @@ def test_one_domain_is_none(sizes, gangs):
     inside = [node(f"n{i}", gpus, "b", "r") for i, gpus in enumerate(sizes)]
     without = [Node(name=one.name, pool="a", gpu_type="v100", gpus=one.gpus) for one in inside]
     asked = {one.name: (RACK, NEAR, BLOCK)[i % 3] for i, one in enumerate(jobs[1:])}
-    found = decide_round(question(inside, jobs, topology=asked)).placements
+    found = decide_round(question(inside, jobs, asks=of_domains(asked))).placements
     assert found == decide_round(question(without, jobs)).placements
 
 
@@ -124,7 +129,7 @@ def test_an_elastic_gang_starts_where_it_can_grow_and_grows_inside():
     sizes = {size: float(size) for size in range(2, 13)}
     asked = {"wide": TopologyRequest("rack", 1, required=True, most=12)}
     gang = ElasticGang(speeds={"v100": sizes})
-    decided = decide_round(question(nodes, [job("wide", 2)], topology=asked, elastic={"wide": gang}))
+    decided = decide_round(question(nodes, [job("wide", 2)], asks=of_domains(asked), elastic={"wide": gang}))
     placed = decided.placements["wide"]
     assert domains(placed, nodes, 1) == {"b/r1"} and len(placed.nodes) == 8
     assert decided.reasons["wide"].endswith("in domain b/r1 of rack")
@@ -137,14 +142,14 @@ def test_nodes_of_no_level_are_domains_of_their_own():
     assert set(pack(6, nodes, free)) == set(free) and pack(6, nodes, free, 1, RACK) is None
     gang = ElasticGang(speeds={"v100": {size: float(size) for size in range(1, 7)}})
     decided = decide_round(
-        question(nodes, [job("wide", 1)], topology={"wide": BLOCK}, elastic={"wide": gang})
+        question(nodes, [job("wide", 1)], asks=of_domains({"wide": BLOCK}), elastic={"wide": gang})
     )
     assert len(domains(decided.placements["wide"], nodes, 0)) == 1
 
 
 def test_what_is_free_is_told_by_domain():
     """The reason names the level, and the domain with most room."""
-    decided = decide_round(question(racks(2, 3), [job("wide", 8)], topology={"wide": RACK}))
+    decided = decide_round(question(racks(2, 3), [job("wide", 8)], asks=of_domains({"wide": RACK})))
     assert decided.reasons["wide"] == (
         "waits for 8 GPUs of one pool within one domain of rack: "
         "10 of 10 v100 free in pool a, at most 6 of them in one domain, b/r1"
@@ -165,7 +170,7 @@ def test_less_urgent_gangs_move_out_of_a_domain():
         received={"one": {"v100": 600.0}, "two": {"v100": 900.0}},
     )
     decided = decide_round(
-        question(nodes, [*small, job("wide", 4)], now=900.0, state=state, topology={"wide": RACK})
+        question(nodes, [*small, job("wide", 4)], now=900.0, state=state, asks=of_domains({"wide": RACK}))
     )
     assert domains(decided.placements["wide"], nodes, 1) == {"b/r1"}
     assert decided.extended == ("one",) and decided.moved == ("two",)
@@ -176,9 +181,9 @@ def test_who_moves_out_of_a_domain_goes_to_no_node_that_it_does_not_tolerate():
     nodes = [*racks(2), node("tainted", 1, "b", "r1", taints="t")]
     running = {"small": Placement(gpu_type="v100", pool="a", nodes=("0-0",))}
     state = RoundState(running=running, running_since={"small": 0.0}, received={"small": {"v100": 900.0}})
-    asked = {"topology": {"wide": RACK}, "not_tolerated": {"small": frozenset("t")}}
+    asks = {"wide": NodeRequest(topology=RACK), "small": NodeRequest(frozenset("t"))}
     decided = decide_round(
-        question(nodes, [job("small", 1), job("wide", 4)], now=900.0, state=state, **asked)
+        question(nodes, [job("small", 1), job("wide", 4)], now=900.0, state=state, asks=asks)
     )
     assert (decided.started, decided.stopped) == (("wide",), ("small",))
 
@@ -193,7 +198,7 @@ def test_a_domain_is_kept_for_a_gang_that_waits_for_protected_ones():
     )
     settings = RoundSettings(round_seconds=60.0, min_run_seconds=120.0)
     decided = decide_round(
-        question(nodes, jobs, now=60.0, state=state, settings=settings, topology={"wide": RACK})
+        question(nodes, jobs, now=60.0, state=state, settings=settings, asks=of_domains({"wide": RACK}))
     )
     started = [domains(decided.placements[name], nodes, 1) for name in decided.started]
     assert started == [{"b/r1"}] * 3
@@ -221,7 +226,9 @@ def test_a_wide_gang_is_served_in_a_stream_of_small_ones(gpus):
             received={name: {"v100": had[name]} for name in names},
             promised={name: {"v100": now - arrived[name]} for name in names},
         )
-        decided = decide_round(question(nodes, jobs, now=now, state=state, settings=settings, topology=asked))
+        decided = decide_round(
+            question(nodes, jobs, now=now, state=state, settings=settings, asks=of_domains(asked))
+        )
         if wide.name in decided.placements:
             break
         had.update(dict.fromkeys(decided.placements, 60.0))

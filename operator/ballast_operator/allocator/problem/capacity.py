@@ -19,7 +19,7 @@ from ballast_policies.gpus.catalogue import (
 from ballast_policies.prices.egress import NO_DATA_PRICES, DataPrices
 from ballast_policies.rounds.question import SpotLimits
 from ballast_policies.rounds.spot_limits import nodes_by_place
-from ballast_policies.rounds.values import Node, Round, domains_of, own_domain
+from ballast_policies.rounds.values import Node, Round, domains_of, gpus_by, own_domain
 from ballast_policies.scheduling import Capacity
 
 from ballast_operator.allocator.costs.data_prices import pool_region, told_apart_by_region
@@ -282,7 +282,7 @@ def read_capacity(
                     domains=domains_of(node.name, node.labels, levels),
                 )
             )
-    by_pool = _total((node.pool, node.gpus) for node in values)
+    by_pool = gpus_by(values, lambda node: node.pool)
     return ClusterCapacity(
         gpu_types=tuple(sorted({pool.gpu_type for pool in pools})),
         nodes=tuple(values),

@@ -9,7 +9,7 @@ from ballast_policies.allocation.problem import Job
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.rounds.divisions import mixtures
 from ballast_policies.rounds.gangs import ElasticGang, MixedGang, SharedGpus, SharingJob, SpreadGang
-from ballast_policies.rounds.values import Placement
+from ballast_policies.rounds.values import NodeRequest, Placement
 from ballast_policies.scheduling import ClusterJob
 from ballast_policies.throughput.paired import FIRST_GUESS, PairSpeeds
 from ballast_policies.throughput.speeds import Estimate, Speeds
@@ -186,9 +186,7 @@ def snapshot_job(
         elastic=elastic,
         grows_from=None if grows_from is None else grows_from.timestamp(),
         pods=held.pods if held is not None else (),
-        not_tolerated=one.not_tolerated,
-        gpus_per_pod=per_pod,
-        topology=one.topology,
+        asks=NodeRequest(one.not_tolerated, per_pod, one.topology),
         layers=measurements.profiles.layers(view.key, one.spec),
         closed_pools=one.closed_pools,
         left_out="; ".join(filter(None, (view.lost_pool, one.left_out, alone))),
