@@ -56,9 +56,15 @@ def job(bounds, *, repack=None, microbatches=4, activation_bytes=(), schedule="1
         }
     )
     training = first_rank(config, stages_over(Partition(bounds=bounds), tuple(range(ranks))), ranks)
-    seconds = [*(s / 3 for s in SECONDS), *(s * 2 / 3 for s in SECONDS), *[0.0] * LAYERS]
-    training.profile.add(seconds, [*activation_bytes, *[0.0] * 3 * LAYERS] if activation_bytes else ())
+    counted = [*activation_bytes, *[0.0] * 3 * LAYERS] if activation_bytes else ()
+    add_step(training.profile, SECONDS, counted=counted)
     return training
+
+
+def add_step(profile, layers, *, step=0, counted=()):
+    """One measured step: a third of a layer's seconds is its forward."""
+    seconds = [*(s / 3 for s in layers), *(s * 2 / 3 for s in layers), *[0.0] * len(layers)]
+    profile.add(seconds, counted, step=step)
 
 
 def decided(model, sizes=SIZES, *, steps_left=1000, move_seconds=0.01, link_seconds=None):
@@ -297,25 +303,27 @@ def staged_job(bounds, *, schedule="ZeroBubbleV", seconds=SECONDS):
     training.stages = stages_over(partition, placement)
     training.profile.forget()
     for _ in range(8):
-        training.profile.add([*(s / 3 for s in seconds), *(s * 2 / 3 for s in seconds), *[0.0] * LAYERS])
+        add_step(training.profile, seconds)
     return training
+
+
+def monitor_of(model, steps=0):
+    """Rank 0's monitor of a job, after so many steps."""
+    monitor = RebalanceMonitor(model, Progress(model, run_of(model)))
+    for _ in range(steps):
+        monitor.step_done()
+    return monitor
 
 
 @pytest.mark.parametrize("schedule", ["ZeroBubbleV", "Interleaved1F1B"])
 def test_a_look_is_due_only_where_the_balancer_moves_layers(schedule):
     """The same judge says what a step loses and what a move gains."""
     training = staged_job((0, 1, 2, 3, 8), schedule=schedule)
-    monitor = RebalanceMonitor(training, Progress(training, run_of(training)))
-    for _ in range(50):
-        monitor.step_done()
-    assert monitor.due()
+    assert monitor_of(training, 50).due()
     decision = decided(training, move_seconds=0.0)
     assert decision.rebalance
     training.stages = stages_over(decision.partition, training.placement(2))
-    settled = RebalanceMonitor(training, Progress(training, run_of(training)))
-    for _ in range(50):
-        settled.step_done()
-    assert not settled.due()
+    assert not monitor_of(training, 50).due()
 
 
 @pytest.mark.parametrize("schedule", ["ZeroBubbleV", "Interleaved1F1B", "LoopedBFS"])

@@ -5,12 +5,10 @@ import math
 import pytest
 import torch
 from ballast_policies.planning.stages import partition_of, stages_over
-from ballast_trainer.loop.progress import Progress
-from ballast_trainer.loop.rebalance_monitor import RebalanceMonitor
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.rank_speeds import RankSpeeds, SpeedProbe
 
-from tests.trainer.loop.test_rebalance import LAYERS, decided, job, run_of
+from tests.trainer.loop.test_rebalance import LAYERS, add_step, decided, job, monitor_of
 
 COST = 0.3
 """Of each layer on a rank at full speed."""
@@ -22,7 +20,7 @@ def measure(training, slowness):
     partition = partition_of(training.stages)
     layers = [COST * slowness[partition.rank_of(layer)] for layer in range(LAYERS)]
     for _ in range(8):
-        training.profile.add([*(s / 3 for s in layers), *(s * 2 / 3 for s in layers), *[0.0] * LAYERS])
+        add_step(training.profile, layers)
         training.rank_speeds.add([0.001 * factor for factor in slowness])
 
 
@@ -84,18 +82,11 @@ def test_the_probe_takes_as_long_as_layers_do_on_its_rank():
     assert not meter.compares_ranks, "layers that wait say nothing about a product"
 
 
-def monitor_of(training):
-    return RebalanceMonitor(training, Progress(training, run_of(training)))
-
-
 def test_the_trainer_looks_when_as_much_is_lost_as_a_move_costs():
     """Even ranks are never looked at; uneven ones after a few steps."""
     even = job((0, 4, 8), minGain=0.02)
     measure(even, [1.0, 1.0])
-    monitor = monitor_of(even)
-    for _ in range(100):
-        monitor.step_done()
-    assert not monitor.due()
+    assert not monitor_of(even, 100).due()
     uneven = job((0, 2, 8), minGain=0.02)
     measure(uneven, [1.0, 1.0])
     monitor, steps = monitor_of(uneven), 0

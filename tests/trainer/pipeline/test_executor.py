@@ -7,7 +7,6 @@ import typing
 import pytest
 import torch
 from ballast_policies.contract.job.training import TrainingConfig
-from ballast_policies.planning.schedules.builders.asynchronous import double_buffered
 from ballast_policies.planning.schedules.registry import SCHEDULES, build_schedule
 from ballast_policies.planning.schedules.validate import validate, weight_versions
 from ballast_trainer.layers.boundaries import Boundary
@@ -16,6 +15,7 @@ from ballast_trainer.layers.layer_stack import LayerStack
 from ballast_trainer.pipeline.executor.executor import Executor, RankStages
 from ballast_trainer.pipeline.executor.links import link_of, links_of
 from ballast_trainer.pipeline.executor.order import RankOrder
+from ballast_trainer.pipeline.layout import ScheduleRequest
 from ballast_trainer.profiling.meter import Meter
 from hypothesis import given
 from hypothesis import strategies as st
@@ -285,22 +285,21 @@ class Shift(nn.Module):
         return value + self.weight
 
 
-def shifts(schedule):
-    """The quadratic's stages, one a rank, and the updates of plain gradient descent on them."""
-    modules = [{rank: Shift(0.3 * (rank + 1))} for rank in range(schedule.ranks)]
+def descent(modules):
+    """The updates of plain gradient descent on the stages of each rank."""
 
     def apply_gradients(rank, stage, *, step, microbatches):
-        weight = modules[rank][stage].weight
         with torch.no_grad():
-            weight -= RATE * weight.grad / microbatches
-        weight.grad = None
+            for parameter in modules[rank][stage].parameters():
+                parameter.sub_(RATE * parameter.grad / microbatches)
+                parameter.grad = None
 
-    return modules, apply_gradients
+    return apply_gradients
 
 
 def trained_quadratic(schedule, steps, told_after=None):
     """Final weights of sum(w) -> 1 by stage, and what the ranks counted."""
-    modules, apply_gradients = shifts(schedule)
+    modules = [{rank: Shift(0.3 * (rank + 1))} for rank in range(schedule.ranks)]
     microbatches = schedule.microbatches // steps
     batch = (
         torch.zeros(microbatches, 1, dtype=torch.float64),
@@ -313,20 +312,10 @@ def trained_quadratic(schedule, steps, told_after=None):
         steps=steps,
         batch=lambda step: batch,
         boundary=boundary,
-        apply_gradients=apply_gradients,
+        apply_gradients=descent(modules),
         told_after=told_after,
     )
     return [float(modules[rank][rank].weight.detach()) for rank in range(schedule.ranks)], peak_usage
-
-
-def recurrence(stages, updates, used):
-    """W(t+1) = W(t) - v grad f at the versions that ``used(stage, t)`` says, f = (sum(w) - 1)^2 / 2."""
-    weights = [[0.3 * (stage + 1)] for stage in range(stages)]
-    for t in range(updates):
-        gradient = sum(weights[s][used(s, t)] for s in range(stages)) - 1
-        for history in weights:
-            history.append(history[-1] - RATE * gradient)
-    return [history[-1] for history in weights]
 
 
 @examples(15)
@@ -358,15 +347,11 @@ def test_a_run_told_to_end_early_is_the_shorter_run(name, p, m, steps, told_afte
     if name == "PipeDream2BW":
         m = max(m, p)
 
-    def schedule_of(count):
-        if name == "PipeDream2BW":
-            return double_buffered(p, count * m, update_every=m)
-        return build_schedule(name, ranks=p, microbatches=count * m)
-
-    lead = RankOrder(schedule_of(steps), 0, steps).lead
+    run_of = ScheduleRequest(name=name, ranks=p, microbatches=m).run_of
+    lead = RankOrder(run_of(steps), 0, steps).lead
     done = min(steps, told_after + lead + 1)
-    got, _ = trained_quadratic(schedule_of(steps), steps, told_after)
-    wanted, _ = trained_quadratic(schedule_of(done), done)
+    got, _ = trained_quadratic(run_of(steps), steps, told_after)
+    wanted, _ = trained_quadratic(run_of(done), done)
     assert got == wanted
 
 
@@ -374,24 +359,13 @@ def test_a_run_told_to_end_early_is_the_shorter_run(name, p, m, steps, told_afte
 @pytest.mark.parametrize("name", ["PipeDream", "PipeDreamVerticalSync", "PipeDream2BW"])
 def test_a_model_with_a_recurrent_layer_learns_by_the_versions_of_the_schedule(name):
     """Three stages of a nonlinear model equal the explicit recurrence to 1e-12 in double precision."""
-    ranks, steps = 3, 5
-    microbatches = 4
-    schedule = (
-        double_buffered(ranks, steps * microbatches, update_every=microbatches)
-        if name == "PipeDream2BW"
-        else build_schedule(name, ranks=ranks, microbatches=steps * microbatches)
-    )
+    ranks, steps, microbatches = 3, 5, 4
+    schedule = ScheduleRequest(name=name, ranks=ranks, microbatches=microbatches).run_of(steps)
     modules = [{rank: Curve(rank)} for rank in range(ranks)]
-
-    def apply_gradients(rank, stage, *, step, microbatches):
-        with torch.no_grad():
-            for parameter in modules[rank][stage].parameters():
-                parameter.sub_(RATE * parameter.grad / microbatches)
-                parameter.grad = None
-
     boundary = Boundary.of(torch.ones(2, 3, 4, dtype=torch.float64, requires_grad=True))
+    learning = descent(modules)
     losses, _ = run(
-        schedule, modules, steps=steps, batch=curve_batch, boundary=boundary, apply_gradients=apply_gradients
+        schedule, modules, steps=steps, batch=curve_batch, boundary=boundary, apply_gradients=learning
     )
 
     histories = [[vector(Curve(stage))] for stage in range(ranks)]

@@ -35,8 +35,10 @@ class Job:
         for layer in self.layers:
             layer.module.register_forward_hook(lambda *_, index=layer.index: self.forwards.update([index]))
 
-    def probe_partition(self, bounds, *, rank=0, in_force=None, known=None, independent=False, joined=()):
-        """The boundaries, and the layers that ran."""
+    def probe_partition(
+        self, bounds, *, gather=lambda value: [value], in_force=None, joined=(), rank=0, **fields
+    ):
+        """The boundaries, and the layers that ran; ``fields`` of the pipeline."""
         self.forwards.clear()
         stages = stages_at(bounds)
         builder = PipelineBuilder(
@@ -46,12 +48,12 @@ class Job:
             layers=self.layers,
             meter=Meter(LAYERS, torch.device("cpu"), None),
             loss=self.model.loss,
-            independent_layers=independent,
+            **fields,
         )
         boundaries = builder.probe_partition(
             self.model.batch(0, 0, 4),
-            lambda value: [value],
-            known=self.known if known is None else known,
+            gather,
+            known=self.known,
             in_force=in_force and stages_at(in_force),
             joined=joined,
         )
@@ -68,12 +70,12 @@ EVEN = (0, 2, 4, 6)
 TRIALS = {
     "a new stage": ((BEFORE,), AFTER, {"in_force": BEFORE}, [[], [2, 3, 4], [5]]),
     "every cut has run": ((EVEN, (0, 1, 5, 6)), (0, 2, 5, 6), {"in_force": EVEN}, [[], [], []]),
-    "independent layers": ((BEFORE,), AFTER, {"in_force": BEFORE, "independent": True}, [[], [], []]),
+    "independent layers": ((BEFORE,), AFTER, {"in_force": BEFORE, "independent_layers": True}, [[], [], []]),
     "ranks that join": ((EVEN,), EVEN, {"in_force": (0, 2, 6), "joined": {1, 2}}, [[], [2, 3], [4, 5]]),
     "independent layers of ranks that join": (
         (EVEN,),
         EVEN,
-        {"in_force": (0, 2, 6), "joined": {1, 2}, "independent": True},
+        {"in_force": (0, 2, 6), "joined": {1, 2}, "independent_layers": True},
         [[], [2, 3], [4, 5]],
     ),
     "fewer ranks": ((EVEN,), (0, 4, 6), {"in_force": EVEN}, [[]]),
@@ -126,22 +128,9 @@ def test_a_refusal_of_another_rank_reaches_this_one():
     """Whose own stage ran well, or did not run at all."""
     job = Job()
     job.learn(BEFORE)
-    builder = PipelineBuilder(
-        stages=stages_at(AFTER),
-        schedule=ScheduleRequest(name="1F1B", ranks=3, microbatches=4),
-        rank=0,
-        layers=job.layers,
-        meter=Meter(LAYERS, torch.device("cpu"), None),
-        loss=job.model.loss,
-    )
     refused = ("no memory", Findings({}, {}))
     with pytest.raises(TrialFailed, match="rank 1: no memory"):
-        builder.probe_partition(
-            job.model.batch(0, 0, 4),
-            lambda value: [value, refused],
-            known=job.known,
-            in_force=stages_at(BEFORE),
-        )
+        job.probe_partition(AFTER, gather=lambda value: [value, refused], in_force=BEFORE)
 
 
 def trials_that_fail_on_rank_3(world, known):
@@ -162,20 +151,10 @@ def trials_that_fail_on_rank_3(world, known):
     layer.register_full_backward_hook(meet)
     for register in (layer.register_forward_pre_hook, layer.register_full_backward_pre_hook, None):
         handle = register(fail) if register else None
-        builder = PipelineBuilder(
-            stages=stages_at((0, LAYERS)),
-            schedule=ScheduleRequest(name="1F1B", ranks=1, microbatches=4),
-            rank=0,
-            layers=job.layers,
-            meter=Meter(LAYERS, torch.device("cpu"), None),
-            loss=job.model.loss,
-            line=world.pipeline,
-            shared=(world.tensor, world.data),
-        )
-        how = {"in_force": stages_at(BEFORE), "joined": {0}} if known else {}
-        batch = job.model.batch(0, 0, 4)
+        how = {"in_force": BEFORE, "joined": {0}} if known else {}
+        shared = (world.tensor, world.data)
         try:
-            builder.probe_partition(batch, world.gather, known=job.known, **how)
+            job.probe_partition((0, LAYERS), gather=world.gather, line=world.pipeline, shared=shared, **how)
             told.append("")
         except TrialFailed as error:
             told.append(str(error))

@@ -9,19 +9,14 @@ from ballast_trainer.loop.progress import Progress
 from ballast_trainer.loop.rebalance_monitor import RebalanceMonitor
 from ballast_trainer.profiling.profile import Profile
 
-from tests.trainer.loop.test_rebalance import LAYERS, decided, job, run_of
-
-
-def add(profile, layers, step):
-    """One measured step: a third of a layer's seconds is its forward."""
-    profile.add([*(s / 3 for s in layers), *(s * 2 / 3 for s in layers), *[0.0] * len(layers)], step=step)
+from tests.trainer.loop.test_rebalance import LAYERS, add_step, decided, job, monitor_of, run_of
 
 
 def follow(profile, layers_at, steps):
     """Measure the steps that the profile wants."""
     for step in steps:
         if profile.wants(step):
-            add(profile, layers_at(step), step)
+            add_step(profile, layers_at(step), step=step)
 
 
 def test_costs_that_fall_slowly_are_known_as_they_are_now():
@@ -46,7 +41,7 @@ def test_costs_that_do_not_change_are_the_median():
     """Also the disturbed step of a noisy one."""
     profile = Profile(2)
     for step, second in enumerate([4.0, 4.2, 3.9, 50.0, 4.1, 3.8, 4.0, 4.1]):
-        add(profile, (4.0, second), step)
+        add_step(profile, (4.0, second), step=step)
     assert profile.expected() == profile.expected(coming=True) == profile.costs()
 
 
@@ -56,18 +51,17 @@ def test_layers_move_before_costs_on_their_way_have_arrived():
     training.profile.forget()
     for step in range(8):
         falling = 0.3 - 0.01 * step
-        add(training.profile, [0.3] * 4 + [falling] * 4, step)
+        add_step(training.profile, [0.3] * 4 + [falling] * 4, step=step)
     costs = training.profile.costs()
     decision = decided(training, steps_left=992)
     assert decision.partition.bounds == (0, 3, 8)
-    monitor = RebalanceMonitor(training, Progress(training, run_of(training)))
-    monitor.step_done()
+    monitor = monitor_of(training, 1)
     while not monitor.due():
         monitor.step_done()
     # A profile that stays at the measured median moves nothing.
     training.profile.forget()
     for step in range(8):
-        add(training.profile, costs.total, step)
+        add_step(training.profile, costs.total, step=step)
     assert not decided(training).rebalance
 
 
@@ -88,7 +82,7 @@ def test_a_move_is_judged_by_what_its_layers_cost_by_then(change, slower):
     def train(steps, factor):
         for step in steps:
             if training.profile.wants(step):
-                add(training.profile, layers_at(step), step)
+                add_step(training.profile, layers_at(step), step=step)
             loads = partition_of(training.stages).loads(layers_at(step))
             run.step = step + 1
             progress.step_done(1.0, factor * (3 / 4 * loads.max() + loads.sum() / 4), -math.inf)
@@ -108,16 +102,13 @@ def test_layers_that_only_seem_uneven_stay():
     training = job((0, 4, 8), minGain=0.02)
     training.profile.forget()
     for step in range(8):
-        add(training.profile, costs * random.lognormal(0, 0.15, LAYERS), step)
+        add_step(training.profile, costs * random.lognormal(0, 0.15, LAYERS), step=step)
     medians = training.profile.costs().total
     assert not decided(training).rebalance
-    monitor = RebalanceMonitor(training, Progress(training, run_of(training)))
-    for _ in range(100):
-        monitor.step_done()
-    assert not monitor.due()
+    assert not monitor_of(training, 100).due()
     training.profile.forget()
     for step in range(8):
-        add(training.profile, medians, step)
+        add_step(training.profile, medians, step=step)
     decision = decided(training)
     assert decision.rebalance
     gain = 1 - decision.step_seconds_after / decision.step_seconds_before
