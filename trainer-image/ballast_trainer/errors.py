@@ -36,7 +36,11 @@ class ConfigurationError(TrainerError):
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"{field}: {reason}")
-        self.field = field
+        self.field, self._reason = field, reason
+
+    def __reduce__(self) -> tuple[type["ConfigurationError"], tuple[str, str]]:
+        """As it is made, for pickle: it may come from another process."""
+        return type(self), (self.field, self._reason)
 
     @classmethod
     def unknown(cls, field: str, name: str, known: Iterable[str]) -> "ConfigurationError":

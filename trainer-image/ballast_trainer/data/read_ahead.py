@@ -15,7 +15,7 @@ import torch
 from torch._utils import ExceptionWrapper
 
 from ballast_trainer.data.collate import Batch
-from ballast_trainer.errors import ConfigurationError, DataError
+from ballast_trainer.errors import ConfigurationError, DataError, TrainerError
 from ballast_trainer.process_exit import end_with_parent
 
 _RECENT_BATCHES = 4
@@ -73,8 +73,8 @@ class ReadAhead:
                 f"training.dataloaderNumWorkers: a process that reads the data has ended: {error}. "
                 "To fix: more memory, fewer workers, or 0, which reads the data in the training process"
             ) from error
-        if isinstance(found, _Failed):
-            raise found.error()
+        if isinstance(found, TrainerError):
+            raise found
         self._recent[step] = found
         self._next += 1
         for old in sorted(self._recent)[:-_RECENT_BATCHES]:
@@ -112,21 +112,9 @@ class _Steps(torch.utils.data.Dataset[Any]):
     def __getitem__(self, step: int) -> Any:
         try:
             inputs, targets = self._read(step)
-        except ConfigurationError as error:
-            return _Failed(error.field, str(error).removeprefix(f"{error.field}: "))
-        except DataError as error:
-            return _Failed(None, str(error))
+        except (ConfigurationError, DataError) as error:
+            return error
         return (inputs, targets), self._told()
-
-
-class _Failed:
-    """An error on its way from a worker; errors with several arguments cannot be pickled."""
-
-    def __init__(self, field: str | None, text: str) -> None:
-        self._field, self._text = field, text
-
-    def error(self) -> ConfigurationError | DataError:
-        return DataError(self._text) if self._field is None else ConfigurationError(self._field, self._text)
 
 
 def _undo_fork(number: int) -> None:

@@ -78,7 +78,7 @@ def validation_data(config: JobConfig, model: Model) -> ValidationData | None:
     batch: BatchFunction
     available: int | None
     if is_dataset(source):
-        available, batch = length_of(source, FIELD) // size, OrderedDataset(source, form)
+        available, batch = length_of(source, FIELD) // size, functools.partial(_in_order, source, form)
     elif is_loader(source):
         available, batch = _length(source, size), OrderedLoader(source, form)
     elif callable(source):
@@ -124,17 +124,11 @@ def _checked(batch: BatchFunction, form: BatchForm, seed: int, number: int, size
         return form.checked(batch(seed, number, size), size)
 
 
-class OrderedDataset:
-    """A dataset that can be indexed, in its own order: batch n has samples n * size to (n + 1) * size - 1."""
-
-    def __init__(self, dataset: Any, form: BatchForm) -> None:
-        self._dataset, self._form = dataset, form
-
-    def __call__(self, seed: int, number: int, size: int) -> Batch:
-        """Inputs and targets of batch ``number``."""
-        with seeded_data(seed, number):
-            samples = [sample_of(self._dataset, index) for index in range(number * size, (number + 1) * size)]
-            return self._form.checked(self._form.of_samples(samples), size)
+def _in_order(dataset: Any, form: BatchForm, seed: int, number: int, size: int) -> Batch:
+    """Batch ``number`` of a dataset that can be indexed: samples number * size to (number + 1) * size - 1."""
+    with seeded_data(seed, number):
+        samples = [sample_of(dataset, index) for index in range(number * size, (number + 1) * size)]
+        return form.checked(form.of_samples(samples), size)
 
 
 class OrderedLoader:

@@ -144,8 +144,10 @@ class GradientBuckets:
         for bucket in buckets:
             bucket.refuse_late()
         counts = [bucket.counts() for bucket in buckets]
-        for bucket, of in zip(buckets, _as_lists(counts), strict=True):
-            bucket.give(of)
+        # A GPU is waited for once.
+        known = torch.cat(counts).cpu().split([len(of) for of in counts]) if counts else ()
+        for bucket, of in zip(buckets, known, strict=True):
+            bucket.give(of.tolist())
         self._begun.clear()
 
     def _begin(self, index: int, microbatches: int) -> None:
@@ -212,15 +214,6 @@ def learning_by_type(layer: Layer, without: Collection[str] = ()) -> list[dict[s
         if parameter.requires_grad and name not in without:
             found.setdefault(parameter.dtype, {})[name] = parameter
     return list(found.values())
-
-
-def _as_lists(counts: Sequence[torch.Tensor]) -> list[list[float]]:
-    """The tensors' numbers; a GPU is waited for once."""
-    if not counts:
-        return []
-    together: list[float] = torch.cat(list(counts)).tolist()
-    rest = iter(together)
-    return [[next(rest) for _ in of] for of in counts]
 
 
 def buffers_at_start(world: World, layers: LayerSet) -> StepBuffers | None:
