@@ -4,7 +4,8 @@
     python benchmarks/allocation/planned.py --jobs 50 --whole
 
 No two jobs are alike: layers, memory, batch and liking of GPU types are drawn for each. A job has 390 mixes
-of one or two of five types, up to 32 GPUs of each, with all data degrees and microbatch sizes. Each solve is
+of one or two of five types, up to 32 GPUs of each, or 375 of up to three, with all data degrees and
+microbatch sizes. Each solve is
 in a process of its own; seconds are CPU seconds. ``--whole`` also has every mix planned and the program with
 all of them solved: the ratio of both objectives, and its CPU seconds.
 """
@@ -29,12 +30,22 @@ BATCHES = (32, 64, 128)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedFamily:
-    """Jobs of one kind; ``uneven``: how much layers differ; ``memory``, ``links``: they are limited."""
+    """Jobs of one kind.
+
+    Attributes:
+        uneven: how much layers differ.
+        memory, links: they are limited.
+        sizes, most_types: of the mixes.
+        zero_stage: what replicas share.
+    """
 
     name: str
     uneven: float = 0.05
     memory: bool = False
     links: bool = False
+    sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    most_types: int = 2
+    zero_stage: int = 0
 
     def drawn(self, jobs: int, seed: int) -> tuple[Problem, dict[str, PlannedGang]]:
         """The cluster with its jobs, and their plans to be."""
@@ -66,8 +77,9 @@ class PlannedFamily:
                 profiles=(TensorProfile(microbatch_size=4, layers=layers),),
                 speeds=dict(zip(TYPES, liking.tolist(), strict=True)),
                 batch_size=int(draw.choice(BATCHES)),
-                sizes=(1, 2, 4, 8, 16, 32),
-                most_types=2,
+                sizes=self.sizes,
+                most_types=self.most_types,
+                zero_stage=self.zero_stage,
                 memory_bytes=memory,
                 bandwidth=1e10 if self.links else None,
             )
@@ -87,6 +99,9 @@ FAMILIES = (
     PlannedFamily(name="links", links=True),
     PlannedFamily(name="memory", memory=True),
     PlannedFamily(name="memory, links, uneven", memory=True, links=True, uneven=0.4),
+    PlannedFamily(name="three types", memory=True, links=True, sizes=(2, 8, 32), most_types=3),
+    PlannedFamily(name="ZeRO-1", memory=True, links=True, zero_stage=1),
+    PlannedFamily(name="ZeRO-3", memory=True, links=True, zero_stage=3),
 )
 
 

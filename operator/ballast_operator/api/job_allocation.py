@@ -108,6 +108,11 @@ class LaunchDegrees(StatusModel):
     memory_bytes: Annotated[float, Field(ge=0)] = 0.0
     """Predicted of the fullest GPU."""
 
+    @property
+    def gpus_per_stage(self) -> int:
+        """That hold it, which are in one pool."""
+        return self.tensor * self.data
+
     def __str__(self) -> str:
         count, layers = len(self.layers), ", ".join(map(str, self.layers))
         return (

@@ -266,17 +266,6 @@ class TrainingJobSpec(ApiModel, JobConfig):
         *PLANNER_RULES,
         Rule(
             condition=Cel(
-                "!has(self.planner) || self.mixedPools != 'Allowed' || size(self.planner.gpus) > 1",
-                lambda spec: (
-                    spec.planner is None or spec.mixed_pools is MixedPools.NEVER or len(spec.planner.gpus) > 1
-                ),
-            ),
-            field="mixed_pools",
-            reason="planner plans for several pools with GPUs of two types, and has one",
-            fix="add a type to planner.gpus, or leave mixedPools out",
-        ),
-        Rule(
-            condition=Cel(
                 "!has(self.planner) || !has(self.gpuTypes) || size(self.gpuTypes) == 0 || "
                 "self.planner.gpus.all(g, g.gpuType in self.gpuTypes)",
                 lambda spec: (
@@ -331,7 +320,7 @@ class TrainingJobSpec(ApiModel, JobConfig):
     place of ``parallelism.tensor``, ``data``, ``pipeline.microbatches`` and ``training.recompute``; replicas
     share by ``parallelism.zeroStage``. Another
     number of GPUs, from ``minStages`` to ``maxStages`` times the stated ``tensor`` x ``data``, is another
-    launch, and so is another mix of two types (``mixedPools``). ``gpusPerPod``, unless stated, is the
+    launch, and so is another mix of up to three types (``mixedPools``). ``gpusPerPod``, unless stated, is the
     profiles' largest ``tensor``."""
     topology: JobTopology | None = None
     """How near to each other its nodes are. Absent: on as few nodes as possible, of these in as few domains

@@ -18,14 +18,17 @@ from ballast_operator.api.training_job import PlannerConfig
 MOST_SIZES = 32
 """Sizes of a gang that are weighed against each other; of more than these, some in between are left out."""
 
+MOST_TYPES = 3
+"""GPU types that a gang may have at once."""
+
 MOST_MIXES = 256
-"""GPUs of two types that a job is planned for; of more than these, some in between are left out."""
+"""GPUs of two types that a job is planned for, and of three; of more, some in between are left out."""
 
 MOST_PLANNED = 500_000
 """Of a job that is planned, GPU types x sizes x profiles x the square of its layers: a second of CPU."""
 
-MOST_CUT = 100_000_000
-"""Of such a job, stages that are cut times the square of the layers: two more seconds."""
+MOST_CUT = 200_000_000
+"""Of such a job, what is cut, as :meth:`PlannedGang.listed` counts it: up to four more seconds."""
 
 
 def thinned(sizes: Sequence[int], most: int = MOST_SIZES) -> list[int]:
@@ -57,7 +60,7 @@ class DegreesQuestion:
     Attributes:
         batch_size: samples of a step.
         fewest, most: GPUs that it may have, in pods of ``per_pod``.
-        mixes: also of two types at once.
+        mixes: also of several types at once.
         zero_stage: what replicas share.
     """
 
@@ -83,13 +86,17 @@ class DegreesQuestion:
         """
         profiles, types = self.planner.profiles, len(self.planner.gpus)
         layers = max(sum(layer.repeat for layer in profile.layers) for profile in profiles)
-        most, least = MOST_PLANNED // (len(profiles) * layers**2), 2 * types * (1 + self.mixes)
+        most, least = MOST_PLANNED // (len(profiles) * layers**2), 2 * types * self._numbers_of_types
         if most < least:
             what = f"profiles: {len(profiles)} and gpus: {types}"
             reason = f"{layers} layers are too many for {what}{' with mixedPools' if self.mixes else ''}"
             raise ContractError(Problem("planner", f"{reason}. To fix: fewer of them, or state the degrees"))
-        plans = len(divisors(self.batch_size)) ** 2 * len(profiles)
-        return max(least, min(most, MOST_PLANS // plans))
+        return max(least, min(most, self._most_listed))
+
+    @property
+    def _most_listed(self) -> int:
+        """For how many GPUs it may have all degrees tried."""
+        return MOST_PLANS // (len(divisors(self.batch_size)) ** 2 * len(self.planner.profiles))
 
     @functools.cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -98,28 +105,48 @@ class DegreesQuestion:
         Raises:
             ContractError: there are too many layers for them.
         """
-        most = self._most_shapes // (len(self.planner.gpus) * (1 + self.mixes))
+        most = self._most_shapes // (len(self.planner.gpus) * self._numbers_of_types)
         whole = range(self.fewest, self.most + 1, self.per_pod)
         return tuple(thinned(whole, min(most, MOST_SIZES)))
 
     @functools.cached_property
-    def parts(self) -> tuple[int, ...]:
-        """Numbers of GPUs of each of two types.
+    def parts(self) -> tuple[tuple[int, ...], ...]:
+        """Numbers of GPUs of each of two types, and of three; of more types than there is room for, none.
 
         Raises:
             ContractError: there are too many layers for them.
         """
-        if not self.mixes:
-            return ()
-        # Half of the pairs are more GPUs than it may have.
-        most = min(self._most_shapes // 2, 2 * MOST_MIXES) // math.comb(len(self.planner.gpus), 2)
-        whole = range(self.per_pod, self.most + 1 - self.per_pod, self.per_pod)
-        return tuple(thinned(whole, max(2, math.isqrt(most))))
+        found = list[tuple[int, ...]]()
+        for types in range(2, 1 + self._numbers_of_types):
+            choices = math.comb(len(self.planner.gpus), types)
+            most = min(self._most_shapes // self._numbers_of_types, MOST_MIXES) / choices
+            most_listed = self._most_listed / self._numbers_of_types / choices
+            if types > 2 and 2**types > min(most, most_listed):
+                break
+            whole = range(self.per_pod, self.most + 1 - (types - 1) * self.per_pod, self.per_pod)
+            each = min(len(whole), MOST_SIZES)
+            while each > 2 and (each**types > most_listed or self._mixes(thinned(whole, each), types) > most):
+                each -= 1
+            if whole:
+                found.append(tuple(thinned(whole, max(2, each))))
+        return tuple(found)
+
+    @property
+    def _numbers_of_types(self) -> int:
+        return min(MOST_TYPES, len(self.planner.gpus)) if self.mixes else 1
+
+    def _mixes(self, sizes: Sequence[int], types: int) -> int:
+        """How many of so many sizes are together no more GPUs than it may have."""
+        together = functools.reduce(np.add.outer, [np.array(sizes)] * types)
+        return int(((together >= self.fewest) & (together <= self.most)).sum())
 
 
 @functools.lru_cache(maxsize=256)
-def planned_degrees(question: DegreesQuestion) -> Mapping[TypesByRank, PlannedLaunch]:
-    """GPUs -> how a launch there divides the work; those without a plan are left out.
+def planned_degrees(question: DegreesQuestion) -> Mapping[TypesByRank, tuple[PlannedLaunch, ...]]:
+    """GPUs -> how a launch there divides the work, the fastest first; those without a plan are left out.
+
+    The first is for GPUs of each type in one pool; of one type alone, those after it have fewer GPUs for each
+    stage, for several pools.
 
     Kept for the next edit of the job, and for others that differ elsewhere: it may take seconds.
 
@@ -137,7 +164,7 @@ def planned_degrees(question: DegreesQuestion) -> Mapping[TypesByRank, PlannedLa
             batch_size=question.batch_size,
             sizes=sizes,
             part_sizes=question.parts,
-            most_types=1 + question.mixes,
+            most_types=1 + len(question.parts),
             fewest_gpus=question.fewest,
             most_gpus=question.most,
             memory_bytes={gpu.gpu_type: gpu.memory_bytes for gpu in planner.gpus},
@@ -155,7 +182,13 @@ def planned_degrees(question: DegreesQuestion) -> Mapping[TypesByRank, PlannedLa
         )
         reason = f"{what}, {sizes[0]} to {sizes[-1]} of a type. To fix: other minStages and maxStages"
         raise ContractError(Problem("planner", reason))
-    return {tuple(one.gpus.items()): _launch(tuple(one.gpus.items()), gang.plan_of(one)) for one in listed}
+    in_parts = [one for one in listed if question.mixes and len(one.gpus) == 1]
+    found = {}
+    for one in listed:
+        more = gang.plans_in_parts(one, MOST_CUT / 4 / len(in_parts)) if one in in_parts else ()
+        gpus = tuple(one.gpus.items())
+        found[gpus] = tuple(_launch(gpus, plan) for plan in (gang.plan_of(one), *more))
+    return found
 
 
 def _launch(gpus: TypesByRank, found: ShapePlan) -> PlannedLaunch:

@@ -20,7 +20,7 @@ from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.schedules.registry import SCHEDULES
 from ballast_policies.planning.stages import first_stages, stage_placement, stages_over
 from ballast_policies.prices.egress import JobData
-from ballast_policies.rounds.gangs import TypesByRank
+from ballast_policies.rounds.gangs import PlannedSpeed, TypesByRank, types_by_rank
 from ballast_policies.rounds.values import PoolPart
 
 from ballast_operator.api.base import memory_bytes
@@ -49,7 +49,8 @@ class JobSpec:
         gpu_types: allowed types; empty: any.
         throughput: steps/s by GPU type and number of GPUs, as stated or planned.
         plans: GPU type -> GPUs -> how a launch there divides the work; empty: as ``config`` says.
-        mixes: GPUs of two types -> how a launch there does, in several pools.
+        mixes: GPUs of several types -> how a launch there does, in several pools.
+        in_parts: GPUs of a type -> how a launch on those of several pools may, the fastest first.
         gpu_speeds: GPU type -> its speed as the planner has it; empty: it does not plan.
     """
 
@@ -60,6 +61,7 @@ class JobSpec:
     throughput: Mapping[str, Mapping[int, float]] = dataclasses.field(default_factory=dict)
     plans: Mapping[str, Mapping[int, LaunchDegrees]] = dataclasses.field(default_factory=dict)
     mixes: Mapping[TypesByRank, PlannedLaunch] = dataclasses.field(default_factory=dict)
+    in_parts: Mapping[TypesByRank, tuple[PlannedLaunch, ...]] = dataclasses.field(default_factory=dict)
     gpu_speeds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
@@ -104,15 +106,38 @@ class JobSpec:
                 training=config.training.replace(recompute=degrees.recompute),
                 plan=PlanConfig(layers=degrees.layers),
             )
-            self._launched[degrees] = dataclasses.replace(self, config=config, plans={}, mixes={})
+            launched = dataclasses.replace(self, config=config, plans={}, mixes={}, in_parts={})
+            self._launched[degrees] = launched
         return self._launched[degrees]
 
     def degrees_on(self, parts: Sequence[PoolPart]) -> LaunchDegrees | None:
         """The plan of a launch on GPUs of these pools, in their order; None: there is none."""
-        if len(parts) == 1:
-            return self.plans.get(parts[0].gpu_type, {}).get(parts[0].gpus)
-        mix = self.mixes.get(tuple((part.gpu_type, part.gpus) for part in parts))
-        return None if mix is None else mix.degrees
+        each = (plan.degrees for plan in self.planned_launches.get(types_by_rank(parts), ()))
+        return next((d for d in each if not any(part.gpus % d.gpus_per_stage for part in parts)), None)
+
+    @functools.cached_property
+    def planned_launches(self) -> Mapping[TypesByRank, tuple[PlannedLaunch, ...]]:
+        """GPUs -> how a launch there divides the work, the fastest first; empty: as ``config`` says."""
+        first: dict[TypesByRank, PlannedLaunch] = {
+            ((gpu_type, gpus),): PlannedLaunch.of(degrees)
+            for gpu_type, by_size in self.plans.items()
+            for gpus, degrees in by_size.items()
+        }
+        first.update(self.mixes)
+        return {gpus: (planned, *self.in_parts.get(gpus, ())) for gpus, planned in first.items()}
+
+    @functools.cached_property
+    def planned_speeds(self) -> Mapping[TypesByRank, tuple[PlannedSpeed, ...]]:
+        """GPUs that it may have in several pools, or instead of them; none: with its plan. Empty: any."""
+        if not self.plans:
+            return {self.planned_gpus: ()} if self.planned_gpus else {}
+        return {
+            gpus: tuple(
+                PlannedSpeed(1 / plan.degrees.step_seconds, plan.memory, plan.degrees.gpus_per_stage)
+                for plan in plans
+            )
+            for gpus, plans in self.planned_launches.items()
+        }
 
     @functools.cached_property
     def _launched(self) -> dict[LaunchDegrees, "JobSpec"]:
@@ -386,11 +411,11 @@ def spec_until_planned(item: Object, allocation: JobAllocation | None) -> JobSpe
     if spec is None or allocation.degrees is None:
         return spec
     pods = spec.config.parallelism.replace(gpus_per_pod=allocation.gpus_per_pod)
-    gpus = tuple((part.gpu_type, part.gpus) for part in allocation.by_pool)
+    gpus = types_by_rank(allocation.by_pool)
     planned = PlannedLaunch(allocation.degrees, (0.0,) * len(gpus))  # it runs: each part fits
     try:
         spec = dataclasses.replace(spec, config=spec.config.replace(parallelism=pods))
-        return _with_plans(spec, {gpus: planned}, (), {})
+        return _with_plans(spec, {gpus: (planned,)}, (), {})
     except ContractError:
         return None
 
@@ -459,7 +484,7 @@ def _planned(spec: JobSpec, planner: PlannerConfig) -> JobSpec:
 
 def _with_plans(
     spec: JobSpec,
-    found: Mapping[TypesByRank, PlannedLaunch],
+    found: Mapping[TypesByRank, tuple[PlannedLaunch, ...]],
     sizes: Sequence[int],
     speeds: Mapping[str, float],
 ) -> JobSpec:
@@ -467,14 +492,14 @@ def _with_plans(
 
     Args:
         spec: without them.
-        found: GPUs -> how a launch there divides the work.
+        found: GPUs -> how a launch there divides the work, as of :func:`planned_degrees`.
         sizes: numbers of GPUs of one type that were asked for.
         speeds: as the planner has them.
 
     Raises:
         ContractError: the trainer does not run what is planned.
     """
-    for gpus, planned in found.items():
+    for gpus, planned in ((gpus, planned) for gpus, plans in found.items() for planned in plans):
         try:
             spec.with_degrees(planned.degrees)
         except ContractError as error:
@@ -482,7 +507,7 @@ def _with_plans(
             reason = f"planned on {what}: {planned.degrees}; the trainer refuses it: {error}"
             raise ContractError(Problem("planner", reason)) from None
     plans: dict[str, dict[int, LaunchDegrees]] = {gpu_type: {} for gpus in found for gpu_type, _ in gpus}
-    for ((gpu_type, count), *others), planned in found.items():
+    for ((gpu_type, count), *others), (planned, *_) in found.items():
         if not others:
             plans[gpu_type][count] = planned.degrees
     stated, every = spec.throughput, {*sizes, *(sum(count for _, count in gpus) for gpus in found)}
@@ -495,9 +520,14 @@ def _with_plans(
         }
         for gpu_type, by_size in plans.items()
     }
-    mixes = {gpus: planned for gpus, planned in found.items() if len(gpus) > 1}
     return dataclasses.replace(
-        spec, gpu_types=tuple(plans), throughput=throughput, plans=plans, mixes=mixes, gpu_speeds=speeds
+        spec,
+        gpu_types=tuple(plans),
+        throughput=throughput,
+        plans=plans,
+        mixes={gpus: planned for gpus, (planned, *_) in found.items() if len(gpus) > 1},
+        in_parts={gpus: tuple(more) for gpus, (_, *more) in found.items() if more},
+        gpu_speeds=speeds,
     )
 
 

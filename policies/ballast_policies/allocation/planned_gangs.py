@@ -43,6 +43,9 @@ from ballast_policies.planning.step_time import predict_step_seconds
 MOST_PLANS = 1_000_000
 """Shapes times plans of a job: 8 MB of bounds."""
 
+STAGE_WORK = 8192
+"""What a stage costs to cut whatever the layers, as much as of 90."""
+
 LEAST_SECONDS = 1e-9
 """Of the longest layer of a profile: steps per second stay numbers."""
 
@@ -83,7 +86,7 @@ class PlannedGang:
         speeds: GPU type -> speed relative to the profiles' GPU.
         batch_size: samples of a step.
         sizes: numbers of GPUs that it may have of a type.
-        part_sizes: those where it has several types; empty: ``sizes``.
+        part_sizes: those where it has two types, three, ...; those that are missing: ``sizes``.
         most_types: GPU types that it may have at once.
         fewest_gpus, most_gpus: of all types together; None: any number.
         memory_bytes: GPU type -> bytes of a GPU; a type that is missing has no limit.
@@ -98,7 +101,7 @@ class PlannedGang:
     speeds: Annotated[Mapping[str, _Positive], Field(min_length=1)]
     batch_size: _Count
     sizes: Annotated[tuple[_Count, ...], Field(min_length=1)]
-    part_sizes: tuple[_Count, ...] = ()
+    part_sizes: tuple[Annotated[tuple[_Count, ...], Field(min_length=1)], ...] = ()
     most_types: _Count = 1
     fewest_gpus: _Count = 1
     most_gpus: _Count | None = None
@@ -131,13 +134,19 @@ class PlannedGang:
         for gpu_type in self.memory_bytes:
             if gpu_type not in self.speeds:
                 yield Problem(f"memory_bytes.{gpu_type}", "speeds does not have the type. To fix: add it")
-        types, alone, parts = len(self.speeds), len(set(self.sizes)), len(set(self.part_sizes or self.sizes))
-        several = range(2, min(types, self.most_types) + 1)
-        shapes = types * alone + sum(math.comb(types, n) * parts**n for n in several)
+        types = len(self.speeds)
+        shapes = sum(math.comb(types, n) * len(of) ** n for n, of in enumerate(self.sizes_by_types, start=1))
         plans = len(divisors(self.batch_size)) ** 2 * len(self.profiles)
         if shapes * plans > MOST_PLANS:
             reason = f"{shapes:,} mixes of GPUs with about {plans:,} plans each are more than {MOST_PLANS:,}"
             yield Problem("sizes", f"{reason} together. To fix: fewer sizes, or a smaller most_types")
+
+    @functools.cached_property
+    def sizes_by_types(self) -> tuple[tuple[int, ...], ...]:
+        """Numbers of GPUs of each type, rising, where it has one, two, ..."""
+        several = min(self.most_types, len(self.speeds)) - 1
+        parts = (*self.part_sizes, *(self.sizes,) * several)[:several]
+        return tuple(tuple(sorted(set(of))) for of in (self.sizes, *parts))
 
     def best_answer(
         self, prices: Mapping[str, float], worth: float, most: Mapping[str, int]
@@ -148,13 +157,23 @@ class PlannedGang:
     def listed(self, most: Mapping[str, int], work: float = math.inf) -> tuple[Configuration, ...] | None:
         """All configurations on clusters with ``most`` GPUs of each type.
 
-        None: more than MOST_LISTED, or than ``work`` stages times the square of the layers have been cut.
+        None: more than MOST_LISTED, or than ``work`` has been cut: stages times (the square of the layers +
+        STAGE_WORK).
         """
         return self._search.listed(most, work)
 
     def plan_of(self, configuration: Configuration) -> ShapePlan:
         """The plan of a configuration that was the last call's answer, or is on the last list."""
         return self._search.plan_of(configuration)
+
+    def plans_in_parts(self, configuration: Configuration, work: float) -> tuple[ShapePlan, ...]:
+        """Plans of one of a list for where its GPUs are in several pools, the fastest first.
+
+        They have fewer GPUs for a stage than :meth:`plan_of`: for every number of GPUs of which all parts are
+        multiples, the fastest plan is there, or among those after which ``work`` was cut, as of
+        :meth:`listed`.
+        """
+        return tuple(self._search.plans_in_parts(configuration, work))
 
     @functools.cached_property
     def _search(self) -> "_Search":
@@ -169,11 +188,8 @@ class _Search:
         self._types = sorted(gang.speeds, key=lambda t: -gang.speeds[t])
         self._speeds = np.array([gang.speeds[t] for t in self._types])
         self._memory = np.array([gang.memory_bytes.get(t, math.inf) for t in self._types])
-        alone = tuple(sorted(set(gang.sizes)))
-        parts = tuple(sorted(set(gang.part_sizes))) or alone
-        several = min(gang.most_types, len(self._types)) - 1
-        self._sizes = (alone, *(parts,) * several)
-        most = max(alone[-1], parts[-1] * (several + 1))
+        self._sizes = gang.sizes_by_types
+        most = max(number * of[-1] for number, of in enumerate(self._sizes, start=1))
         self._together = gang.fewest_gpus, min(most, gang.most_gpus or most)
         self._plans = _Plans(
             gang,
@@ -198,7 +214,7 @@ class _Search:
             plan = self._known.get((shape, int(self._best[shape])))
             if plan is not None:
                 return self._configuration(shape, plan)
-            self._cut(shape)
+            self._cut(shape, int(self._best[shape]))
             gain[shape] = worth / self._least[shape] - cost[shape]
             if self._least[shape] == math.inf:
                 gain[shape] = -math.inf
@@ -215,17 +231,37 @@ class _Search:
                 if plan is not None:
                     found.append(self._configuration(shape, plan))
                     break
-                work -= self._cut(shape)
+                work -= self._cut(shape, int(self._best[shape]))
                 if work < 0:
                     return None
         return tuple(found)
 
     def plan_of(self, configuration: Configuration) -> ShapePlan:
-        gpus = [configuration.gpus.get(t, 0) for t in self._types]
-        shape = int((self._gpus == gpus).all(axis=1).argmax())
+        shape = self._shape(configuration)
         found = self._known[shape, int(self._best[shape])]
         assert found is not None
         return found
+
+    def plans_in_parts(self, configuration: Configuration, work: float) -> list[ShapePlan]:
+        shape, groups = self._shape(configuration), self._plans.groups
+        found = {int(self._best[shape])}
+        for each in reversed(divisors(math.gcd(*configuration.gpus.values()))[:-1]):
+            allowed = each % groups == 0
+            while True:
+                seconds = np.where(allowed, self._seconds[shape], math.inf)
+                number = int(seconds.argmin())
+                if work < 0 or seconds[number] == math.inf:
+                    break
+                if self._known.get((shape, number)) is not None:
+                    found.add(number)
+                    break
+                work -= self._cut(shape, number)
+        plans = (self._known[shape, number] for number in found - {int(self._best[shape])})
+        return sorted((plan for plan in plans if plan is not None), key=lambda plan: plan.seconds)
+
+    def _shape(self, configuration: Configuration) -> int:
+        gpus = [configuration.gpus.get(t, 0) for t in self._types]
+        return int((self._gpus == gpus).all(axis=1).argmax())
 
     def _look_at(self, most: Mapping[str, int]) -> None:
         there = tuple(int(most.get(t, 0)) for t in self._types)
@@ -238,10 +274,9 @@ class _Search:
                 self._seconds.min(axis=1, initial=math.inf),
             )
 
-    def _cut(self, shape: int) -> int:
-        """Know the plan of the shape that is best so far; returns stages times the square of the layers."""
-        number = int(self._best[shape])
-        group = self._plans.group(number)
+    def _cut(self, shape: int, number: int) -> int:
+        """Know a plan of the shape; returns what that took, as of :meth:`PlannedGang.listed`."""
+        group = int(self._plans.groups[number])
         ranks = list[RankGpu]()
         for kind in np.flatnonzero(self._gpus[shape]).tolist():
             one = RankGpu(speed=float(self._speeds[kind]), memory=float(self._memory[kind]))
@@ -253,7 +288,7 @@ class _Search:
         else:
             self._seconds[shape, number] = plan.seconds
         self._best[shape], self._least[shape] = self._seconds[shape].argmin(), self._seconds[shape].min()
-        return len(ranks) * self._plans.layers**2
+        return len(ranks) * (self._plans.layers**2 + STAGE_WORK)
 
     def _configuration(self, shape: int, plan: ShapePlan) -> Configuration:
         chosen = {t: int(n) for t, n in zip(self._types, self._gpus[shape].tolist(), strict=True) if n}
@@ -296,6 +331,7 @@ class _Plans:
         self.layers: int = self._scaled[0]["held_bytes"].shape[1]
         self._form = np.array([(d.tensor, d.data, d.recompute) for d in self._degrees]).reshape(-1, 3)
         self._sizes = np.array([d.microbatch_size for d in self._degrees])
+        self.groups = self._form[:, 0] * self._form[:, 1]
         # By work: the least ratio of a layer's seconds to the profile's; bytes that all layers keep.
         tables = [self._tables[profile.tensor] for profile in gang.profiles for _ in range(1 + limited)]
         ratios = [table.ratio(of) for table, of in zip(tables, self._scaled, strict=True)]
@@ -305,10 +341,6 @@ class _Plans:
         outputs = np.sort(np.concatenate([of["output_bytes"][:, :-1] for of in self._scaled]), axis=1)
         self._sent = 2 * np.pad(np.cumsum(outputs, axis=1), ((0, 0), (1, 0)))
         self._measured: dict[tuple[int, int], MeasuredLayers] = {}
-
-    def group(self, number: int) -> int:
-        """GPUs of each stage."""
-        return self._degrees[number].tensor * self._degrees[number].data
 
     def as_large(self, number: int) -> np.ndarray:
         """(plans,) whether a plan needs as much memory on each rank: it differs in larger microbatches alone.

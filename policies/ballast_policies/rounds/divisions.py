@@ -3,13 +3,14 @@
 For two pools and a size, as many GPUs as possible are of the faster type. Both orders are looked at: early
 stages keep more microbatches in flight, so the memory may fit in one order only. Only where no two pools
 hold the least size are there more than two parts: the fastest types first. A gang with plans has their
-types alone, each in one pool. Policies see a gang that no single
+types alone, each in one pool, or in several where none holds it. Policies see a gang that no single
 pool can hold as a configuration for each mixture of types.
 """
 
 import dataclasses
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from ballast_policies.allocation.problem import Configuration, Job, Problem
@@ -32,6 +33,10 @@ MOST_MIXTURES = 8
 
 Room = Mapping[str, tuple[str, int]]
 """Pool -> (its GPU type, its GPUs that the gang may have, in whole pods)."""
+
+
+_Pool = tuple[str, str, int]
+"""Its name, its GPU type, and the GPUs that the gang may have of it."""
 
 
 def best_parts(
@@ -111,20 +116,7 @@ def _options(gang: MixedGang, room: Room) -> Iterator[tuple[PoolPart, ...]]:
         key=lambda one: (-gang.relative(one[1]), -one[2], one[0]),
     )
     if gang.planned:
-        for planned, plan in gang.planned.items():
-            if len(planned) == 1 or sum(gpus for _, gpus in planned) not in gang.sizes:
-                continue
-            bytes_taken = (0.0,) * len(planned) if plan is None else plan.memory
-            of_type = (
-                [
-                    _part(one, gpus)
-                    for one in pools
-                    if one[1] == gpu_type and one[2] >= gpus and gang.has_memory(one[0], needed)
-                ][:MOST_POOLS]
-                for (gpu_type, gpus), needed in zip(planned, bytes_taken, strict=True)
-            )
-            most = max(4, MOST_PLANNED // len(gang.planned))
-            yield from itertools.islice(itertools.product(*of_type), most)
+        yield from _planned_options(gang, pools)
         return
     any_pair = False
     for fast, slow in itertools.combinations(pools[:MOST_POOLS], 2):
@@ -147,7 +139,43 @@ def _options(gang: MixedGang, room: Room) -> Iterator[tuple[PoolPart, ...]]:
         yield tuple(chain[::-1])
 
 
-def _part(pool: tuple[str, str, int], gpus: int) -> PoolPart:
+def _planned_options(gang: MixedGang, pools: Sequence[_Pool]) -> Iterator[tuple[PoolPart, ...]]:
+    """Divisions over the pools, those of a type with the most GPUs first."""
+    sizes, there = set(gang.sizes), Counter[str]()
+    for _, gpu_type, gpus in pools:
+        there[gpu_type] += gpus
+    most = max(4, MOST_PLANNED // len(gang.planned))
+    for planned, plans in gang.planned.items():
+        too_many = any(gpus > there[gpu_type] for gpu_type, gpus in planned)
+        if too_many or sum(gpus for _, gpus in planned) not in sizes:
+            continue
+        for plan in plans or (None,):
+            taken = (0.0,) * len(planned) if plan is None else plan.memory
+            together = gang.together if plan is None else math.lcm(plan.together, gang.per_pod)
+            of_type = []
+            for (gpu_type, gpus), needed in zip(planned, taken, strict=True):
+                own = [one for one in pools if one[1] == gpu_type and gang.has_memory(one[0], needed)]
+                of_type.append(_in_pools(own, gpus, together))
+            for chosen in itertools.islice(itertools.product(*of_type), most):
+                parts = tuple(itertools.chain.from_iterable(chosen))
+                if len(parts) > 1:
+                    yield parts
+
+
+def _in_pools(pools: Sequence[_Pool], gpus: int, together: int) -> list[tuple[PoolPart, ...]]:
+    """A type's GPUs in each pool that holds them; where none does, in as few as do together."""
+    alone: list[tuple[PoolPart, ...]] = [(_part(one, gpus),) for one in pools if one[2] >= gpus]
+    if alone:
+        return alone[:MOST_POOLS]
+    parts, missing = list[PoolPart](), gpus
+    for one in pools:
+        taken = min(missing, one[2] // together * together)
+        parts += [_part(one, taken)] if taken else []
+        missing -= taken
+    return [] if missing else [tuple(parts)]
+
+
+def _part(pool: _Pool, gpus: int) -> PoolPart:
     return PoolPart(pool=pool[0], gpu_type=pool[1], gpus=gpus)
 
 

@@ -104,12 +104,25 @@ TypesByRank = tuple[tuple[str, int], ...]
 """GPU types in the order of a gang's ranks, and GPUs of each."""
 
 
+def types_by_rank(parts: Iterable[PoolPart]) -> TypesByRank:
+    """Those of a gang in several pools, of which neighbours may have the same type."""
+    of_types = itertools.groupby(parts, key=lambda part: part.gpu_type)
+    return tuple((gpu_type, sum(part.gpus for part in of_type)) for gpu_type, of_type in of_types)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlannedSpeed:
-    """What a plan for some GPUs says; ``memory``: bytes of the fullest GPU of each part."""
+    """What a plan for some GPUs says.
+
+    Attributes:
+        steps_per_second: predicted.
+        memory: bytes of the fullest GPU of each type.
+        together: GPUs of each stage, which are in one pool.
+    """
 
     steps_per_second: float
     memory: tuple[float, ...]
+    together: int = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +140,10 @@ class MixedGang:
         memory: pool -> bytes of each GPU, where that is known.
         barred: groups of nodes (``Node.group``) on which it must not be started in several pools.
         per_pod: GPUs of each pod, which are on one node.
-        planned: GPUs that it may have, those of a type in one pool, and what is planned for them; None: its
-            stages alone. Empty: any.
+        planned: GPUs that it may have, and the plans for them, the fastest first, of which the first counts
+            whose stages are in one pool each; none: its stages are planned alone. Empty: any.
+        known_over_planned: GPU type -> its estimated speed over the planned one, where it is estimated; of
+            several types the least counts.
         min_gain: part by which several pools must be faster than one.
         may_move: it runs, and may be stopped and started elsewhere now.
         may_shrink, may_grow: it runs in several pools, and may give GPUs back, or take more, live.
@@ -146,7 +161,8 @@ class MixedGang:
     memory: Mapping[str, float] = dataclasses.field(default_factory=dict)
     barred: frozenset[str] = frozenset()
     per_pod: int = 1
-    planned: Mapping[TypesByRank, PlannedSpeed | None] = dataclasses.field(default_factory=dict)
+    planned: Mapping[TypesByRank, tuple[PlannedSpeed, ...]] = dataclasses.field(default_factory=dict)
+    known_over_planned: Mapping[str, float] = dataclasses.field(default_factory=dict)
     min_gain: float = 0.05
     may_move: bool = False
     may_shrink: bool = False
@@ -162,7 +178,7 @@ class MixedGang:
     @property
     def plans_degrees(self) -> bool:
         """Whether each of the GPUs that it may have has a plan of its own, with a speed."""
-        return next(iter(self.planned.values()), None) is not None
+        return bool(next(iter(self.planned.values()), ()))
 
     def sizes_in_one_pool(self, gpu_type: str) -> list[int]:
         """Sizes that it may have there, fewest first."""
@@ -250,12 +266,17 @@ class MixedGang:
 
     def _seconds(self, parts: Sequence[PoolPart]) -> float | None:
         if self.plans_degrees:
-            plan = self.planned.get(tuple((part.gpu_type, part.gpus) for part in parts))
-            if plan is None or plan.steps_per_second <= 0:
+            gpus = types_by_rank(parts)
+            plans = (
+                p for p in self.planned.get(gpus, ()) if not any(part.gpus % p.together for part in parts)
+            )
+            if (plan := next(plans, None)) is None:
                 return None
-            taken = zip(parts, plan.memory, strict=True)
-            fits = all(self.has_memory(part.pool, needed) for part, needed in taken)
-            return 1 / plan.steps_per_second if fits else None
+            needed = {gpu_type: taken for (gpu_type, _), taken in zip(gpus, plan.memory, strict=True)}
+            if not all(self.has_memory(part.pool, needed[part.gpu_type]) for part in parts):
+                return None
+            known = (self.known_over_planned[t] for t in needed if t in self.known_over_planned)
+            return 1 / (plan.steps_per_second * min(known, default=1.0))
         ranks: list[RankGpu] = []
         for part in parts:
             relative = self.relative(part.gpu_type)

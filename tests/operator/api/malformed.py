@@ -99,7 +99,6 @@ JOBS = table(
                 "as many replicas of each stage",
             ),
             ("repack.enabled", {"repack": {"enabled": True}}, "number of ranks of a launch"),
-            ("mixedPools", {"mixedPools": "Allowed"}, "GPUs of two types, and has one"),
             ("planner.gpus", {"gpuTypes": ["p100"], "throughput": []}, "gpuTypes does not allow"),
         )
     ),

@@ -11,6 +11,7 @@ from ballast_policies.allocation.planned_gangs import PlannedGang, TensorProfile
 from ballast_policies.contract.decode import decode
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.gpus.catalogue import gpu_named
+from ballast_policies.rounds.values import PoolPart
 
 from tests.support.examples import first_daily
 
@@ -136,6 +137,28 @@ def test_each_mix_has_the_plan_that_the_planner_makes_for_it_alone(seed):
     alone, _ = read_spec(a_job(planned))
     assert not alone.mixes
     assert all(spec.plans[kind].items() >= by_size.items() for kind, by_size in alone.plans.items())
+
+
+@pytest.mark.parametrize("seed", first_daily(range(24), 4))
+def test_gpus_of_a_type_in_two_pools_have_the_plan_that_the_planner_makes_for_both(seed):
+    """As for two types that are alike, of which no stage is on both."""
+    draw = np.random.default_rng(seed)
+    planned = planner(draw, int(draw.integers(4, 9)))
+    spec, _ = read_spec(a_job(planned, mixedPools="Allowed"))
+    for gpu in planned["gpus"]:
+        twice = {**planned, "gpus": [{**gpu, "gpuType": pool} for pool in ("one-pool", "another")]}
+        for first, second in itertools.product(range(spec.gpus_per_pod, 7, spec.gpus_per_pod), repeat=2):
+            if first + second > 8:
+                continue
+            counts = {"one-pool": first, "another": second}
+            best = best_of(twice, counts)
+            parts = [PoolPart(pool=p, gpu_type=gpu["gpuType"], gpus=n) for p, n in counts.items()]
+            found = spec.degrees_on(parts)
+            assert (found is None) == (best is None)
+            if found is not None and best is not None:
+                assert found.step_seconds == pytest.approx(best.seconds, rel=1e-9)
+                assert first % found.gpus_per_stage == second % found.gpus_per_stage == 0
+                JobConfig.from_json(spec.with_degrees(found).config.to_json())
 
 
 HOSTILE = (

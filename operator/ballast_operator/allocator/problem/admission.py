@@ -9,7 +9,7 @@ from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.planning.memory.need import MemoryNeed
 from ballast_policies.planning.memory.stage_bytes import ROUNDING
 from ballast_policies.rounds.divisions import best_parts, sizes_over_pools
-from ballast_policies.rounds.gangs import MixedGang, PlannedSpeed, TypesByRank
+from ballast_policies.rounds.gangs import MixedGang
 from ballast_policies.rounds.values import TopologyRequest
 from ballast_policies.scheduling.state import NodeSizes
 
@@ -43,7 +43,7 @@ from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.training_job import JobTopology, can_mix
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.job import JobView
-from ballast_operator.views.planned_degrees import PlannedLaunch, thinned
+from ballast_operator.views.planned_degrees import thinned
 from ballast_operator.views.spec import JobSpec
 
 LACK_OF_ROOM = (JobReason.EXCEEDS_CAPACITY, JobReason.EXCEEDS_MEMORY)
@@ -368,31 +368,11 @@ def mixed_room(
     return MixedRoom(gpus=gpus, sizes=tuple(thinned(sizes if spec.grow else sizes[-1:])), barred=barred)
 
 
-def planned_gpus(
-    spec: JobSpec, rates: Mapping[str, float], gpus: int
-) -> dict[TypesByRank, PlannedSpeed | None]:
-    """What is planned for the GPUs that a job may have in several pools, or instead of them; empty: nothing.
-
-    ``rates``: GPU type -> steps/s of ``gpus`` of it, as estimated: other GPUs are as much faster or slower
-    than planned as the slowest of their types.
-    """
-    if not spec.plans:
-        return {spec.planned_gpus: None} if spec.planned_gpus else {}
-    plans = {gpu_type: by_size[gpus] for gpu_type, by_size in spec.plans.items() if gpus in by_size}
-    known = {gpu_type: rates.get(gpu_type, 0.0) * degrees.step_seconds for gpu_type, degrees in plans.items()}
-    every = {
-        ((kind, n),): PlannedLaunch.of(degrees)
-        for kind, by in spec.plans.items()
-        for n, degrees in by.items()
-    }
-    return {
-        at: PlannedSpeed(
-            steps_per_second=min((known[t] for t, _ in at if known.get(t)), default=1.0)
-            / planned.degrees.step_seconds,
-            memory=planned.memory,
-        )
-        for at, planned in (every | dict(spec.mixes)).items()
-    }
+def known_over_planned(spec: JobSpec, rates: Mapping[str, float], gpus: int) -> dict[str, float]:
+    """GPU type -> its speed over the planned one; ``rates``: steps/s of ``gpus`` of it, as estimated."""
+    planned = {gpu_type: by_size[gpus] for gpu_type, by_size in spec.plans.items() if gpus in by_size}
+    known = {t: rates.get(t, 0.0) * degrees.step_seconds for t, degrees in planned.items()}
+    return {gpu_type: ratio for gpu_type, ratio in known.items() if ratio > 0}
 
 
 def over_all_pools(refusal: Refusal, spec: JobSpec, room: Mapping[str, int]) -> Refusal:
@@ -407,19 +387,18 @@ def over_all_pools(refusal: Refusal, spec: JobSpec, room: Mapping[str, int]) -> 
         has = ", ".join(f"{name} {count}" for name, count in sorted(room.items())) or "none"
         pods = f" in pods of gpusPerPod={spec.gpus_per_pod}" if spec.gpus_per_pod > 1 else ""
         message = (
-            f"plan.gpus needs {needs}, each of one pool{pods}, with memory for its layers; its pools have "
+            f"plan.gpus needs {needs}{pods}, with memory for its layers; its pools have "
             f"room for: {has}. To fix: a plan for the GPUs that there are, or add nodes"
         )
         return dataclasses.replace(refusal, message=message)
     if spec.mixes_pools:
         has = ", ".join(f"{name} {count}" for name, count in sorted(room.items()))
-        each = " of one or two types, each in one pool" if spec.plans else ""
         message = (
-            f"needs {spec.smallest_gang} GPUs{each}; its pools do not have them together, with the memory "
+            f"needs {spec.smallest_gang} GPUs; its pools do not have them together, with the memory "
             f"for its layers: {has}. To fix: lower pipeline.minStages, or add nodes"
         )
         return dataclasses.replace(refusal, message=message)
-    if spec.smallest_gang <= sum(room.values()) and not (spec.plans and len(spec.plans) < 2):
+    if spec.smallest_gang <= sum(room.values()):
         return dataclasses.replace(refusal, message=f"{refusal.message}, or set mixedPools: Allowed")
     return refusal
 
@@ -463,5 +442,5 @@ def _gang_over(
         base=spec.ranks_per_position,
         memory=within_limit(spec, memory.pools),
         per_pod=spec.gpus_per_pod,
-        planned=planned_gpus(spec, {}, 0),
+        planned=spec.planned_speeds,
     )

@@ -18,8 +18,8 @@ from ballast_operator.allocator.costs.data_prices import usd_per_step
 from ballast_operator.allocator.faults import each_job
 from ballast_operator.allocator.problem.admission import (
     Admitted,
+    known_over_planned,
     launched_pipeline,
-    planned_gpus,
     sizes_that_fit,
     within_limit,
 )
@@ -270,7 +270,6 @@ def mixed_gang(
         return None
     resizes = allocation is not None and bool(allocation.parts) and may_change_size(view) and not spec.plans
     rates = {gpu_type: speeds[gpu_type].steps_per_second for gpu_type in room.gpu_types}
-    planned = planned_gpus(spec, rates, one.gpus)
     gang = MixedGang(
         pipeline=launched_pipeline(spec, measurements.profiles.layers(view.key, spec)),
         sizes=room.sizes,
@@ -285,7 +284,8 @@ def mixed_gang(
         memory=within_limit(spec, capacity.memory),
         barred=room.barred,
         per_pod=spec.gpus_per_pod,
-        planned=planned,
+        planned=spec.planned_speeds,
+        known_over_planned=known_over_planned(spec, rates, one.gpus),
         min_gain=spec.config.rebalance.min_gain,
         may_move=may_move(view) and not view.leaving and allocation is not None,
         may_shrink=resizes,

@@ -116,7 +116,7 @@ async def test_a_plan_for_gpus_that_there_are_not_is_refused_with_what_there_is(
     await simulation.tick()
     refusal = simulation.condition("wide", "Admitted")
     assert refusal.reason == "ExceedsCapacity"
-    assert "plan.gpus needs 3 x slow, 1 x fast, each of one pool" in refusal.message
+    assert "plan.gpus needs 3 x slow, 1 x fast, with" in refusal.message
     assert "have room for: fast 4, slow 2. To fix: " in refusal.message
 
 

@@ -108,26 +108,42 @@ async def test_a_gang_starts_on_the_mix_that_is_planned_to_be_the_fastest():
     has_the_degrees_of(simulation, *best)
 
 
-@pytest.mark.parametrize("mixed", ["Allowed", "Never"])
-async def test_pools_of_one_type_are_not_planned_together_and_no_advice_says_so(mixed):
-    """Two pools of two fast GPUs each, and a gang of four: the refusal names what a plan is for."""
-    pools = {name: {"gpuType": "fast"} for name in ("one-pool", "another")}
-    simulation = Simulation(nodes={"a": ("one-pool", 2), "b": ("another", 2)}, pools=pools)
-    types = planner()["gpus"][1 - (mixed == "Allowed") :]
-    add_planned(simulation, mixedPools=mixed, planner={**planner(), "gpus": types})
+@pytest.mark.parametrize("types", [1, 2])
+async def test_a_type_in_two_pools_has_the_plan_for_all_its_gpus(types):
+    """Two pools of two fast GPUs each, and a gang of four: alone in its planner, or beside another type."""
+    simulation = fast_in_two_pools()
+    add_planned(simulation, planner={**planner(), "gpus": planner()["gpus"][2 - types :]})
+    await simulation.running("wide")
+    spec, _ = read_spec(simulation.world.get(JOB, NAMESPACE, "wide"))
+    allocation = simulation.status("wide").allocation
+    assert sorted(parts_of(simulation)) == ["2 x fast of pool another", "2 x fast of pool one-pool"]
+    pods = [len(part.pods) for part in allocation.parts]
+    assert [count % allocation.degrees.gpus_per_stage for count in pods] == [0, 0]
+    whole = spec.plans["fast"][4]
+    assert allocation.degrees in [whole, *(plan.degrees for plan in spec.in_parts[("fast", 4),])]
+    assert simulation.configuration("wide").plan.layers == allocation.degrees.layers
+
+
+async def test_the_advice_for_two_pools_of_a_type_is_to_allow_both():
+    simulation = fast_in_two_pools()
+    add_planned(simulation, mixedPools="Never")
     await simulation.ticks(2)
     admitted = simulation.condition("wide", "Admitted")
-    assert admitted.reason == "ExceedsCapacity" and "To fix: " in admitted.message
-    assert ("of one or two types, each in one pool" in admitted.message) == (mixed == "Allowed")
-    assert "mixedPools" not in admitted.message
+    assert admitted.reason == "ExceedsCapacity" and "or set mixedPools: Allowed" in admitted.message
 
 
-async def test_a_planner_of_one_type_is_refused_several_pools():
-    simulation = two_pools()
-    one = planner()
-    add_planned(simulation, planner={**one, "gpus": one["gpus"][:1]})
-    await simulation.ticks(2)
-    assert (
-        "planner plans for several pools with GPUs of two types"
-        in simulation.condition("wide", "Admitted").message
-    )
+def fast_in_two_pools() -> Simulation:
+    pools = {name: {"gpuType": "fast"} for name in ("one-pool", "another")}
+    return Simulation(nodes={"a": ("one-pool", 2), "b": ("another", 2)}, pools=pools)
+
+
+async def test_a_gang_on_three_types_has_the_degrees_of_its_mix():
+    """No two of the pools hold it; the fastest first, each with the layers that the planner gives it."""
+    pools = {kind: {"gpuType": kind} for kind in ("fast", "middle", "slow")}
+    simulation = Simulation(nodes={kind: (kind, 2) for kind in pools}, pools=pools)
+    middle = {"gpuType": "middle", "speed": 2.0, "memory": "6G"}
+    gpus = [*planner()["gpus"], middle]
+    add_planned(simulation, stages=(6, 6), planner={**planner(), "gpus": gpus})
+    await simulation.running("wide")
+    assert parts_of(simulation) == [f"2 x {kind} of pool {kind}" for kind in ("fast", "middle", "slow")]
+    has_the_degrees_of(simulation, ("fast", 2), ("middle", 2), ("slow", 2))

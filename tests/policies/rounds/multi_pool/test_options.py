@@ -71,7 +71,7 @@ def test_a_position_is_in_one_pool():
 
 def test_a_plan_allows_its_own_division_alone():
     """In its order, each type in one pool that has the GPUs; one pool alone is none."""
-    gang = a_gang(planned={(("slow", 3), ("fast", 1)): None})
+    gang = a_gang(planned={(("slow", 3), ("fast", 1)): ()})
     room = {"fast": ("fast", 4), "few": ("slow", 2), "slow": ("slow", 6)}
     assert best_parts(gang, room, one_pool=True) == (part("slow", 3), part("fast", 1))
     assert best_parts(gang, {"fast": ("fast", 4), "few": ("slow", 2)}, one_pool=True) == ()
@@ -80,9 +80,9 @@ def test_a_plan_allows_its_own_division_alone():
 def planned_gang(**changes):
     """Six GPUs are planned to be faster than four, and four slow ones alone the slowest."""
     plans = {
-        (("fast", 2), ("slow", 2)): PlannedSpeed(3.0, (8.0, 4.0)),
-        (("fast", 2), ("slow", 4)): PlannedSpeed(4.0, (8.0, 6.0)),
-        (("slow", 4),): PlannedSpeed(1.0, (8.0,)),
+        (("fast", 2), ("slow", 2)): (PlannedSpeed(3.0, (8.0, 4.0)),),
+        (("fast", 2), ("slow", 4)): (PlannedSpeed(4.0, (8.0, 6.0)),),
+        (("slow", 4),): (PlannedSpeed(1.0, (8.0,)),),
     }
     return a_gang(sizes=(4, 6), planned=plans, **changes)
 
@@ -102,8 +102,8 @@ def test_of_mixes_with_plans_the_fastest_that_fits_is_taken():
 
 def test_a_pool_without_the_memory_for_a_planned_mix_does_not_hide_one_that_has_it():
     """Nine pools of the type are roomier, and a long list of plans leaves few choices to each."""
-    plans = {(("fast", 2), ("slow", 2)): PlannedSpeed(3.0, (8.0, 4.0))}
-    plans |= {(("fast", 2), ("slow", count)): PlannedSpeed(1.0, (8.0, 4.0)) for count in range(3, 35)}
+    plans = {(("fast", 2), ("slow", 2)): (PlannedSpeed(3.0, (8.0, 4.0)),)}
+    plans |= {(("fast", 2), ("slow", count)): (PlannedSpeed(1.0, (8.0, 4.0)),) for count in range(3, 35)}
     small = {f"small-{i}": ("fast", 4) for i in range(9)}
     room = {**small, "fast": ("fast", 2), **{f"slow-{i}": ("slow", 2) for i in range(4)}}
     gang = a_gang(sizes=(4,), planned=plans, memory=dict.fromkeys(small, 7.0))
