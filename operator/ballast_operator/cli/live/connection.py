@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -14,6 +14,8 @@ from ballast_operator.cli.option_names import printable
 if TYPE_CHECKING:
     from ballast_operator.kube.caches import Caches
     from ballast_operator.kube.client import Cluster
+
+Found = TypeVar("Found")
 
 
 def _of_local_cluster(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
@@ -68,6 +70,26 @@ def cluster_errors() -> Iterator[None]:
         elif "HTTP 401" in str(error):
             fix = "log in again, or give another kubeconfig"
         raise click.ClickException(printable(f"{error}. To fix: {fix}")) from error
+
+
+def asked(
+    kubeconfig: str | None, question: "Callable[[Cluster], Awaitable[Found]]", *, namespace: str = ""
+) -> Found:
+    """What a question to the cluster finds; ``namespace``: has to be there; empty: none is named.
+
+    Raises:
+        click.ClickException: the cluster cannot be reached or read, or has no such namespace.
+    """
+    from ballast_operator.kube.client import connect, is_missing, missing
+
+    async def ask() -> Found:
+        async with await connect(kubeconfig) as cluster:
+            if namespace and await is_missing(cluster, namespace):
+                raise click.ClickException(missing(namespace))
+            return await question(cluster)
+
+    with cluster_errors():
+        return asyncio.run(ask())
 
 
 @contextlib.asynccontextmanager

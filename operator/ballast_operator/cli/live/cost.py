@@ -1,6 +1,5 @@
 """``ballast cost``: what jobs, teams and pools of a live cluster cost."""
 
-import asyncio
 import csv
 import dataclasses
 import io
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
+from ballast_operator.cli.live.connection import asked, kubeconfig_option
 from ballast_operator.cli.live.history import Moment, against_text
 from ballast_operator.cli.live.history import against as against_policies
 from ballast_operator.cli.option_names import Database, import_from_here, printable
@@ -86,11 +85,10 @@ def cost(
         raise click.UsageError("--by pool: pools belong to no namespace. To fix: leave --namespace out")
     if plot is not None and plot.suffix != ".html":
         raise click.UsageError(f"--plot: {plot.name} does not end in .html. To fix: name it so")
-    with cluster_errors():
-        found = asyncio.run(_read(namespace, kubeconfig))
-    if plot is not None:
-        from ballast_operator.report.costs import as_html
+    from ballast_operator.report.costs import as_html, read_costs
 
+    found = asked(kubeconfig, lambda cluster: read_costs(cluster, namespace), namespace=namespace)
+    if plot is not None:
         try:
             plot.write_text(as_html(found), encoding="utf-8")
         except OSError as error:
@@ -114,16 +112,6 @@ def _print_against(
         import_from_here(name)
     found = against_policies(history, policies, since, until)
     click.echo(json.dumps(found, indent=2) if output == "json" else printable(against_text(found)))
-
-
-async def _read(namespace: str, kubeconfig: str | None) -> "Costs":
-    from ballast_operator.kube.client import connect, is_missing, missing
-    from ballast_operator.report.costs import read_costs
-
-    async with await connect(kubeconfig) as cluster:
-        if namespace and await is_missing(cluster, namespace):
-            raise click.ClickException(missing(namespace))
-        return await read_costs(cluster, namespace)
 
 
 def as_csv(found: "Costs", by: str) -> str:

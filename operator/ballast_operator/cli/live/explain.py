@@ -1,14 +1,14 @@
 """``ballast explain JOB``: the reason for a job's placement or wait."""
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
+from ballast_operator.cli.live.connection import asked, kubeconfig_option
 from ballast_operator.cli.option_names import printable
 
 if TYPE_CHECKING:
+    from ballast_operator.kube.client import Cluster
     from ballast_operator.report.explanation import Explanation
 
 
@@ -19,31 +19,26 @@ if TYPE_CHECKING:
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def explain(job: str, namespace: str, kubeconfig: str | None, output: str) -> None:
     """Explain why JOB runs on its GPUs, or why it waits."""
-    with cluster_errors():
-        found = asyncio.run(_read(job, namespace, kubeconfig))
+    found = asked(kubeconfig, lambda cluster: _explained(cluster, job, namespace), namespace=namespace)
     click.echo(found.to_json() if output == "json" else as_text(found))
 
 
-async def _read(job: str, namespace: str, kubeconfig: str | None) -> "Explanation":
+async def _explained(cluster: "Cluster", job: str, namespace: str) -> "Explanation":
     from ballast_operator.api.meta import is_job_name
     from ballast_operator.errors import NotFound
-    from ballast_operator.kube.client import connect, is_missing, missing
     from ballast_operator.kube.kinds import JOB
     from ballast_operator.report.explanation import explain_job
 
-    async with await connect(kubeconfig) as cluster:
-        if await is_missing(cluster, namespace):
-            raise click.ClickException(missing(namespace))
-        try:
-            if is_job_name(job):
-                return await explain_job(cluster, namespace, job)
-        except NotFound:
-            if not await cluster.serves(JOB):
-                raise
-        raise click.ClickException(
-            f"there is no TrainingJob {job!r:.80} in namespace {namespace}. "
-            "To fix: see `kubectl get trainingjobs --all-namespaces`"
-        )
+    try:
+        if is_job_name(job):
+            return await explain_job(cluster, namespace, job)
+    except NotFound:
+        if not await cluster.serves(JOB):
+            raise
+    raise click.ClickException(
+        f"there is no TrainingJob {job!r:.80} in namespace {namespace}. "
+        "To fix: see `kubectl get trainingjobs --all-namespaces`"
+    )
 
 
 def _saves(progress: dict[str, Any]) -> str:

@@ -1,12 +1,11 @@
 """``ballast policy diff``: what a changed ClusterPolicy would change in the next round."""
 
-import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
+from ballast_operator.cli.live.connection import asked, kubeconfig_option
 from ballast_operator.cli.live.manifests import read_manifests
 
 if TYPE_CHECKING:
@@ -26,24 +25,16 @@ def diff(file: str, kubeconfig: str | None, output: str) -> None:
     """Show what the ClusterPolicy in FILE would change in the next round; nothing is applied."""
     from ballast_policies.allocation.problem import ProblemError
 
+    from ballast_operator.cli.live.whatif import read_change
+
     items = read_manifests(file)
     if len(items) != 1 or items[0].get("kind") != "ClusterPolicy":
         raise click.ClickException(f"{file}: it is not one ClusterPolicy. To fix: name a file with one")
     try:
-        with cluster_errors():
-            before, after = asyncio.run(_read(kubeconfig, items[0]))
-        found = difference(before, after)
+        found = difference(*asked(kubeconfig, lambda cluster: read_change(cluster, items[0])))
     except ProblemError as error:
         raise click.ClickException(f"{error}. To fix: correct {file}") from error
     click.echo(json.dumps(found, indent=2) if output == "json" else as_text(found))
-
-
-async def _read(kubeconfig: str | None, changed: dict[str, Any]) -> "tuple[LiveCluster, LiveCluster]":
-    from ballast_operator.cli.live.whatif import read_change
-    from ballast_operator.kube.client import connect
-
-    async with await connect(kubeconfig) as cluster:
-        return await read_change(cluster, changed)
 
 
 def difference(before: "LiveCluster", after: "LiveCluster") -> dict[str, Any]:

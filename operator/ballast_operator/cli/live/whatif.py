@@ -1,6 +1,5 @@
 """``ballast whatif``: another policy, more GPUs, other prices, for the jobs of a live cluster."""
 
-import asyncio
 import dataclasses
 import datetime
 import json
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ballast_operator.cli.laboratory import from_lab
-from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
+from ballast_operator.cli.live.connection import asked, cluster_errors, kubeconfig_option
 from ballast_operator.cli.live.whatif_over_time import limited, priced_pools, with_spot_limits
 from ballast_operator.cli.option_names import Number, import_from_here, with_option
 from ballast_operator.cli.simulate.input import is_folder_of_prices, read_amounts
@@ -100,8 +99,7 @@ def whatif(
     other["prices"] = {} if prices is None else read_amounts(prices, "--prices", float)
     import_from_here(policy or "")
     try:
-        with cluster_errors():
-            live = asyncio.run(_read(kubeconfig, cluster_policy))
+        live = asked(kubeconfig, lambda cluster: read_cluster(cluster, cluster_policy))
         content, text = _compared(live, policy or live.policy.spec.objective.policy, **other)
     except ProblemError as error:
         raise click.UsageError(with_option(str(error), {"more": "--add"})) from error
@@ -187,13 +185,6 @@ class LiveCluster:
     snapshot: "Snapshot"
     resizable: frozenset[str]
     twin: Mapping[str, Any] | None = None
-
-
-async def _read(kubeconfig: str | None, cluster_policy: str) -> LiveCluster:
-    from ballast_operator.kube.client import connect
-
-    async with await connect(kubeconfig) as cluster:
-        return await read_cluster(cluster, cluster_policy)
 
 
 async def read_cluster(

@@ -16,6 +16,7 @@ from ballast_operator.cli.simulate.elastic import elastic_options, simulate_elas
 from ballast_operator.cli.simulate.input import (
     ONLY_A_REPLAY,
     is_folder_of_prices,
+    seconds,
     spot_options,
     workload_options,
 )
@@ -47,12 +48,9 @@ COMMANDLINE = click.core.ParameterSource.COMMANDLINE
     help="How shares become rounds: as Gavel's simulator (published: with the solver of its published "
     "curves), or as the operator (whole-rounds: decided once a round, for large clusters).",
 )
-@click.option(
+@seconds(
     "--min-run-seconds",
-    type=float,
-    default=0.0,
-    show_default=True,
-    help="With --rules ballast: a gang that has started is not stopped for others before it ran this long.",
+    "With --rules ballast: a gang that has started is not stopped for others before it ran this long.",
 )
 @click.option(
     "--max-moves-per-hour",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from ballast_operator.cli.laboratory import lab_is_missing
-from ballast_operator.cli.simulate.input import all_of, progress_bar
+from ballast_operator.cli.simulate.input import all_of, progress_bar, seconds
 
 if TYPE_CHECKING:
     from ballast_policies.simulator.elastic import ElasticResult, OperatorRules, Sizes
@@ -79,26 +79,17 @@ elastic_options = all_of(
         metavar="SECONDS",
         help="With --elastic: nothing is simulated from then on; averages are of the jobs that have ended.",
     ),
-    click.option(
-        "--end-seconds",
-        type=float,
-        default=0.0,
-        show_default=True,
-        help="With --elastic --rules ballast: from a job's last step until its GPUs are free.",
+    seconds(
+        "--end-seconds", "With --elastic --rules ballast: from a job's last step until its GPUs are free."
     ),
-    click.option(
+    seconds(
         "--growth-seconds",
-        type=float,
-        default=0.0,
-        show_default=True,
-        help="With --elastic --rules ballast: from the decision that a gang grows until it has its GPUs.",
+        "With --elastic --rules ballast: from the decision that a gang grows until it has its GPUs.",
     ),
-    click.option(
+    seconds(
         "--pause-seconds",
-        type=float,
+        "With --elastic --rules ballast: pause of training when a gang changes its size live.",
         default=1.0,
-        show_default=True,
-        help="With --elastic --rules ballast: pause of training when a gang changes its size live.",
     ),
 )
 """The options of elastic jobs."""

@@ -1,15 +1,10 @@
 """The input of ``ballast simulate``: jobs, throughputs, amounts by GPU type; and its progress."""
 
 import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ballast_policies.simulator.clock import OnProgress, SimulationProgress
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +13,7 @@ import click
 from ballast_operator.cli.laboratory import from_lab
 
 if TYPE_CHECKING:
+    from ballast_policies.simulator.clock import OnProgress, SimulationProgress
     from ballast_policies.simulator.workloads import Workload
     from ballast_policies.throughput.table import ThroughputTable
 
@@ -77,6 +73,11 @@ def all_of(*options: Callable[[Command], Command]) -> Callable[[Command], Comman
         return command
 
     return decorate
+
+
+def seconds(name: str, help_text: str, *, default: float = 0.0) -> Callable[[Command], Command]:
+    """An option that takes seconds, and shows its default."""
+    return click.option(name, type=float, default=default, show_default=True, help=help_text)
 
 
 workload_options = all_of(

@@ -17,6 +17,7 @@ from ballast_operator.cli.simulate.input import (
     overload_warning,
     progress_bar,
     read_amounts,
+    seconds,
     table_of,
     window_of,
 )
@@ -133,27 +134,12 @@ trace_options = all_of(
     click.option(
         "--ideal", is_flag=True, help="No rounds: every job has exactly its shares at every moment."
     ),
-    click.option(
-        "--launch-seconds",
-        type=float,
-        default=0.0,
-        show_default=True,
-        help="With --rules ballast: from a gang's grant to its first step.",
-    ),
-    click.option(
+    seconds("--launch-seconds", "With --rules ballast: from a gang's grant to its first step."),
+    seconds(
         "--stop-seconds",
-        type=float,
-        default=0.0,
-        show_default=True,
-        help="With --rules ballast: so much later where the gang before it has to save and leave.",
+        "With --rules ballast: so much later where the gang before it has to save and leave.",
     ),
-    click.option(
-        "--notice-seconds",
-        type=float,
-        default=0.0,
-        show_default=True,
-        help="With --rules ballast: how long a gang that a round stops still trains.",
-    ),
+    seconds("--notice-seconds", "With --rules ballast: how long a gang that a round stops still trains."),
     click.option(
         "--measure",
         metavar="FIRST:END",

@@ -63,10 +63,10 @@ JOB = {
 def call(monkeypatch):
     """The command, with a cluster of values."""
 
-    async def read(namespace, kubeconfig):
+    def asked(kubeconfig, question, *, namespace):
         return costs([JOB], [POLICY], now=NOW, all_jobs=not namespace)
 
-    monkeypatch.setattr(command, "_read", read)
+    monkeypatch.setattr(command, "asked", asked)
     return lambda *arguments: CliRunner().invoke(command.cost, arguments, catch_exceptions=False)
 
 
@@ -123,11 +123,7 @@ def test_the_plot_has_pools_teams_and_jobs_and_escapes_their_names(monkeypatch, 
     """One page; a file of another kind is refused before anything is read."""
     evil = {**JOB, "metadata": {"namespace": "team", "name": "<script>"}}
     found = costs([JOB, evil], [POLICY], now=NOW)
-
-    async def read(namespace, kubeconfig):
-        return found
-
-    monkeypatch.setattr(command, "_read", read)
+    monkeypatch.setattr(command, "asked", lambda *_, **__: found)
     file = tmp_path / "costs.html"
     done = CliRunner().invoke(command.cost, ["--plot", str(file), "--output", "json"])
     assert done.exit_code == 0, done.output

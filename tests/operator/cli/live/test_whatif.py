@@ -163,7 +163,7 @@ def test_over_time_shows_when_each_job_would_start_and_end(monkeypatch):
     twin = {"time": "2026-01-01T00:00:00Z", "jobs": 7, "timeError": 0.021, "costError": -0.013}
     there = cluster()
     there.world.items(POLICY)[0]["status"] = {"twin": twin}
-    monkeypatch.setattr(whatif_module, "_read", lambda *_: read_cluster(there))
+    monkeypatch.setattr(whatif_module, "asked", lambda _, question: asyncio.run(question(there)))
     arguments = ["--add", "v100=2", "--over-time", "1"]
     text = CliRunner().invoke(whatif, arguments)
     assert "completion times of the last replay were off by +2.1%, costs by -1.3% (7 jobs" in text.stdout
@@ -185,7 +185,7 @@ def test_over_time_shows_when_each_job_would_start_and_end(monkeypatch):
 def test_over_time_is_refused_where_it_cannot_apply(monkeypatch, arguments, words):
     """With the reason, and what to change."""
 
-    monkeypatch.setattr(whatif_module, "_read", lambda *_: read_cluster(cluster()))
+    monkeypatch.setattr(whatif_module, "asked", lambda _, question: asyncio.run(question(cluster())))
     done = CliRunner().invoke(whatif, [*arguments, "--over-time", "1"])
     assert done.exit_code == 2
     assert words in " ".join(done.stderr.split())
@@ -194,7 +194,7 @@ def test_over_time_is_refused_where_it_cannot_apply(monkeypatch, arguments, word
 
 def test_other_limits_of_spot_machines(monkeypatch):
     """Without spot machines the two spot P100s are in nobody's share, and no gang starts there later."""
-    monkeypatch.setattr(whatif_module, "_read", lambda *_: read_cluster(cluster()))
+    monkeypatch.setattr(whatif_module, "asked", lambda _, question: asyncio.run(question(cluster())))
     arguments = ["--spot", "onDemandShare=1", "--over-time", "2000"]
     found = CliRunner().invoke(whatif, [*arguments, "--output", "json"])
     content = json.loads(found.stdout)
@@ -220,7 +220,7 @@ def test_other_limits_of_spot_machines(monkeypatch):
 )
 def test_limits_of_spot_machines_that_are_none_are_refused(monkeypatch, limits, words):
     """With the option, and what it could be."""
-    monkeypatch.setattr(whatif_module, "_read", lambda *_: read_cluster(cluster()))
+    monkeypatch.setattr(whatif_module, "asked", lambda _, question: asyncio.run(question(cluster())))
     done = CliRunner().invoke(whatif, ["--spot", limits])
     assert done.exit_code == 2
     assert words in done.output
