@@ -1,4 +1,4 @@
-"""Random problems over configurations, in families named by what is special about them."""
+"""Random problems over configurations and gangs, in families named by what is special about them."""
 
 import numpy as np
 from ballast_policies.allocation.problem import Configuration, Entity, Job, Problem
@@ -17,6 +17,7 @@ FAMILIES = (
     "huge and tiny speeds",
     "huge and tiny weights",
     "ties",
+    "gangs alone",
 )
 RANGE_OF_SPEEDS = {"unlike jobs": (-2, 3), "huge and tiny speeds": (-6, 6)}
 """Powers of ten between which jobs are faster than each other; twice elsewhere."""
@@ -38,7 +39,7 @@ def problem_of(family: str, seed: int) -> Problem:
         shapes = {
             "configurations": like if family == "like jobs" else _configurations(family, random, types, size)
         }
-        if family == "beside gangs" and random.random() < 0.5:
+        if family == "gangs alone" or (family == "beside gangs" and random.random() < 0.5):
             speeds = (size * random.uniform(0.5, 3.0, len(types))).tolist()
             shapes = {
                 "throughput": dict(zip(types, speeds, strict=True)),

@@ -24,8 +24,7 @@ def test_pareto_efficiency_no_job_can_get_more_unless_another_gets_less(policy, 
     """The most relative speed that any shares add, with no job slower, is nothing."""
     book = Book(p)
     have = speeds(allocate(policy, p), p)
-    relative = book.T / np.where(book.full > 0, book.full, 1.0)[:, None]
-    most = book.best(relative.ravel(), at_least=have * (1 - 1e-9))
+    most = book.best(book.rate / book.full[book.job], at_least=have * (1 - 1e-9))
     assert most <= (have / np.where(book.full > 0, book.full, 1.0)).sum() + 1e-5
 
 

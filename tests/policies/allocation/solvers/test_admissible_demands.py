@@ -27,7 +27,7 @@ def test_small_lists_are_accepted_as_one_linear_program_after_another_accepts_th
     for m in order:
         want[m] = True
         want[m] = (
-            book.best(np.zeros(book.T.size), at_least=np.where(want, demand, 0.0) * (1 - 1e-9)) is not None
+            book.best(np.zeros(book.width), at_least=np.where(want, demand, 0.0) * (1 - 1e-9)) is not None
         )
     if len(order):
         assert (admissible_demands(real, demand, order) == want).all()
