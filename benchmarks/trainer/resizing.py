@@ -28,12 +28,18 @@ STEPS, EPOCH, SEEDS = 200, 20, (0, 1)
 GAMMAS = (0.25, 0.5, 0.9)
 
 
+class Map(nn.Linear):
+    """A product of one rank."""
+
+    matrix = property(lambda self: self.weight)
+
+
 class Share(nn.Module):
     """One rank's hidden units of a block, of whose products it may leave columns out."""
 
     def __init__(self, config, seed):
         super().__init__()
-        self.linears = nn.ModuleList((nn.Linear(WIDTH, HIDDEN // RANKS), nn.Linear(HIDDEN // RANKS, WIDTH)))
+        self.linears = nn.ModuleList((Map(WIDTH, HIDDEN // RANKS), Map(HIDDEN // RANKS, WIDTH)))
         self.config, self.clock = config, GemmTimer(torch.device("cpu"))
         self.choices = [ColumnImportance(each, config, seed + k) for k, each in enumerate(self.linears)]
         self.selections = [None, None]

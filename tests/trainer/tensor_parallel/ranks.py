@@ -89,6 +89,8 @@ def whole_block(kind):
         from ballast_trainer.models.hugging_face import from_config
 
         sizes = {"hidden_size": DIM, "num_attention_heads": 2 * HEADS, "num_key_value_heads": HEADS}
+        if kind == "gpt2":
+            sizes = {"n_embd": DIM, "n_head": HEADS}
         arguments = families.arguments(kind) | sizes
         block = from_config(**arguments).build_layer(1)
     values = [torch.randn(2, 6, DIM) for _ in range(2)]
@@ -102,7 +104,7 @@ def train_step(block, values):
         torch.manual_seed(100 + number)
         leaf = value.clone().requires_grad_()
         output = block(leaf)
-        output.square().sum().backward()
+        (output * value).square().sum().backward()
         outputs.append(output.detach())
         inputs.append(leaf.grad)
     return torch.stack(outputs), torch.stack(inputs)

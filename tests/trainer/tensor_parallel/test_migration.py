@@ -22,12 +22,15 @@ CASES = {
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("kind", first_daily([0.2, "qwen3", 0.0, "gpt_neox", "phi", "gemma2"], 2))
+@pytest.mark.parametrize(
+    "kind", first_daily([0.2, "qwen3", "gpt2", 0.0, "gpt_neox", "phi", "gemma2", "phi3"], 3)
+)
 @pytest.mark.parametrize("size", first_daily(CASES, 1))
 def test_migrated_columns_give_the_whole_blocks_outputs_and_gradients(size, kind):
     """Outputs and all gradients equal the whole block's to 1e-6 of their largest, for 2, 3 and 4 ranks.
 
-    Of our block with a dropout, and of layers of transformers: gates, grouped queries, norms of heads.
+    Of our block with a dropout, and of layers of transformers: gates, grouped queries, norms of heads,
+    transposed weights.
     """
     block, values = whole_block(kind)
     outputs, inputs = train_step(block, values)

@@ -120,7 +120,7 @@ def check_tensor_parallel(model: Model, config: JobConfig) -> None:
                     check_cut_layer(module, size)
                     if migrates:
                         field, value = "parallelism.stragglers.policy", policy
-                        check_cut_layer(module, size, migrates=True)
+                        check_cut_layer(buildable(model, index), size, migrates=True)
                 split = split_layer(module, axis)
             except ValueError as error:
                 fix = "" if "To fix" in str(error) else ". To fix: a divisor of it, or 1"

@@ -1,8 +1,9 @@
 """Linear maps in pairs over a tensor group, with one all-reduce forward and one backward.
 
 Column-cut maps of one input, and a row-cut map of what their layer makes of the outputs: the two of an MLP or
-the three of a gated one, the projections of an attention.  Between them lie independent units (inner units of
-an MLP, heads of an attention, of grouped queries a key head with its queries), an equal number on each rank.
+the three of a gated one (two where gates and the rest are one matrix), the projections of an attention; and
+the halves of their adapters (LoRA) that are cut.  Between them lie independent units (inner units of an MLP,
+heads of an attention, of grouped queries a key head with its queries), an equal number on each rank.
 
 For a while a rank may leave out contraction columns of its products
 (:mod:`~ballast_trainer.tensor_parallel.product`) or hand its last units to other ranks
@@ -66,7 +67,10 @@ class SharedInput:
 class SlicedLinear(SlicedModule):
     """This rank's part of a whole ``nn.Linear``, so that any number of ranks starts with the same model.
 
+    Or of a map that has its weight transposed, [in, out], as ``Conv1D`` of transformers has.
+
     Attributes:
+        transposed: whether it has.
         pair: that it is one of; None: it is in none.
         selection: contraction columns computed this step; None: all.
     """
@@ -74,8 +78,12 @@ class SlicedLinear(SlicedModule):
     weight: nn.Parameter
     bias: nn.Parameter | None
 
-    def __init__(self, whole: nn.Linear, axis: Axis, slicings: dict[str, Slicing]) -> None:
+    def __init__(self, whole: nn.Module, axis: Axis, slicings: dict[str, Slicing]) -> None:
         super().__init__()
+        self.transposed = not isinstance(whole, nn.Linear)
+        if self.transposed:
+            way = slicings["weight"]
+            slicings = slicings | {"weight": dataclasses.replace(way, dim=1 - way.dim)}
         self.axis, self.slicings = axis, slicings
         self.pair: ParallelPair | None = None
         self.selection: ColumnSelection | None = None
@@ -86,6 +94,15 @@ class SlicedLinear(SlicedModule):
             setattr(self, name, nn.Parameter(held.clone(), requires_grad=parameter.requires_grad))
         if whole.bias is None:
             self.bias = None
+
+    @property
+    def matrix(self) -> torch.Tensor:
+        """Its weight as [out, in]."""
+        return self.as_matrix(self.weight)
+
+    def as_matrix(self, weight: torch.Tensor) -> torch.Tensor:
+        """A weight of its kind as [out, in]."""
+        return weight.t() if self.transposed else weight
 
     def cut(self) -> Iterator[tuple[str, nn.Parameter, Slicing]]:
         """Its parameters that are cut, by name, and how."""
@@ -112,23 +129,24 @@ class SlicedLinear(SlicedModule):
     def _product(
         self, value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, of: ColumnSelection | None
     ) -> torch.Tensor:
+        matrix = self.as_matrix(weight)
         if self.pair is None:
-            return functional.linear(value, weight, bias)
-        return product(value, weight, bias, selection=of, clock=self.pair.clock)
+            return functional.linear(value, matrix, bias)
+        return product(value, matrix, bias, selection=of, clock=self.pair.clock)
 
 
 class ColumnLinear(SlicedLinear):
     """Each rank makes some of the output features: weight [out / t, in], bias [out / t]."""
 
     def __init__(
-        self, whole: nn.Linear, axis: Axis, *, blocks: int = 1, given: SharedInput | None = None
+        self, whole: nn.Module, axis: Axis, *, blocks: int = 1, given: SharedInput | None = None
     ) -> None:
         """Take this rank's output features.
 
         Args:
-            whole: the map.
+            whole: the map, an ``nn.Linear`` or a ``Conv1D`` of transformers.
             axis: the tensor group.
-            blocks: as of :class:`Slicing`: 3 for query, key and value.
+            blocks: as of :class:`Slicing`: 3 for query, key and value, 2 for gates and what they are for.
             given: the input, shared with other maps of it.
 
         Raises:
@@ -136,6 +154,7 @@ class ColumnLinear(SlicedLinear):
         """
         slicing = Slicing(dim=0, blocks=blocks)
         super().__init__(whole, axis, {"weight": slicing, "bias": slicing})
+        self.blocks = blocks
         self.given = SharedInput(axis) if given is None else given
         self.given.readers += 1
 
@@ -145,14 +164,13 @@ class ColumnLinear(SlicedLinear):
         made = [self._product(value, one["weight"], one.get("bias"), of) for one, of in self._parts()]
         if len(made) == 1:
             return made[0]
-        blocks = self.slicings["weight"].blocks
-        return torch.cat([one.unflatten(-1, (blocks, -1)) for one in made], -1).flatten(-2)
+        return torch.cat([one.unflatten(-1, (self.blocks, -1)) for one in made], -1).flatten(-2)
 
 
 class RowLinear(SlicedLinear):
     """Each rank takes some of the input features: weight [out, in / t]; the bias is whole, added once."""
 
-    def __init__(self, whole: nn.Linear, axis: Axis) -> None:
+    def __init__(self, whole: nn.Module, axis: Axis) -> None:
         """Take this rank's input features.
 
         Raises:
@@ -165,7 +183,7 @@ class RowLinear(SlicedLinear):
         if self.pair is not None:
             self.pair.rows = value.numel() // value.shape[-1]
         parts = self._parts()
-        pieces = value.split([one["weight"].shape[1] for one, _ in parts], -1)
+        pieces = value.split([self.as_matrix(one["weight"]).shape[1] for one, _ in parts], -1)
         partial = self._product(pieces[0], parts[0][0]["weight"], None, parts[0][1])
         for piece, (one, of) in zip(pieces[1:], parts[1:], strict=True):
             partial = partial + self._product(piece, one["weight"], None, of)
@@ -193,7 +211,7 @@ class ParallelPair:
 
     Attributes:
         axis: the tensor group.
-        linears: the maps; the row-cut one comes last.
+        linears: the maps; the row-cut one comes last, with its adapter's.
         units: of this rank.
         handed_over: how many of its last units others compute, this step.
         helped: units of other ranks that this rank computes, this step.
@@ -201,10 +219,10 @@ class ParallelPair:
         rows: positions of the last microbatch, over all of its sequences.
     """
 
-    def __init__(self, inner: Sequence[ColumnLinear], outer: RowLinear, *, units: int) -> None:
+    def __init__(self, inner: Sequence[ColumnLinear], *outer: RowLinear, units: int) -> None:
         """Join maps of one group; ``units`` divide the features that are cut."""
-        self.axis = outer.axis
-        self.linears: tuple[SlicedLinear, ...] = (*inner, outer)
+        self.axis = outer[0].axis
+        self.linears: tuple[SlicedLinear, ...] = (*inner, *outer)
         self.units = units
         self.handed_over = 0
         self.helped: tuple[Units, ...] = ()
@@ -265,4 +283,4 @@ def computing_whole(modules: Sequence[nn.Module]) -> Iterator[None]:
 def pairs(modules: Sequence[nn.Module]) -> list[ParallelPair]:
     """The pairs inside of layers, in the order of their definition: the same on every rank of the group."""
     parts = (part for module in modules for part in module.modules() if isinstance(part, RowLinear))
-    return [part.pair for part in parts if part.pair is not None]
+    return list(dict.fromkeys(part.pair for part in parts if part.pair is not None))

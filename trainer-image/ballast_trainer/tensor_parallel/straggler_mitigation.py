@@ -39,7 +39,7 @@ from ballast_trainer.gpu_emulation import EmulatedSpeed
 from ballast_trainer.layers.layer import Layer
 from ballast_trainer.seeding import mixed_key
 from ballast_trainer.tensor_parallel.migration import begin_migration, finish_migration, numbers_per_unit
-from ballast_trainer.tensor_parallel.parallel_pair import ParallelPair, SlicedLinear, pairs
+from ballast_trainer.tensor_parallel.parallel_pair import ParallelPair, RowLinear, SlicedLinear, pairs
 from ballast_trainer.tensor_parallel.product import ColumnSelection, GemmTimer
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class ColumnImportance:
         self._linear = linear
         self._config = config
         self._random = np.random.default_rng(seed)
-        self._columns = linear.weight.shape[1]
+        self._columns = linear.matrix.shape[1]
         self._left_out_epochs = np.zeros(self._columns, dtype=np.int64)
         self._before: torch.Tensor | None = None
         self.variation: np.ndarray | None = None
@@ -78,7 +78,7 @@ class ColumnImportance:
 
     def end_epoch(self) -> None:
         """Measure the change since the last call; columns that were left out keep their last figure."""
-        weight = self._linear.weight.detach()
+        weight = self._linear.matrix.detach()
         if self._before is not None:
             fresh = (weight - self._before).abs().mean(0).cpu().numpy().astype(float)
             kept = np.arange(self._columns) if self.kept is None else self.kept
@@ -127,7 +127,7 @@ def _seconds(work: Callable[[], object], clock: Callable[[], float]) -> float:
 def _resize(pair: ParallelPair, fraction: float) -> None:
     """The copies that a resized pair makes in a forward and a backward."""
     for linear in pair.linears:
-        weight = linear.weight.detach()
+        weight = linear.matrix.detach()
         columns = weight.shape[1]
         kept = torch.arange(max(1, round(columns * (1 - fraction))), device=weight.device)
         selection = ColumnSelection(columns=columns, kept=kept)
@@ -141,8 +141,7 @@ def _small_products(pair: ParallelPair) -> None:
     """The products of a helper for one column: forward, and both of the backward."""
     for linear in pair.linears:
         # The features that are cut, of which a helper computes few.
-        few = linear.slicings["weight"].dim
-        weight = linear.weight.detach().narrow(few, 0, 1)
+        weight = linear.matrix.detach().narrow(int(isinstance(linear, RowLinear)), 0, 1)
         wide = weight.new_zeros(pair.rows, weight.shape[1]) @ weight.t()
         wide @ weight
         wide.t() @ weight.new_zeros(pair.rows, weight.shape[1])
@@ -380,8 +379,8 @@ class StragglerMitigation:
                     if ratio <= 0:
                         importance.keep_all()
                         continue
-                    columns = linear.weight.shape[1]
-                    if linear.slicings["weight"].dim == 1:
+                    columns = linear.matrix.shape[1]
+                    if isinstance(linear, RowLinear):
                         columns = columns // pair.units * (pair.units - pair.handed_over)
                     kept = importance.choose(ratio, columns)
                     linear.selection = ColumnSelection(

@@ -6,6 +6,7 @@ start: on the ranks of a group that are threads of this process, beside the whol
 
 import copy
 import dataclasses
+import functools
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.layers.slicing import Slicing, slicings
@@ -28,25 +30,70 @@ from ballast_trainer.tensor_parallel.parallel_pair import (
     pairs,
 )
 
-_COLUMNS, _ROWS = ("colwise", "colwise_gather_output"), ("rowwise", "rowwise_split_input")
+_GATHERED, _SPLIT = "colwise_gather_output", "rowwise_split_input"
+_PACKED = "packed_colwise"
+_COLUMNS, _ROWS = ("colwise", _PACKED, _GATHERED), ("rowwise", _SPLIT)
 _OF_HEADS, _EXPERTS = "replicated_with_grad_allreduce", "moe_tp_experts"
-_EXPERT_WEIGHTS = {"packed_colwise": Slicing(dim=1, blocks=2), "rowwise": Slicing(dim=2)}
+_EXPERT_WEIGHTS = {_PACKED: Slicing(dim=1, blocks=2), "rowwise": Slicing(dim=2)}
 """Of all experts of a layer together, [E, 2 x inner, D] (gates, then the others) and [E, D, inner]."""
 
-_WITH_BIASES = {"dense_h_to_4h": "colwise", "dense_4h_to_h": "rowwise"}
-_MLPS: dict[str, tuple[str, dict[str, str]]] = {
-    "bloom": ("mlp.", _WITH_BIASES),
-    "codegen": ("mlp.", {"fc_in": "colwise", "fc_out": "rowwise"}),
-    "falcon": ("mlp.", _WITH_BIASES),
-    "gpt_neo": ("mlp.", {"c_fc": "colwise", "c_proj": "rowwise"}),
-    "gptj": ("mlp.", {"fc_in": "colwise", "fc_out": "rowwise"}),
-    "mpt": ("ffn.", {"up_proj": "colwise", "down_proj": "rowwise"}),
-    "opt": ("", {"fc1": "colwise", "fc2": "rowwise"}),
-    "stablelm": ("mlp.", {"gate_proj": "colwise", "up_proj": "colwise", "down_proj": "rowwise"}),
-}
-"""By ``model_type``, the MLPs of families that state no plan; their attention stays whole."""
+_MLPS = (
+    ("gate_proj", "up_proj", "down_proj"),
+    ("gate_up_proj", "down_proj"),
+    ("up_proj", "down_proj"),
+    ("fc1", "fc2"),
+    ("fc_in", "fc_out"),
+    ("c_fc", "c_proj"),
+    ("dense_h_to_4h", "dense_4h_to_h"),
+    ("intermediate.dense", "output.dense"),
+    ("lin1", "lin2"),
+    ("w1", "w3", "w2"),
+    ("Wi", "Wo"),
+)
+"""Maps of an MLP that a family's plan says nothing of, or would gather between; the row-cut one is last."""
+
+_OF_GATES = ("gate_up_proj", "Wi")
+"""Those that have gates and the rest in one matrix."""
+
+_USUAL = ("q_proj", "k_proj", "v_proj", "o_proj")
+_ATTEND_AS_USUAL = ("granitemoe", "jamba", "phimoe")
+"""By ``model_type``, families whose plan says nothing of their attention, which heads divide."""
 
 _HEADS = ("num_attention_heads", "num_key_value_heads")
+
+
+def _plan_of(module: DecoderLayer, parts: dict[str, nn.Module]) -> dict[str, tuple[str, str]]:
+    """How parts of the layer are cut, by path, and with which others: as its family says, and MLPs anyway."""
+    plan = {path: (way, path.rpartition(".")[0]) for path, way in module.plan.items()}
+    as_usual = getattr(module.config, "model_type", "") in _ATTEND_AS_USUAL
+    for parent in parts:
+        prefix = parent and f"{parent}."
+        known = (
+            names for names in (*_MLPS, *[_USUAL] * as_usual) if all(prefix + one in parts for one in names)
+        )
+        names = next(known, ())
+        stated = {plan[prefix + name][0] for name in names if prefix + name in plan}
+        # Of an expert of a list not all ranks would know whether it runs.
+        if stated <= {_GATHERED, _SPLIT} and not re.search(r"\b\d+\b", parent):
+            ways = [_PACKED if name in _OF_GATES else "colwise" for name in names[:-1]]
+            plan |= {
+                prefix + name: (way, parent) for name, way in zip(names, [*ways, "rowwise"], strict=False)
+            }
+    return plan
+
+
+def _maps(path: str, part: nn.Module, way: str) -> dict[str, nn.Module]:
+    """What is cut of a linear map: it; with an adapter (LoRA), also the half of that on the cut side."""
+    base = getattr(part, "base_layer", None)
+    if base is None:
+        return {path: part}
+    half = "lora_B" if way in _COLUMNS else "lora_A"
+    adapters = dict(getattr(part, half, {}))
+    return {f"{path}.base_layer": base, **{f"{path}.{half}.{name}": one for name, one in adapters.items()}}
+
+
+def _is_linear(part: nn.Module) -> bool:
+    return isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D"
 
 
 def cut_by_plan(module: DecoderLayer, axis: Axis) -> nn.Module:
@@ -56,88 +103,79 @@ def cut_by_plan(module: DecoderLayer, axis: Axis) -> nn.Module:
         ValueError: there is no plan, it has what is not known here, or heads or features do not divide.
     """
     layer, kind = module.layer, type(module.layer).__name__
-    prefix, of_mlp = _MLPS.get(getattr(module.config, "model_type", ""), ("", {}))
-    plan = module.plan or {prefix + name: style for name, style in of_mlp.items()}
+    parts = dict(layer.named_modules())
+    plan = _plan_of(module, parts)
     if not plan:
         raise ValueError(
             f"transformers has no plan for tensor parallelism (base_model_tp_plan) of {kind}. "
             "To fix: 1, or a split of your own by ballast_trainer.tensor_parallel.layers.split_layer_type"
         )
-    parts = dict(layer.named_modules())
-    experts = [path for path in parts if plan.get(path) == _EXPERTS]
+    experts = [path for path in parts if plan.get(path, ("", ""))[0] == _EXPERTS]
     shared: dict[str, SharedInput] = {}
-    joined: dict[str, tuple[list[ColumnLinear], list[RowLinear]]] = {}
+    joined: dict[str, tuple[list[ColumnLinear], dict[str, list[RowLinear]]]] = {}
     for path, part in parts.items():
-        style = plan.get(path)
+        style, group = plan.get(path, (None, ""))
         if style is None:
             continue
-        parent = path.rpartition(".")[0]
-        columns, rows = joined.setdefault(parent, ([], []))
-        if style in (*_COLUMNS, *_ROWS) and not isinstance(part, nn.Linear):
-            what = f"{type(part).__module__}.{type(part).__name__}"
-            raise ValueError(f"{path} of {kind} is a {what}, no nn.Linear. To fix: 1")
-        if style in _COLUMNS:
-            _check_cut(module, path, style, axis)
-            column = ColumnLinear(part, axis, given=shared.setdefault(parent, SharedInput(axis)))
-            if style == "colwise_gather_output":
-                column.register_forward_hook(lambda _, args, output: gather(output, axis))
-            else:
-                columns.append(column)
-            set_submodule(layer, path, column)
-        elif style in _ROWS:
-            row = RowLinear(part, axis)
-            if style == "rowwise_split_input":
-                row.register_forward_pre_hook(lambda _, args: scatter(args[0], axis))
-            else:
-                rows.append(row)
-            set_submodule(layer, path, row)
+        columns, rows = joined.setdefault(group, ([], {}))
+        if style in (*_COLUMNS, *_ROWS):
+            if style == "colwise":
+                _check_heads(module, path, axis)
+            for place, one in _maps(path, part, style).items():
+                if not _is_linear(one):
+                    what = f"{type(one).__module__}.{type(one).__name__}"
+                    raise ValueError(f"{place} of {kind} is a {what}, no nn.Linear. To fix: 1")
+                if style in _ROWS:
+                    row = RowLinear(one, axis)
+                    if style == _SPLIT:
+                        row.register_forward_pre_hook(lambda _, args: scatter(args[0], axis))
+                    else:
+                        rows.setdefault(path, []).append(row)
+                    set_submodule(layer, place, row)
+                    continue
+                given = shared.setdefault(group, SharedInput(axis)) if "lora_B" not in place else None
+                column = ColumnLinear(one, axis, blocks=1 + (style == _PACKED), given=given)
+                if style == _GATHERED:
+                    column.register_forward_hook(lambda _, args, output: gather(output, axis))
+                else:
+                    columns.append(column)
+                set_submodule(layer, place, column)
         elif style == _OF_HEADS:
             for parameter in (one for one in part.parameters() if one.requires_grad):
                 # Each rank has the gradient of its own heads.
                 parameter.register_hook(lambda gradient: axis.all_reduce(gradient.contiguous().clone()))
         elif style != _EXPERTS:
             raise ValueError(f"{style} of {path}, in the plan of {kind}, is not known here. To fix: 1")
-    for parent, (columns, rows) in joined.items():
-        _pair(module, parent, columns, rows)
+    for group, (columns, rows) in joined.items():
+        if columns and len(rows) == 1:
+            _pair(module, group, columns, *rows.values())
     for path in experts:
-        _cut_experts(parts[path], path, kind, plan, axis)
+        _cut_experts(parts[path], path, kind, module.plan, axis)
     return module
 
 
-def _pair(module: DecoderLayer, parent: str, columns: list[ColumnLinear], rows: list[RowLinear]) -> None:
-    """Join the maps of ``parent``, where there are independent units between that can be told."""
-    if not columns or len(rows) != 1:
-        return
-    units: Any = columns[0].weight.shape[0]
-    if parent.partition(".")[0] in ATTENTION:
+def _pair(module: DecoderLayer, group: str, columns: list[ColumnLinear], rows: list[RowLinear]) -> None:
+    """Join the maps of ``group``, where there are independent units between that can be told."""
+    units = rows[0].matrix.shape[1]
+    if group.partition(".")[0] in ATTENTION:
         # A key head goes with its queries.
         heads = [getattr(module.config, name, None) for name in _HEADS]
         units = next((one // rows[0].axis.size for one in heads[::-1] if isinstance(one, int)), 0)
-    cut = [one.weight.shape[one.slicings["weight"].dim] for one in (*columns, *rows)]
+    cut = [one.matrix.shape[0] // one.blocks for one in columns] + [one.matrix.shape[1] for one in rows]
     if units and not any(length % units for length in cut):
-        ParallelPair(columns, rows[0], units=units)
+        ParallelPair(columns, *rows, units=units)
 
 
-def _check_cut(module: DecoderLayer, path: str, style: str, axis: Axis) -> None:
-    """Refuse a cut that would change what the map's part of the layer computes.
+def _check_heads(module: DecoderLayer, path: str, axis: Axis) -> None:
+    """Refuse to cut an attention whose heads do not divide.
 
     Raises:
-        ValueError: heads do not divide, or a dropout would be drawn by each rank for its part alone.
+        ValueError: they do not.
     """
-    config = vars(module.config)
-    attends = path.partition(".")[0] in ATTENTION
-    inner = re.compile("att.*drop" if attends else "activation.*drop")
-    dropped = [name for name, value in config.items() if value and inner.search(name)]
-    if style == "colwise" and dropped:
-        raise ValueError(
-            f"{dropped[0]} {config[dropped[0]]} would be drawn otherwise than in one process. "
-            f"To fix: 1, or {dropped[0]}: 0.0"
-        )
-    if style == "colwise" and attends:
-        for name in _HEADS:
-            heads = config.get(name)
-            if isinstance(heads, int) and heads % axis.size:
-                raise ValueError(f"{heads} heads ({name}) do not divide over {axis.size} tensor ranks")
+    for name in _HEADS:
+        heads = getattr(module.config, name, None)
+        if path.partition(".")[0] in ATTENTION and isinstance(heads, int) and heads % axis.size:
+            raise ValueError(f"{heads} heads ({name}) do not divide over {axis.size} tensor ranks")
 
 
 def _cut_experts(part: nn.Module, path: str, kind: str, plan: dict[str, str], axis: Axis) -> None:
@@ -190,6 +228,21 @@ class _ThreadAxis(Axis):
         return self.meeting.exchange(self.index, tensor)
 
 
+class _Draws(TorchDispatchMode):
+    """Notes the shapes of what is drawn at random."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.shapes: list[torch.Size] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator; attention that draws is made of others."""
+        output = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in func.name():
+            self.shapes.append((output[0] if isinstance(output, tuple) else output).shape)
+        return output
+
+
 def _decoder(module: nn.Module) -> DecoderLayer | None:
     return next((part for part in module.modules() if isinstance(part, DecoderLayer)), None)
 
@@ -202,14 +255,47 @@ def kind_of_layer(module: nn.Module) -> Any:
     return type(layer.layer), tuple((name, one.shape) for name, one in layer.named_parameters())
 
 
+def _drawn_otherwise(config: Any) -> str:
+    dropped = {} if config is None else {name: one for name, one in vars(config).items() if "drop" in name}
+    given = ", ".join(f"{name} {one}" for name, one in dropped.items() if one) or "a dropout"
+    return (
+        f"{given} would be drawn otherwise than in one process. To fix: 1, or 0.0 for what is drawn by head, "
+        "by unit of an MLP, or for an adapter of a map that is cut by rows"
+    )
+
+
+def _trial(
+    module: nn.Module, axis: Axis, value: torch.Tensor, *, cut: dict[str, Slicing], fractions: list[float]
+) -> tuple[dict[str, torch.Tensor], list[torch.Size]]:
+    """Output and gradients of a layer on one rank; shapes of what it draws at random in training."""
+    with torch.no_grad(), _Draws() as draws:
+        module.train()(value)
+    module.eval()
+    given, held, migrates = value.clone().requires_grad_(), [pairs([module])], any(fractions)
+    still = [one for name, one in module.named_parameters() if name in cut and one.requires_grad]
+    for one in still:
+        one.requires_grad_(migrates)
+    begin_migration(held, fractions, axis, microbatches=1)
+    output = module(given)
+    # Of normed outputs the squares have one sum, whatever they are.
+    (output * value).square().mean().backward()
+    finish_migration(held, microbatches=1)
+    found = {"its output": output.detach(), "the gradient of its input": given.grad}
+    found |= {f"the gradient of {name}": one.grad for name, one in module.named_parameters()}
+    module.zero_grad()
+    for one in still:
+        one.requires_grad_()
+    return {name: one for name, one in found.items() if one is not None}, draws.shapes
+
+
 def check_cut_layer(module: nn.Module, size: int, *, migrates: bool = False) -> None:
     """Compare a layer of transformers, cut over ``size`` ranks, with the whole one.
 
     Compared are outputs and gradients, but those of weights that are cut, which follow from these where no
-    rank computes for another.
+    rank computes for another; and the shapes of what is drawn at random in training.
 
     Args:
-        module: whole, with memory; its mode and types change.
+        module: whole, with memory; its mode, types and weights of 0 change.
         size: of the group.
         migrates: half of the work of the last rank is handed over.
 
@@ -218,31 +304,23 @@ def check_cut_layer(module: nn.Module, size: int, *, migrates: bool = False) -> 
     """
     decoder = _decoder(module)
     assert decoder is not None
-    layer = decoder.float().eval()
+    layer, generator = decoder.float().eval(), torch.Generator().manual_seed(0)
+    for parameter in layer.parameters():
+        # Biases and halves of adapters that start at 0 would hide what is wrong with them.
+        if not parameter.any():
+            parameter.detach().normal_(std=0.1, generator=generator)
     meeting = _Meeting(size)
     axes = [_ThreadAxis(ranks=tuple(range(size)), index=index, meeting=meeting) for index in range(size)]
-    cut = [cut_by_plan(copy.deepcopy(layer), axis) for axis in axes]
-    ways = slicings(cut[0])
-    value = torch.randn(2, 11, layer.width, generator=torch.Generator().manual_seed(0))
-    fractions = [0.0] * (size - 1) + [0.5 * migrates]
+    parts = [cut_by_plan(copy.deepcopy(layer), axis) for axis in axes]
+    ways = slicings(parts[0])
+    run = functools.partial(
+        _trial,
+        value=torch.randn(2, 11, layer.width, generator=generator),
+        cut=ways,
+        fractions=[0.0] * (size - 1) + [0.5 * migrates],
+    )
 
-    def run(module: nn.Module, axis: Axis) -> dict[str, torch.Tensor]:
-        given, held = value.clone().requires_grad_(), [pairs([module])]
-        still = [one for name, one in module.named_parameters() if name in ways and one.requires_grad]
-        for one in still:
-            one.requires_grad_(migrates)
-        begin_migration(held, fractions, axis, microbatches=1)
-        output = module(given)
-        output.square().mean().backward()
-        finish_migration(held, microbatches=1)
-        found = {"the gradient of its input": given.grad}
-        found |= {f"the gradient of {name}": one.grad for name, one in module.named_parameters()}
-        module.zero_grad()
-        for one in still:
-            one.requires_grad_()
-        return {"its output": output.detach()} | {n: one for n, one in found.items() if one is not None}
-
-    def of_rank(module: nn.Module, axis: Axis) -> dict[str, torch.Tensor]:
+    def of_rank(module: nn.Module, axis: Axis) -> tuple[dict[str, torch.Tensor], list[torch.Size]]:
         try:
             return run(module, axis)
         except BaseException:
@@ -251,15 +329,17 @@ def check_cut_layer(module: nn.Module, size: int, *, migrates: bool = False) -> 
 
     what, fix = (", with units handed over,", "resize or none") if migrates else (", cut by its plan,", "1")
     kind = f"{type(layer.layer).__name__}{what}"
-    wanted = run(layer, Axis())
+    wanted, drawn = run(layer, Axis())
     with ThreadPoolExecutor(size) as threads:
-        runs = [threads.submit(of_rank, part, axis) for part, axis in zip(cut, axes, strict=True)]
+        runs = [threads.submit(of_rank, part, axis) for part, axis in zip(parts, axes, strict=True)]
     errors = [error for one in runs if (error := one.exception()) is not None]
     if errors:
         first = min(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError))
         raise ValueError(f"{kind} does not run: {first}. To fix: {fix}") from first
+    if any(one.result()[1] != drawn for one in runs):
+        raise ValueError(_drawn_otherwise(layer.config))
     largest = max(float(one.abs().max()) for what, one in wanted.items() if what != "its output")
-    results = [one.result() for one in runs]
+    results = [one.result()[0] for one in runs]
     for name, way in ((f"the gradient of {name}", way) for name, way in ways.items()):
         if all(name in found for found in results):
             whole = way.whole([found[name] for found in results])
