@@ -13,7 +13,7 @@ from ballast_operator.metrics import Metrics
 from ballast_trainer.reporting.prometheus import _GAUGES, PrometheusWriter
 from prometheus_client import CollectorRegistry
 
-from scripts.generated_files import generated_files
+from scripts.generated_files import chart_readme, generated_files
 from tests.support.ports import free_port
 from tests.support.prometheus import needs_prometheus
 from tests.support.waiting import WAIT_SECONDS
@@ -279,3 +279,15 @@ def test_no_generated_file_is_left_over() -> None:
     )
     present = {str(path.relative_to(ROOT)) for folder in folders for path in (ROOT / folder).iterdir()}
     assert present <= generated_files().keys()
+
+
+def test_a_group_of_the_charts_values_has_its_comment_and_its_values_have_their_defaults() -> None:
+    """In its README: a group's default is its values'; a flow mapping is one value."""
+    page = chart_readme("# Why.\nouter:\n  # What.\n  inner: 3\n  flow: {a: 1}\nbare:\n  x: [1]\n")
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    assert rows == [
+        "| `outer` |  | Why. |",
+        "| `outer.inner` | `3` | What. |",
+        '| `outer.flow` | `{"a": 1}` |  |',
+        "| `bare.x` | `[1]` |  |",
+    ]

@@ -6,10 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from ballast_operator.cli.live.explain import as_text
 from ballast_operator.cli.main import main
 from ballast_operator.cli.option_names import printable
-from ballast_operator.report.explanation import Explanation
 from click.testing import CliRunner
 
 
@@ -19,26 +17,6 @@ def test_a_message_cannot_write_to_the_terminal_but_its_letters(hostile):
     shown = printable(f"loss is NaN{hostile}\nstep 3: größer als 1 €")
     assert shown.startswith("loss is NaN\N{REPLACEMENT CHARACTER}") and hostile not in shown
     assert shown.endswith("\nstep 3: größer als 1 €")
-
-
-def test_explain_prints_no_escape_sequence_of_a_trainer():
-    """Its answer is the trainer's own message."""
-    found = Explanation(
-        namespace="team",
-        job="job",
-        state="Failed",
-        reason="UserError",
-        answer="pod job-1-0 ended: \x1b[2J",
-        allocation={},
-        decision={},
-        progress={},
-        restarts={},
-        pods=(),
-        conditions=(),
-        policy=(),
-        events=("UserError: \x1b[31m",),
-    )
-    assert "\x1b" not in as_text(found)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

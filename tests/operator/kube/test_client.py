@@ -1,8 +1,10 @@
-"""The client: where a kubeconfig leads it, and that every answer is one of the operator's own errors."""
+"""The client: where a kubeconfig leads it, and what it makes of any answer, torn or nested."""
 
 import asyncio
 import concurrent.futures
+import json
 import os
+import sys
 import weakref
 
 import pytest
@@ -18,8 +20,10 @@ from ballast_operator.errors import (
     Unavailable,
     Unreachable,
 )
-from ballast_operator.kube.client import Cluster, connect
+from ballast_operator.kube.client import MOST_LEVELS, Cluster, connect, read_json, shallow
 from ballast_operator.kube.kinds import JOB, LEASE
+from hypothesis import given
+from hypothesis import strategies as st
 from kubernetes.aio import client
 
 JSON, HTML = "application/json", "text/html"
@@ -288,3 +292,49 @@ async def test_the_environments_kubeconfig_is_that_of_the_moment(tmp_path, serve
     async with await connect() as cluster:
         await cluster.get(LEASE, "ns", "x")
     assert len(asked) == 1
+
+
+DEEP = 9_000
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+def nested(levels, inside="1"):
+    """JSON text, objects and lists in turns, with brackets in a key and in a value."""
+    half = levels // 2
+    return '{"]{\\"":[' * half + inside + "]}" * half
+
+
+def depth(value):
+    levels = 0
+    while isinstance(value, dict | list):
+        value, levels = next(iter(value.values() if isinstance(value, dict) else value)), levels + 1
+    return levels
+
+
+@pytest.mark.slow
+@given(VALUES)
+def test_a_value_of_usual_depth_is_as_it_was(value):
+    """To the last character."""
+    assert read_json(json.dumps(value).encode()) == value
+
+
+@pytest.mark.parametrize("levels", [MOST_LEVELS, MOST_LEVELS + 2, DEEP])
+def test_a_deep_value_is_cut_and_its_neighbours_are_whole(levels):
+    """Python itself would give up on the whole text."""
+    text = f'{{"items": [{{"name": "a"}}, {nested(levels)}, {{"name": "b"}}]}}'
+    if levels > sys.getrecursionlimit():
+        with pytest.raises(RecursionError):
+            json.loads(text)
+    first, deep, last = read_json(text.encode())["items"]
+    assert (first, last) == ({"name": "a"}, {"name": "b"})
+    assert depth(deep) == MOST_LEVELS - 2
+
+
+def test_what_is_no_json_stays_so():
+    """A torn answer is an error as before."""
+    with pytest.raises(ValueError, match="Expecting"):
+        read_json(nested(DEEP)[: DEEP // 2].encode())
+    assert shallow("]" * 300) == "]" * 300

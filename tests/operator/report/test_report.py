@@ -60,6 +60,14 @@ def test_a_job_that_starts_says_both_where_and_what_it_waits_for():
     assert explanation(starts, [], [], []).answer == "2 x v100 of pool fast; not running yet: 1 of 2 pods run"
 
 
+def test_explain_prints_no_escape_sequence_of_a_trainer():
+    """Its answer is the trainer's own message, and so are events."""
+    said = condition("Failed", "True", "UserError", "pod a ended: \x1b[2J")
+    event = {"metadata": {"name": "e"}, "reason": "UserError", "message": "\x1b[31m"}
+    text = as_text(explanation(job(state="Failed", conditions=[said]), [], [], [event]))
+    assert "pod a ended" in text and "event    UserError" in text and "\x1b" not in text
+
+
 def test_a_job_that_no_operator_has_seen_says_so():
     """Without an operator the answer names it."""
     assert "see that ballast operator runs" in explanation(job(), [], [], []).answer
