@@ -45,6 +45,10 @@ class Everybody:
         """All."""
         return frozenset(there_are)
 
+    def waits_for(self, person: Any) -> int:
+        """Nothing."""
+        return 0
+
     async def sees_policies(self, person: Any) -> bool:
         """Yes."""
         return True

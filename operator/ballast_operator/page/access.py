@@ -7,6 +7,7 @@ are limited, so that whoever guesses cannot have the API server asked at will.
 
 import asyncio
 import dataclasses
+import functools
 import hashlib
 import hmac
 import secrets
@@ -20,6 +21,9 @@ from ballast_operator.kube.kinds import SUBJECT_ACCESS_REVIEW, TOKEN_REVIEW, Kin
 KEPT_SECONDS, REFUSED_SECONDS = 60.0, 10.0
 """How long an answer counts, and a refusal of a token."""
 
+RENEWED_SECONDS = 20.0
+"""Before an answer's end, from when on a look has it asked for again: who keeps looking never waits."""
+
 SESSION_SECONDS, MOST_SESSIONS = 8 * 3600.0, 1000
 MOST_TOKENS, MOST_ANSWERS, LONGEST_TOKEN = 2000, 50_000, 16_384
 
@@ -28,6 +32,9 @@ LOGINS_PER_SECOND, MOST_LOGINS = 2.0, 20.0
 
 MOST_NAMESPACES, ASKED_AT_ONCE = 2000, 16
 """Namespaces of which one person is asked for, and reviews under way at the same time."""
+
+ANSWERED_SECONDS = 0.3
+"""How long a look waits for reviews of more namespaces than are asked for at once; the next one has more."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -67,6 +74,11 @@ class Kept(Generic[K, V]):
             return None
         return found[1]
 
+    def seconds_left(self, key: K) -> float:
+        """How long its answer still counts."""
+        found = self._known.get(key)
+        return 0.0 if found is None else found[0] - self._clock()
+
     def put(self, key: K, value: V, seconds: float) -> None:
         """Keep ``value`` for so long."""
         self._known[key] = (self._clock() + seconds, value)
@@ -89,6 +101,7 @@ class Reviews:
         self._left, self._left_at = MOST_LOGINS, clock()
         self._seen: Kept[bytes, bool] = Kept(MOST_TOKENS, clock)
         self._turn = asyncio.Semaphore(ASKED_AT_ONCE)
+        self._asking: dict[tuple[Person, str, str], asyncio.Task[bool]] = {}
 
     async def person(self, token: str) -> Person | None:
         """Whose token it is; None: nobody's.
@@ -117,16 +130,33 @@ class Reviews:
     async def namespaces(self, person: Person, there_are: Iterable[str]) -> frozenset[str]:
         """Those of ``there_are`` whose jobs the person may get; of very many the first by name are asked for.
 
+        Of more than are asked for at once, those of which it is known soon: see :meth:`waits_for`.
+
         Raises:
             OperatorError: the API server does not answer.
         """
         asked = sorted(there_are)[:MOST_NAMESPACES]
         if await self._allowed(person, meta.TRAINING_JOB_PLURAL, ""):
             return frozenset(asked)
-        answers = await asyncio.gather(
-            *(self._allowed(person, meta.TRAINING_JOB_PLURAL, name) for name in asked)
+        answers = {
+            name: asyncio.ensure_future(self._allowed(person, meta.TRAINING_JOB_PLURAL, name))
+            for name in asked
+        }
+        if answers:
+            await asyncio.wait(
+                answers.values(), timeout=ANSWERED_SECONDS if len(answers) > ASKED_AT_ONCE else None
+            )
+        late = [answer for answer in answers.values() if not answer.done()]
+        for answer in late:
+            answer.cancel()  # the review goes on
+        await asyncio.gather(*late, return_exceptions=True)
+        return frozenset(
+            name for name, answer in answers.items() if not answer.cancelled() and answer.result()
         )
-        return frozenset(name for name, allowed in zip(asked, answers, strict=True) if allowed)
+
+    def waits_for(self, person: Person) -> int:
+        """In how many namespaces it is not known yet what the person may see."""
+        return sum(key[0] == person and self._may.get(key) is None for key in self._asking)
 
     async def sees_policies(self, person: Person) -> bool:
         """Whether the person may get ClusterPolicies: what pools and teams have.
@@ -139,8 +169,20 @@ class Reviews:
     async def _allowed(self, person: Person, resource: str, namespace: str) -> bool:
         key = (person, resource, namespace)
         known = self._may.get(key)
-        if known is not None:
+        if known is not None and self._may.seconds_left(key) > RENEWED_SECONDS:
             return known
+        asking = self._asking.get(key)
+        if asking is None:
+            asking = self._asking[key] = asyncio.create_task(self._review(*key))
+            asking.add_done_callback(functools.partial(self._answered, key))
+        return known if known is not None else await asyncio.shield(asking)
+
+    def _answered(self, key: tuple[Person, str, str], answer: asyncio.Task[bool]) -> None:
+        del self._asking[key]
+        if not answer.cancelled():
+            answer.exception()  # whoever still waits for it is told
+
+    async def _review(self, person: Person, resource: str, namespace: str) -> bool:
         what = {"group": meta.GROUP, "resource": resource, "verb": "get", "namespace": namespace}
         spec = {
             "resourceAttributes": what,
@@ -152,7 +194,7 @@ class Reviews:
         async with self._turn:
             answer = await self._ask(SUBJECT_ACCESS_REVIEW, _review(SUBJECT_ACCESS_REVIEW, spec))
         allowed = (answer.get("status") or {}).get("allowed") is True
-        self._may.put(key, allowed, KEPT_SECONDS)
+        self._may.put((person, resource, namespace), allowed, KEPT_SECONDS)
         return allowed
 
     def _take_a_turn(self) -> None:
@@ -178,6 +220,10 @@ class OneKey:
     async def namespaces(self, person: Person, there_are: Iterable[str]) -> frozenset[str]:
         """As of :class:`Reviews`."""
         return frozenset(there_are)
+
+    def waits_for(self, person: Person) -> int:
+        """As of :class:`Reviews`."""
+        return 0
 
     async def sees_policies(self, person: Person) -> bool:
         """As of :class:`Reviews`."""

@@ -353,6 +353,7 @@ class Page:
             refreshes=template in REFRESHED and status == 200,
             title=self._title,
             looked_at=at,
+            not_asked=self._access.waits_for(person) if person is not None else 0,
             one_key=isinstance(self._access, OneKey),
             screens=SCREENS + ((("/history", "History"),) if self._history is not None else ()),
         )

@@ -75,6 +75,41 @@ async def test_who_may_see_all_jobs_costs_one_review():
     assert server.asked == ["SubjectAccessReview"]
 
 
+async def test_a_first_look_does_not_wait_for_the_reviews_of_many_namespaces():
+    """It says how many are not answered; the next look has them, and shares the reviews under way."""
+    now, server, let = [0.0], Server(), asyncio.Event()
+    many = {f"ns-{number:03}" for number in range(200)}
+    server.allowed = {("trainingjobs", name) for name in many if name != "ns-000"}
+
+    async def ask(kind: Any, body: Any) -> Any:
+        if body["spec"]["resourceAttributes"]["namespace"] > "ns-009":
+            await let.wait()
+        return await server.ask(kind, body)
+
+    reviews, ann = Reviews(ask, clock=lambda: now[0]), Person(name="ann")
+    first = await reviews.namespaces(ann, many)
+    assert first == {f"ns-00{number}" for number in range(1, 10)}
+    assert reviews.waits_for(ann) == 190 and reviews.waits_for(Person(name="bob")) == 0
+    assert await reviews.namespaces(ann, many) == first
+    let.set()
+    await eventually_settled(reviews)
+    assert await reviews.namespaces(ann, many) == many - {"ns-000"}
+    assert len(server.asked) == 201
+    for at in range(10, 200, 10):  # who keeps looking never waits, and a right that is taken is gone
+        now[0] = at
+        if at == 100:
+            server.allowed.remove(("trainingjobs", "ns-001"))
+        assert len(await reviews.namespaces(ann, many)) >= 198
+        await eventually_settled(reviews)
+    assert await reviews.namespaces(ann, many) == many - {"ns-000", "ns-001"}
+    assert len(server.asked) <= 201 * 6
+
+
+async def eventually_settled(reviews: Reviews) -> None:
+    while reviews._asking:
+        await asyncio.wait(reviews._asking.values())
+
+
 async def test_guesses_are_limited_and_do_not_lock_out_who_was_let_in():
     """The API server is asked of so many tokens that are not known; one that was good is asked of again."""
     now, server = [0.0], Server()

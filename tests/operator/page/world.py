@@ -180,5 +180,8 @@ class Everybody:
         found = frozenset(there_are)
         return found if self._namespaces is None else found & self._namespaces
 
+    def waits_for(self, person: Person) -> int:
+        return 0
+
     async def sees_policies(self, person: Person) -> bool:
         return self._policies
