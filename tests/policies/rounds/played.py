@@ -1,13 +1,25 @@
 """Rounds played in a row, each from the state that the one before has left."""
 
-from ballast_policies.allocation.problem import Problem
+from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.allocation.registry import allocate
 from ballast_policies.rounds.decide import decide_round
 from ballast_policies.rounds.memory import Account, advance
 from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.values import RoundSettings, RoundState
+from ballast_policies.rounds.values import Node, Placement, RoundSettings, RoundState
 
 TYPES = ("v100", "p100", "k80")
+
+
+def node(name, gpus, pool="a", **fields):
+    return Node(name=name, pool=pool, gpu_type="v100", gpus=gpus, **fields)
+
+
+def job(name, gpus=1, **fields):
+    return Job(name=name, gpus=gpus, **{"throughput": {"v100": 1.0}, **fields})
+
+
+def at(*nodes, pool="a"):
+    return Placement(gpu_type="v100", pool=pool, nodes=nodes)
 
 
 def solve(nodes, jobs):

@@ -3,11 +3,9 @@
 from collections import Counter
 
 import pytest
-from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.memory import HALF_LIFE_ROUNDS, Account, advance
-from ballast_policies.rounds.values import Node
 
-from tests.policies.rounds.played import play
+from tests.policies.rounds.played import job, node, play
 
 ROUND = 60.0
 
@@ -24,9 +22,7 @@ def shares_of_round(number):
 
 def test_jobs_get_their_shares_although_every_round_has_new_ones():
     """100 rounds of one GPU: 49, 31 and 20 of them, within three."""
-    nodes = [Node(name="n0", pool="a", gpu_type="v100", gpus=1)]
-    jobs = [Job(name=job, gpus=1, throughput={"v100": 1.0}) for job in "abc"]
-    rounds = play(nodes, jobs, 100, shares=shares_of_round)
+    rounds = play([node("n0", 1)], [job(name) for name in "abc"], 100, shares=shares_of_round)
     turns = Counter(job for _, _, decided in rounds for job in decided.placements)
     assert turns["a"] == pytest.approx(49, abs=3)
     assert turns["b"] == pytest.approx(31, abs=3)

@@ -3,28 +3,21 @@
 import dataclasses
 
 import pytest
-from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.decide import decide_round
 from ballast_policies.rounds.gangs import SharedGpus, SharingJob
 from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.values import Node, Placement, Round, RoundSettings, RoundState
+from ballast_policies.rounds.values import Node, Round, RoundSettings, RoundState
 from ballast_policies.throughput.paired import PairSpeeds
+
+from tests.policies.rounds.played import at, job
 
 GB = 1e9
 NOTHING_YET = RoundState()
 KNOWN = frozenset({"v100"})
 
 
-def gpus(*names: str, pool: str = "shared") -> tuple[Node, ...]:
+def gpus(*names: str, pool: str = "a") -> tuple[Node, ...]:
     return tuple(Node(name=name, pool=pool, gpu_type="v100", gpus=1) for name in names)
-
-
-def job(name: str, size: int = 1) -> Job:
-    return Job(name=name, throughput={"v100": 1.0}, gpus=size, steps_remaining=1e6)
-
-
-def on(node: str, pool: str = "shared") -> Placement:
-    return Placement(gpu_type="v100", pool=pool, nodes=(node,))
 
 
 def may_share(*names: str, nodes: tuple[Node, ...], speeds: dict[tuple[str, str], float] | None = None):
@@ -63,7 +56,7 @@ def decide(
 
 def running(**nodes: str) -> RoundState:
     return RoundState(
-        running={name: on(node) for name, node in nodes.items()},
+        running={name: at(node) for name, node in nodes.items()},
         running_since={name: 100.0 * number for number, name in enumerate(nodes)},
         received={name: {"v100": 100.0} for name in nodes},
     )
@@ -73,7 +66,7 @@ def test_a_job_that_would_wait_begins_beside_one_that_shares():
     """The third job waits: no GPU has more than two."""
     nodes = gpus("n")
     found = decide("abc", nodes, may_share("a", "b", "c", nodes=nodes))
-    assert found.placements == {"a": on("n"), "b": on("n")}
+    assert found.placements == {"a": at("n"), "b": at("n")}
     assert (found.started, found.waiting) == (("a", "b"), ("c",))
     assert {name: beside.partner for name, beside in found.beside.items()} == {"a": "b", "b": "a"}
     assert "shares it with a, at 0.60 of its speed alone (estimated)" in found.reasons["b"]
@@ -131,7 +124,7 @@ def test_within_a_round_and_before_its_least_time_a_pair_is_not_parted():
     assert set(decide("ab", nodes, shared, state=state, min_run_seconds=950.0).extended) == {"a", "b"}
     apart = decide("ab", nodes, shared, state=state)
     assert (apart.extended, apart.moved) == (("a",), ("b",))
-    assert apart.placements["b"] == on("m")
+    assert apart.placements["b"] == at("m")
     urgent = {"a": 0.01, "b": 0.01, "c": 1.0}
     one = may_share("a", "b", nodes=gpus("n"), speeds=slow)
     found = decide("abc", gpus("n"), one, state=state, shares=urgent, min_run_seconds=950.0)

@@ -14,13 +14,11 @@ from ballast_policies.rounds.values import Node, NodeRequest, Placement, RoundSe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.policies.rounds.played import TYPES, one_round, play, solve
+from tests.policies.rounds.played import TYPES, at, job, node, one_round, play, solve
 
 
 def one_pool(gpus, *sizes):
-    nodes = [Node(name=f"n{i}", pool="a", gpu_type="v100", gpus=g) for i, g in enumerate(gpus)]
-    jobs = [Job(name=f"job-{i}", gpus=g, throughput={"v100": 1.0}) for i, g in enumerate(sizes)]
-    return nodes, jobs
+    return [node(f"n{i}", g) for i, g in enumerate(gpus)], [job(f"job-{i}", g) for i, g in enumerate(sizes)]
 
 
 def test_two_jobs_that_do_not_fit_together_take_turns():
@@ -34,7 +32,7 @@ def test_a_gang_is_packed_on_the_tightest_node_that_holds_it_whole():
     """Two GPUs go to the node with two free, not to the one with four."""
     nodes, jobs = one_pool([4, 2], 2)
     (_, _, decided), *_ = play(nodes, jobs, 1)
-    assert decided.placements["job-0"] == Placement(gpu_type="v100", pool="a", nodes=("n1", "n1"))
+    assert decided.placements["job-0"] == at("n1", "n1")
 
 
 def test_a_waiting_gang_is_told_what_is_missing():
@@ -61,7 +59,7 @@ def test_a_gang_whose_pool_has_another_name_or_type_holds_nothing_there(pool, ki
 def test_a_gang_on_a_node_that_has_gone_is_placed_again():
     """A lost node does not hold on to its gang."""
     nodes, jobs = one_pool([2, 2], 2)
-    gone = Placement(gpu_type="v100", pool="a", nodes=("lost", "lost"))
+    gone = at("lost", "lost")
     decided = one_round(nodes, jobs, running={"job-0": gone}, settings=YOUNG)
     assert decided.moved == ("job-0",)
     assert set(decided.placements["job-0"].nodes) <= {"n0", "n1"}
@@ -70,21 +68,19 @@ def test_a_gang_on_a_node_that_has_gone_is_placed_again():
 def test_a_gang_that_shrank_is_placed_at_its_new_size():
     """After a repack the old placement no longer fits the gang, so the caller passes the new one."""
     nodes, jobs = one_pool([2, 2], 2)
-    old = Placement(gpu_type="v100", pool="a", nodes=("n0", "n0", "n1", "n1"))
+    old = at("n0", "n0", "n1", "n1")
     decided = one_round(nodes, jobs, running={"job-0": old})
     assert len(decided.placements["job-0"].nodes) == 2
 
 
 def test_what_comes_free_is_kept_for_a_large_gang_that_waits_for_young_ones():
     """A gang of four is served once the youngest that ran may be stopped; nothing new starts before it."""
-    nodes = [Node(name="n0", pool="a", gpu_type="v100", gpus=4)]
+    nodes = [node("n0", 4)]
     settings = RoundSettings(round_seconds=30.0, min_run_seconds=100.0)
-    jobs = [Job(name=f"one-{i}", gpus=1, throughput={"v100": 1.0}) for i in range(6)]
-    jobs.append(Job(name="large", gpus=4, throughput={"v100": 1.0}))
-    at = Placement(gpu_type="v100", pool="a", nodes=("n0",))
+    jobs = [*(job(f"one-{i}") for i in range(6)), job("large", 4)]
     state = RoundState(
         received={f"one-{i}": {"v100": 1000.0} for i in range(6)},
-        running={f"one-{i}": at for i in range(4)},
+        running={f"one-{i}": at("n0") for i in range(4)},
         running_since={f"one-{i}": 30.0 * i for i in range(4)},
     )
     allocation = solve(nodes, jobs)
@@ -111,10 +107,10 @@ def test_a_waiting_gang_is_told_for_whom_free_gpus_are_kept():
     nodes, jobs = one_pool([4], 1, 1, 3)
     decided = one_round(
         nodes,
-        [*jobs[:2], Job(name="job-2", gpus=4, throughput={"v100": 1.0})],
+        [*jobs[:2], job("job-2", 4)],
         shares=solve(nodes, jobs).allocation,
         received={"job-0": {"v100": 900.0}, "job-1": {"v100": 900.0}},
-        running={"job-0": Placement(gpu_type="v100", pool="a", nodes=("n0",))},
+        running={"job-0": at("n0")},
         settings=RoundSettings(round_seconds=30.0, min_run_seconds=100.0),
     )
     assert set(decided.placements) == {"job-0"}
@@ -124,15 +120,15 @@ def test_a_waiting_gang_is_told_for_whom_free_gpus_are_kept():
 def test_a_gang_that_stays_keeps_its_nodes_though_a_more_urgent_one_would_fit_them_better():
     """No gang is moved only to pack another more tightly."""
     nodes, jobs = one_pool([2, 2], 2, 2)
-    running = {"job-1": Placement(gpu_type="v100", pool="a", nodes=("n0", "n0"))}
+    running = {"job-1": at("n0", "n0")}
     decided = one_round(nodes, jobs, now=60.0, received={"job-1": {"v100": 60.0}}, running=running)
     assert decided.extended == ("job-1",)
     assert decided.placements["job-0"].nodes == ("n1", "n1")
 
 
 NODES = (
-    Node(name="a-0", pool="a", gpu_type="v100", gpus=4),
-    Node(name="a-1", pool="a", gpu_type="v100", gpus=4, taints="team=x:NoSchedule"),
+    node("a-0", 4),
+    node("a-1", 4, taints="team=x:NoSchedule"),
     Node(name="b-0", pool="b", gpu_type="k80", gpus=8),
 )
 
@@ -165,8 +161,8 @@ def test_a_text_found_for_another_job_is_the_job_s_own(asked, free, kept_for):
         for node in NODES
     }
     explained, rooms = Explained(question, others, kept_for), pool_rooms(NODES, free)
-    for job in jobs:
-        assert explained.waiting(job).told(None) == explain_waiting(job, rooms, kept_for, asks[job.name])
+    for one in jobs:
+        assert explained.waiting(one).told(None) == explain_waiting(one, rooms, kept_for, asks[one.name])
 
 
 @pytest.mark.parametrize(
@@ -181,27 +177,18 @@ def test_a_text_found_for_another_job_is_the_job_s_own(asked, free, kept_for):
 )
 def test_four_gpus_in_pods(free, each, want):
     """On the node that holds the gang with the least to spare; never half a pod."""
-    nodes = [Node(name=name, pool="a", gpu_type="v100", gpus=gpus) for name, gpus in free.items()]
+    nodes = [node(name, gpus) for name, gpus in free.items()]
     assert pack(4, nodes, free, each) == want
-
-
-def node(name: str, gpus: int, **fields: str) -> Node:
-    return Node(name=name, pool="p", gpu_type="v100", gpus=gpus, **fields)
-
-
-def job(name: str, gpus: int) -> Job:
-    return Job(name=name, gpus=gpus, throughput={"v100": 1.0})
 
 
 def test_a_gang_that_runs_on_a_node_with_a_new_taint_stays():
     """Nothing is moved for a taint; what is started meanwhile goes elsewhere."""
     nodes = [node("plain", 2), node("tainted", 2, taints="a:NoSchedule")]
-    at = Placement(gpu_type="v100", pool="p", nodes=("tainted", "tainted"))
     asks = dict.fromkeys(("runs", "new"), NodeRequest(frozenset({"a:NoSchedule"})))
     jobs = [job("runs", 2), job("new", 2)]
     shares = {one.name: {"v100": 1.0} for one in jobs}
-    decided = one_round(nodes, jobs, shares=shares, running={"runs": at}, asks=asks)
-    assert decided.placements["runs"] == at
+    decided = one_round(nodes, jobs, shares=shares, running={"runs": at("tainted", "tainted")}, asks=asks)
+    assert decided.placements["runs"] == at("tainted", "tainted")
     assert decided.placements["new"].nodes == ("plain", "plain")
 
 
@@ -212,13 +199,12 @@ def test_a_gang_does_not_grow_onto_a_tainted_or_closed_node():
         node("tainted", 2, taints="a:NoSchedule"),
         node("leaving", 2, closed="is cordoned"),
     )
-    at = Placement(gpu_type="v100", pool="p", nodes=("home", "home"))
     gang = ElasticGang(speeds={"v100": {size: float(size) for size in (2, 3, 4, 5)}})
     decided = one_round(
         nodes,
         [job("runs", 2)],
         shares={"runs": {"v100": 1.0}},
-        running={"runs": at},
+        running={"runs": at("home", "home")},
         elastic={"runs": gang},
         asks={"runs": NodeRequest(frozenset({"a:NoSchedule"}))},
     )
@@ -257,10 +243,10 @@ def test_every_gang_that_fits_somewhere_is_served_within_bounded_rounds(cluster)
     served = set()
     for _, _, decided in play(nodes, jobs, 60):
         served |= set(decided.placements)
-    for job in jobs:
-        wanted = [kind for kind, share in allocation.allocation[job.name].items() if share > 0.05]
-        if any(room[pool, kind] >= job.gpus for pool, kind in room if kind in wanted):
-            assert job.name in served
+    for one in jobs:
+        wanted = [kind for kind, share in allocation.allocation[one.name].items() if share > 0.05]
+        if any(room[pool, kind] >= one.gpus for pool, kind in room if kind in wanted):
+            assert one.name in served
 
 
 @given(cluster=clusters(), lost=st.integers(0, 4))

@@ -4,24 +4,19 @@ import dataclasses
 from collections import Counter
 
 import pytest
-from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.gangs import ElasticGang
 from ballast_policies.rounds.grants import grant_gpus
 from ballast_policies.rounds.question import Question, SpotLimits
 from ballast_policies.rounds.spot_limits import launches, within_spot_limits
 from ballast_policies.rounds.values import Node, Placement, PoolPart, RoundSettings
 
-from tests.policies.rounds.played import one_round
+from tests.policies.rounds.played import at, job, one_round
 
 SPOT = frozenset({"s", "t", "u"})
 
 
 def node(name, gpus, pool="s", zone=""):
     return Node(name=name, pool=pool, gpu_type="v100", gpus=gpus, zone=zone)
-
-
-def job(name, gpus=1, **fields):
-    return Job(name=name, gpus=gpus, **{"throughput": {"v100": 1.0}, "steps_remaining": 1e4, **fields})
 
 
 def decide(jobs, nodes, limits, *, running=None, elastic=None, shares=None, within_round=False, **options):
@@ -75,7 +70,7 @@ def test_without_other_machines_nothing_starts_on_spot_machines():
 def test_what_runs_is_not_stopped_where_more_is_held_than_the_limits_leave(limits):
     """A limit that was lowered: gangs stay, the waiting one is more urgent and does not start."""
     nodes = [node("a", 4), node("b", 4, "t")]
-    running = {f"j{at}": Placement(gpu_type="v100", pool="s", nodes=("a", "a")) for at in range(2)}
+    running = {f"j{number}": at("a", "a", pool="s") for number in range(2)}
     jobs = [job("j0", 2), job("j1", 2), job("new", 2, weight=9.0)]
     shares = {"j0": {"v100": 0.1}, "j1": {"v100": 0.1}, "new": {"v100": 1.0}}
     decided = decide(jobs, nodes, SpotLimits(pools=SPOT, **limits), running=running, shares=shares)

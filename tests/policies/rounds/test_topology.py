@@ -3,15 +3,12 @@
 from collections import Counter
 
 import pytest
-from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.decide import decide_round
 from ballast_policies.rounds.gangs import ElasticGang
 from ballast_policies.rounds.ledger import pack
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import (
-    Node,
     NodeRequest,
-    Placement,
     RoundSettings,
     RoundState,
     TopologyRequest,
@@ -20,6 +17,9 @@ from ballast_policies.rounds.values import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.policies.rounds.played import at, job
+from tests.policies.rounds.played import node as plain_node
+
 LEVELS = ("block", "rack")
 BLOCK, RACK = TopologyRequest("block", 0, required=True), TopologyRequest("rack", 1, required=True)
 NEAR = TopologyRequest("rack", 1, required=False)
@@ -27,8 +27,7 @@ NEAR = TopologyRequest("rack", 1, required=False)
 
 def node(name, gpus, block="", rack="", **options):
     labels = {"block": block, "rack": rack}
-    where = domains_of(name, labels, LEVELS)
-    return Node(name=name, pool="a", gpu_type="v100", gpus=gpus, domains=where, **options)
+    return plain_node(name, gpus, domains=domains_of(name, labels, LEVELS), **options)
 
 
 def racks(*gpus):
@@ -43,10 +42,6 @@ def question(nodes, jobs, **options):
 
 def of_domains(asked):
     return {name: NodeRequest(topology=request) for name, request in asked.items()}
-
-
-def job(name, gpus):
-    return Job(name=name, gpus=gpus, throughput={"v100": 1.0})
 
 
 def domains(placement, nodes, level):
@@ -98,7 +93,7 @@ def test_one_domain_is_none(sizes, gangs):
     """Where all nodes are in one domain, every decision is as without a topology."""
     jobs = [job(f"job-{i}", gpus) for i, gpus in enumerate(gangs)]
     inside = [node(f"n{i}", gpus, "b", "r") for i, gpus in enumerate(sizes)]
-    without = [Node(name=one.name, pool="a", gpu_type="v100", gpus=one.gpus) for one in inside]
+    without = [plain_node(one.name, one.gpus) for one in inside]
     asked = {one.name: (RACK, NEAR, BLOCK)[i % 3] for i, one in enumerate(jobs[1:])}
     found = decide_round(question(inside, jobs, asks=of_domains(asked))).placements
     assert found == decide_round(question(without, jobs)).placements
@@ -137,7 +132,7 @@ def test_an_elastic_gang_starts_where_it_can_grow_and_grows_inside():
 
 def test_nodes_of_no_level_are_domains_of_their_own():
     """As those that a forecast adds: beside labelled ones, at any level."""
-    nodes = [*racks(2), Node(name="added", pool="a", gpu_type="v100", gpus=2)]
+    nodes = [*racks(2), plain_node("added", 2)]
     free = {one.name: one.gpus for one in nodes}
     assert set(pack(6, nodes, free)) == set(free) and pack(6, nodes, free, 1, RACK) is None
     gang = ElasticGang(speeds={"v100": {size: float(size) for size in range(1, 7)}})
@@ -160,10 +155,7 @@ def test_less_urgent_gangs_move_out_of_a_domain():
     """Two racks, each with a small gang: the one that is owed less moves beside the other."""
     nodes = racks(2, 2)
     small = [job("one", 1), job("two", 1)]
-    running = {
-        name: Placement(gpu_type="v100", pool="a", nodes=(at,))
-        for name, at in (("one", "0-0"), ("two", "1-0"))
-    }
+    running = {"one": at("0-0"), "two": at("1-0")}
     state = RoundState(
         running=running,
         running_since=dict.fromkeys(running, 0.0),
@@ -179,7 +171,7 @@ def test_less_urgent_gangs_move_out_of_a_domain():
 def test_who_moves_out_of_a_domain_goes_to_no_node_that_it_does_not_tolerate():
     """The only GPU that is left is on a node with a taint: the gang is stopped."""
     nodes = [*racks(2), node("tainted", 1, "b", "r1", taints="t")]
-    running = {"small": Placement(gpu_type="v100", pool="a", nodes=("0-0",))}
+    running = {"small": at("0-0")}
     state = RoundState(running=running, running_since={"small": 0.0}, received={"small": {"v100": 900.0}})
     asks = {"wide": NodeRequest(topology=RACK), "small": NodeRequest(frozenset("t"))}
     decided = decide_round(
@@ -191,7 +183,7 @@ def test_who_moves_out_of_a_domain_goes_to_no_node_that_it_does_not_tolerate():
 def test_a_domain_is_kept_for_a_gang_that_waits_for_protected_ones():
     """Each rack has a gang that must not be disturbed yet: small ones get what is free in one rack alone."""
     nodes, small = racks(2, 2), [job(f"small-{i}", 1) for i in range(6)]
-    running = {name: Placement(gpu_type="v100", pool="a", nodes=(name,)) for name in ("0-0", "1-0")}
+    running = {name: at(name) for name in ("0-0", "1-0")}
     jobs = [job("wide", 4), *(job(name, 1) for name in running), *small]
     state = RoundState(
         running=running, running_since=dict.fromkeys(running, 50.0), promised={"wide": {"v100": 60.0}}

@@ -6,11 +6,8 @@ import pytest
 from ballast_policies.allocation.problem import Job
 from ballast_policies.protocol import Action
 from ballast_policies.rounds.gangs import ElasticGang
-from ballast_policies.rounds.values import Node, Placement
 from ballast_policies.scheduling import (
-    Capacity,
     ClusterJob,
-    ClusterState,
     Memory,
     SchedulingPolicy,
     TenantRooms,
@@ -19,28 +16,10 @@ from ballast_policies.scheduling import (
 )
 from ballast_policies.scheduling.assignments import AssignmentErrors, Obstacle
 
+from tests.policies.scheduling.clusters import at, cluster, gang
+
 FAIR = SchedulingPolicy(objective="max-min-fairness", round_seconds=60.0)
-SPEEDS = {"v100": {1: 1.0, 2: 1.9, 3: 2.7}}
-
-
-def at(*nodes):
-    return Placement(gpu_type="v100", pool="a", nodes=nodes)
-
-
-def gang(name, *, gpus=1, tenant="", runs=None, elastic=False):
-    """A job of one GPU type; an elastic one has one to three GPUs."""
-    return ClusterJob(
-        job=Job(name=name, gpus=gpus, throughput={"v100": float(gpus)}),
-        tenant=tenant,
-        placement=runs,
-        launches=int(runs is not None),
-        elastic=ElasticGang(speeds=SPEEDS, may_shrink=True, may_grow=True) if elastic else None,
-    )
-
-
-def cluster(*jobs, gpus=3, **fields):
-    nodes = (Node(name="n", pool="a", gpu_type="v100", gpus=gpus),)
-    return ClusterState(capacity=Capacity(gpu_types=("v100",), nodes=nodes), jobs=jobs, **fields)
+SIZES = ElasticGang(speeds={"v100": {1: 1.0, 2: 1.9, 3: 2.7}}, may_shrink=True, may_grow=True)
 
 
 def decided(state, policy=FAIR, *, now=1000.0, round_began=True):
@@ -51,7 +30,7 @@ def decided(state, policy=FAIR, *, now=1000.0, round_began=True):
 
 def test_an_elastic_gang_takes_the_gpus_that_nobody_else_could_use():
     """It stays where it is, and is told which configurations would have been next."""
-    (one,) = decided(cluster(gang("one", elastic=True, runs=at("n")))).values()
+    (one,) = decided(cluster(gang("one", elastic=SIZES, runs=at("n")))).values()
     assert (one.action, one.placement, one.extra_nodes) == (Action.KEEP, at("n"), ("n", "n"))
     assert (one.chosen, one.kept_ranks, one.obstacle) == ("1 x v100 of pool a", (), None)
     assert one.next_best
@@ -59,7 +38,7 @@ def test_an_elastic_gang_takes_the_gpus_that_nobody_else_could_use():
 
 def test_an_elastic_gang_gives_gpus_back_for_one_that_waits():
     """It is told the ranks that it keeps; the other is placed on what comes free."""
-    state = cluster(gang("old", elastic=True, runs=at("n", "n", "n")), gang("new"))
+    state = cluster(gang("old", elastic=SIZES, runs=at("n", "n", "n")), gang("new"))
     found = decided(state)
     assert found["old"].action is Action.KEEP
     assert 0 < len(found["old"].kept_ranks) < 3 and found["old"].kept_ranks[0] == 0
@@ -68,7 +47,7 @@ def test_an_elastic_gang_gives_gpus_back_for_one_that_waits():
 
 def test_a_dry_run_keeps_what_runs_and_says_what_would_start():
     """Nothing is placed or resized."""
-    state = cluster(gang("old", elastic=True, runs=at("n")), gang("new"))
+    state = cluster(gang("old", elastic=SIZES, runs=at("n")), gang("new"))
     found = decided(state, dataclasses.replace(FAIR, dry_run=True))
     assert (found["old"].action, found["old"].extra_nodes) == (Action.KEEP, ())
     assert (found["new"].action, found["new"].obstacle) == (Action.RELEASE, Obstacle.DRY_RUN)
@@ -84,7 +63,7 @@ def test_a_job_that_finds_no_gpus_waits():
 
 def test_a_tenant_at_its_limit_starts_a_job_once_its_shrinking_gang_has_given_gpus_back():
     """Until the pods are gone the tenant would have more than it may."""
-    jobs = gang("old", elastic=True, tenant="team", runs=at("n", "n", "n")), gang("new", tenant="team")
+    jobs = gang("old", elastic=SIZES, tenant="team", runs=at("n", "n", "n")), gang("new", tenant="team")
     rooms = {"gpus": {"team": 2}, "left": {"team": 0}}
     found = decided(cluster(*jobs, tenants=TenantRooms(**rooms)))
     assert found["old"].kept_ranks

@@ -3,12 +3,11 @@
 import dataclasses
 
 from ballast_policies.allocation.price_classes import PricedPool
-from ballast_policies.allocation.problem import Allocation, Job
+from ballast_policies.allocation.problem import Allocation
 from ballast_policies.rounds.question import SpotLimits
-from ballast_policies.rounds.values import Node, Placement
+from ballast_policies.rounds.values import Node
 from ballast_policies.scheduling import (
     Capacity,
-    ClusterJob,
     ClusterState,
     Decision,
     Memory,
@@ -16,25 +15,25 @@ from ballast_policies.scheduling import (
     decide,
 )
 
+from tests.policies.scheduling.clusters import at, cluster, gang
+
 ROUND = 60
 BEGIN = 1000.0
 
 
 def state(sizes, *, running=(), launches=None, gpus=2):
     """Jobs by size on one node; ``running`` ones hold it."""
-    nodes = (Node(name="n", pool="a", gpu_type="v100", gpus=gpus),)
-    return ClusterState(
-        capacity=Capacity(gpu_types=("v100",), nodes=nodes),
-        jobs=tuple(
-            ClusterJob(
-                job=Job(name=job, gpus=size, throughput={"v100": 1.0}),
-                launches=(launches or {}).get(job, 0),
-                placement=at(size) if job in running else None,
-                running_since=BEGIN,
-            )
-            for job, size in sizes.items()
-        ),
+    jobs = (
+        gang(
+            job,
+            size,
+            runs=at(*"n" * size) if job in running else None,
+            launches=(launches or {}).get(job, 0),
+            running_since=BEGIN,
+        )
+        for job, size in sizes.items()
     )
+    return cluster(*jobs, gpus=gpus)
 
 
 class Rounds:
@@ -53,10 +52,6 @@ class Rounds:
 
     def placed(self, at: float, cluster: ClusterState, **by_job: float) -> set[str]:
         return set(self.decide(at, cluster, **by_job).round.placements)
-
-
-def at(size):
-    return Placement(gpu_type="v100", pool="a", nodes=("n",) * size)
 
 
 def shares(**by_job):

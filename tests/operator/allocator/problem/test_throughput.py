@@ -41,6 +41,12 @@ def estimates(measurements, job, spec, *, stages=2, types=TYPES):
     return measurements.estimates([GangRequest(key=key, spec=spec, stages=stages)], types)[key]
 
 
+def stated(table, *, script):
+    """A spec with these speeds, of a script with up to sixteen ranks or of a model."""
+    ranks = {"totalSteps": 9, "pipeline": {"minStages": 1, "maxStages": 16}}
+    return a_spec(throughput=table, **({"config": JobConfig.from_mapping(ranks)} if script else {}))
+
+
 def speeds(*args, **options):
     return {t: found.steps_per_second for t, found in estimates(*args, **options).items()}
 
@@ -72,11 +78,7 @@ def test_another_number_of_stages_follows_from_the_nearest_known_one_by_the_pipe
 @pytest.mark.parametrize("script", [False, True])
 def test_between_two_stated_sizes_the_speed_is_between_theirs(script):
     """On a line over the logarithms of both, of scripts as well."""
-    table = {"v100": {2: 1.0, 8: 1.5}}
-    spec = a_spec(throughput=table)
-    if script:
-        ranks = {"minStages": 2, "maxStages": 8}
-        spec = a_spec(throughput=table, config=JobConfig.from_mapping({"totalSteps": 9, "pipeline": ranks}))
+    spec = stated({"v100": {2: 1.0, 8: 1.5}}, script=script)
     assert spec.is_script == script
     assert speeds(Measurements(), "a", spec, stages=4, types=("v100",))["v100"] == pytest.approx(
         math.sqrt(1.5)
@@ -99,10 +101,7 @@ def test_no_speed_between_two_known_sizes_is_beyond_theirs(rates, script, known,
     """Neither by what is stated, nor once a size was measured, nor by what jobs of the kind have reported."""
     sizes = sorted(rates)
     table = {} if known == "measured by the kind" else {"v100": rates}
-    spec = a_spec(throughput=table)
-    if script:
-        ranks = {"minStages": 1, "maxStages": 16}
-        spec = a_spec(throughput=table, config=JobConfig.from_mapping({"totalSteps": 9, "pipeline": ranks}))
+    spec = stated(table, script=script)
     measurements = Measurements()
     if known == "stated and measured":
         at = sizes[measured % len(sizes)]

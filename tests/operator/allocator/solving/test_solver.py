@@ -59,37 +59,6 @@ async def test_a_process_that_was_warmed_up_answers_the_first_question():
 
 
 @pytest.mark.processes
-async def test_a_solver_that_is_late_is_killed_and_the_greedy_allocation_is_used():
-    """The condition's reason says which; the next solve starts a fresh process."""
-    command = (sys.executable, "-c", READY + "time.sleep(3600)")
-    async with Solver(PATIENT, command=command) as solver:
-        late = await solver.solve("max-min-fairness", PROBLEM, limit_seconds=0.2)
-        assert solver._process is None
-    assert late.outcome is PolicyReason.FALLBACK_AFTER_TIMEOUT
-    assert late.health is PolicyReason.SOLVER_TIMED_OUT
-    assert late.allocation.status == "greedy"
-    assert "limit 0.2 s" in late.message
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("end", "code"),
-    [("import os; os._exit(3)", "3"), ("import os; os.kill(os.getpid(), 9)", "-9")],
-    ids=["os._exit", "SIGKILL"],
-)
-async def test_a_solver_whose_process_dies_over_a_question_is_replaced_by_the_fallback(end, code):
-    """An out-of-memory kill of the solver costs optimality, not the round."""
-    command = (sys.executable, "-c", READY + "sys.stdin.buffer.read(8); " + end)
-    async with Solver(PATIENT, command=command) as solver:
-        died = await solver.solve("max-min-fairness", PROBLEM)
-        assert solver._process is None
-    assert died.outcome is PolicyReason.FALLBACK_AFTER_SOLVER_ERROR
-    assert died.health is PolicyReason.SOLVER_DIED
-    assert f"exit code {code}" in died.message
-    assert died.allocation.status == "greedy"
-
-
-@pytest.mark.processes
 async def test_a_solver_that_never_becomes_ready_is_replaced_by_the_fallback():
     """A process that hangs over its imports has its own limit."""
     command = (sys.executable, "-c", "import time; time.sleep(3600)")
@@ -124,15 +93,19 @@ met.touch()
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("end", "limit", "health"),
+    ("end", "limit", "health", "words"),
     [
-        ("time.sleep(3600)", 0.5, PolicyReason.SOLVER_TIMED_OUT),
-        ("import os; os._exit(3)", WAIT_SECONDS, PolicyReason.SOLVER_DIED),
+        ("time.sleep(3600)", 0.5, PolicyReason.SOLVER_TIMED_OUT, "limit 0.5 s"),
+        ("import os; os._exit(3)", WAIT_SECONDS, PolicyReason.SOLVER_DIED, "exit code 3"),
+        ("import os; os.kill(os.getpid(), 9)", WAIT_SECONDS, PolicyReason.SOLVER_DIED, "exit code -9"),
     ],
-    ids=["hang", "death"],
+    ids=["hang", "os._exit", "SIGKILL"],
 )
-async def test_after_a_hang_or_a_death_a_fresh_process_answers(tmp_path, end, limit, health):
-    """One bad process costs one answer, and those until another has started: no question waits for that."""
+async def test_after_a_hang_or_a_death_a_fresh_process_answers(tmp_path, end, limit, health, words):
+    """One bad process costs one answer, and those until another has started: no question waits for that.
+
+    An out-of-memory kill of the solver costs optimality, not the round.
+    """
     met = str(tmp_path / "met")
     script = FIRST_ONLY.format(met=met) + READY + "sys.stdin.buffer.read(8); " + end
     async with Solver(PATIENT, command=(sys.executable, "-c", script)) as solver:
@@ -140,7 +113,10 @@ async def test_after_a_hang_or_a_death_a_fresh_process_answers(tmp_path, end, li
         meanwhile = await solver.solve("max-min-fairness", PROBLEM)
         await solver.warm_up()
         good = await solver.solve("max-min-fairness", PROBLEM)
+    late = health is PolicyReason.SOLVER_TIMED_OUT
+    of_late, of_dead = PolicyReason.FALLBACK_AFTER_TIMEOUT, PolicyReason.FALLBACK_AFTER_SOLVER_ERROR
     assert (bad.health, bad.allocation.status) == (health, "greedy")
+    assert bad.outcome is (of_late if late else of_dead) and words in bad.message
     assert (meanwhile.health, meanwhile.allocation.status) == (health, "greedy")
     assert "is being started again" in meanwhile.message
     assert (good.health, good.outcome) == (PolicyReason.SOLVER_ANSWERS, PolicyReason.OPTIMAL)

@@ -1,9 +1,8 @@
 """Elastic gangs with diminishing returns, and a round of them on nodes of one type."""
 
 from ballast_policies.allocation.policy import Surplus
-from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.gangs import ElasticGang, SizeSettings
-from ballast_policies.rounds.values import Node, Placement, RoundSettings
+from ballast_policies.rounds.values import RoundSettings
 
 from tests.policies.rounds.played import one_round
 
@@ -12,18 +11,6 @@ CONCAVE = {1: 1.0, 2: 1.78, 3: 2.4, 4: 2.9, 5: 3.3, 6: 3.7, 7: 4.0, 8: 4.3}
 
 def gang(sizes=range(1, 9), *, speeds=CONCAVE, types=("v100",), **options):
     return ElasticGang(speeds={t: {size: speeds[size] for size in sizes} for t in types}, **options)
-
-
-def job(name, gpus=1, **fields):
-    return Job(name=name, gpus=gpus, **{"throughput": {"v100": 1.0}, **fields})
-
-
-def node(name, gpus, pool="p"):
-    return Node(name=name, pool=pool, gpu_type="v100", gpus=gpus)
-
-
-def at(*nodes, pool="p"):
-    return Placement(gpu_type="v100", pool=pool, nodes=nodes)
 
 
 def decide(

@@ -7,7 +7,8 @@ from ballast_policies.allocation.policy import Surplus
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.policies.rounds.elastic.gangs import CONCAVE, decide, gang, job, node, sizes_of
+from tests.policies.rounds.elastic.gangs import CONCAVE, decide, gang, sizes_of
+from tests.policies.rounds.played import job, node
 
 
 def brute_force(tables, gpus):

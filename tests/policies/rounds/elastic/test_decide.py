@@ -4,7 +4,8 @@ import pytest
 from ballast_policies.allocation.policy import Surplus
 from ballast_policies.rounds.values import extra_nodes, kept_ranks
 
-from tests.policies.rounds.elastic.gangs import at, decide, gang, job, node, sizes_of
+from tests.policies.rounds.elastic.gangs import decide, gang, sizes_of
+from tests.policies.rounds.played import at, job, node
 
 BY_SHARES = [surplus for surplus in Surplus if surplus is not Surplus.COMPLETION_TIME]
 """Who runs is decided by shares; by completion time, with the sizes."""
