@@ -44,18 +44,10 @@ def export_checkpoint(
     *,
     retry_seconds: float = 0.0,
 ) -> tuple[int, int]:
-    """Write the newest whole checkpoint of a directory as one model.
+    """Write the newest whole checkpoint of a directory as one model: a file, or a folder of Hugging Face's.
 
-    Args:
-        config: the job's.
-        model: of it.
-        folder: its checkpoints, or one of them.
-        output: file, or folder of Hugging Face's.
-        kind: the format.
-        retry_seconds: how long to try again what storage does not give.
-
-    Returns:
-        The checkpoint's step, and how many tensors were written.
+    ``folder`` is of the job's checkpoints, or one of them; what storage does not give is tried again for
+    ``retry_seconds``. Returns the checkpoint's step, and how many tensors were written.
 
     Raises:
         CheckpointError: there is none, it is of another model, or storage refuses the file.
@@ -137,9 +129,7 @@ def check_place(wanted: ExportConfig) -> None:
 def newest_sound(folder: Path, patience: Patience) -> tuple[Path, Manifest]:
     """The newest checkpoint of a directory whose files are as they were written; nothing is changed there.
 
-    Args:
-        folder: of a job's checkpoints, or one of them.
-        patience: for files that cannot be read for now.
+    ``folder``: of a job's checkpoints, or one of them.
 
     Raises:
         CheckpointError: there is none.

@@ -34,13 +34,7 @@ class CheckpointFolder:
     """
 
     def __init__(self, path: Path, *, keep: int, patience: Callable[[], Patience]) -> None:
-        """Prepare.
-
-        Args:
-            path: the directory.
-            keep: how many whole ones to keep.
-            patience: for one checkpoint that cannot be read.
-        """
+        """Prepare to ``keep`` so many whole ones; ``patience``: for one that cannot be read."""
         self.path = path
         self._keep = keep
         self._patience = patience

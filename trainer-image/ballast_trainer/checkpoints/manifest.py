@@ -67,27 +67,23 @@ class Manifest:
         Raises:
             CheckpointError: it is of another model, seed or optimizer.
         """
-        own = "give the job a checkpoint.path of its own"
+        fix = "give the job a checkpoint.path of its own"
         if self.layer_count != job.layer_count:
-            raise CheckpointError(
-                f"{folder} has a checkpoint of {self.layer_count} layers, the model has {job.layer_count}. "
-                f"To fix: {own}"
+            other = f"{self.layer_count} layers, the model has {job.layer_count}"
+        elif self.seed != job.seed:
+            other = f"seed {self.seed}, the job has {job.seed}"
+        elif self.tied != job.tied:
+            other = f"a model with {_tied(self.tied)}, this one has {_tied(job.tied)}"
+            fix = f"tie or untie the model's weights (Hugging Face: tie_word_embeddings), or {fix}"
+        elif None not in (job.optimizer, self.optimizer) and self.optimizer != job.optimizer:
+            other = (
+                f"the optimizer {self.optimizer}, training.optimizer is {job.optimizer}, "
+                "which cannot continue from its state"
             )
-        if self.seed != job.seed:
-            raise CheckpointError(
-                f"{folder} has a checkpoint of seed {self.seed}, the job has {job.seed}. To fix: {own}"
-            )
-        if self.tied != job.tied:
-            raise CheckpointError(
-                f"{folder} has a checkpoint of a model with {_tied(self.tied)}, this one has "
-                f"{_tied(job.tied)}. "
-                f"To fix: tie or untie the model's weights (Hugging Face: tie_word_embeddings), or {own}"
-            )
-        if None not in (job.optimizer, self.optimizer) and self.optimizer != job.optimizer:
-            raise CheckpointError(
-                f"{folder} has a checkpoint of the optimizer {self.optimizer}, training.optimizer is "
-                f"{job.optimizer}, which cannot continue from its state. To fix: {self.optimizer}, or {own}"
-            )
+            fix = f"{self.optimizer}, or {fix}"
+        else:
+            return
+        raise CheckpointError(f"{folder} has a checkpoint of {other}. To fix: {fix}")
 
 
 def _tied(ties: tuple[str, ...]) -> str:
@@ -144,14 +140,7 @@ class Patience:
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin.
-
-        Args:
-            seconds: after which an error is final; 0: at once.
-            check: called before each pause; may raise to end the waiting.
-            sleep: pauses.
-            clock: seconds.
-        """
+        """Begin; after ``seconds`` an error is final, and ``check``, called before each pause, may raise."""
         self._end = clock() + seconds
         self._check, self._sleep, self._clock = check, sleep, clock
 

@@ -113,15 +113,8 @@ class MemoryCopies:
     def begin(self, world: World, plan: Plan, layers: LayerSet, moment: Moment, *, at_once: bool) -> bool:
         """Begin to copy the state beside the steps that follow; collective.
 
-        Args:
-            world: this rank.
-            plan: in force.
-            layers: that it holds.
-            moment: what else the job goes on from.
-            at_once: whether more than the optimizer step changes the tensors.
-
-        Returns:
-            Whether there is a rank on another pod to hold them.
+        ``at_once``: more than the optimizer step changes the tensors. Returns whether there is a rank on
+        another pod to hold them.
         """
         self.settle()
         apart = _apart(world.mesh.column, plan)

@@ -33,13 +33,7 @@ class StagedCopy:
         waiting: Mapping[str, torch.Tensor],
         copied: "torch.cuda.Event | None",
     ) -> None:
-        """Prepare.
-
-        Args:
-            tensors: the copies by key.
-            waiting: what has yet to be copied, by key.
-            copied: on a GPU, the end of the copying; None: the copying is :meth:`finish`'s.
-        """
+        """Prepare; ``waiting`` has yet to be copied: by a GPU, until ``copied``, or by :meth:`finish`."""
         self.tensors = tensors
         self._waiting = waiting
         self._copied = copied
@@ -88,9 +82,7 @@ class Staging:
     def begin(self, state: Mapping[str, torch.Tensor], *, later: Collection[str]) -> StagedCopy:
         """Begin to copy ``state``; none of the copies before is used any more.
 
-        Args:
-            state: this rank's tensors by key.
-            later: keys of those that stay as they are until :meth:`StagedCopy.wait` has returned.
+        The tensors of ``later`` stay as they are until :meth:`StagedCopy.wait` has returned.
         """
         self._kept = {key: self._room(key, value) for key, value in state.items()}
         if self._device.type == "cuda":
@@ -155,14 +147,11 @@ class BesideSteps(Generic[Result]):
         *,
         at_once: bool,
     ) -> Flight[Result]:
-        """Begin to copy, and to work with the copy; collective, after the work before has ended.
+        """Begin to copy, and to ``work`` with the copy; collective, after the work before has ended.
 
-        Args:
-            world: this rank.
-            layers: that it holds.
-            work: gets the ranks with the thread's group, and this rank's tensors by key; if one of these has
-                changed while it was copied, all ranks get a :class:`CheckpointNotWritten` in its place.
-            at_once: whether more than the optimizer step changes the tensors.
+        It gets the ranks with the thread's group, and this rank's tensors by key; if one of these has changed
+        while it was copied, all ranks get a :class:`CheckpointNotWritten` in its place.  ``at_once``: more
+        than the optimizer step changes the tensors.
         """
         if world.size > 1 and self._group[0] is not world.patient_group:
             self._group = world.patient_group, patient_group()

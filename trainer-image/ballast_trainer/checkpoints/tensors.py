@@ -77,14 +77,7 @@ def save(world: World, state: Mapping[str, torch.Tensor], path: Path) -> str | N
 
 
 def load(world: World, layers: LayerSet, path: Path, patience: Patience, *, optimizer: bool = True) -> None:
-    """Load the tensors of the layers held; each rank reads for itself.
-
-    Args:
-        world: this rank.
-        layers: those it holds.
-        path: of the checkpoint.
-        patience: for files that cannot be read for now.
-        optimizer: whether the optimizers' state is loaded, too.
+    """Load the tensors of the layers held, with the state of their optimizers; each rank reads for itself.
 
     Raises:
         OSError: a file cannot be read.

@@ -77,13 +77,7 @@ def call_new_ranks(
 ) -> bool:
     """Rank 0's call of the new ranks of a plan; True: each has answered, and enters the new process group.
 
-    Args:
-        world: the ranks of today.
-        plan: with the new ones.
-        replaced: whether there is a newer plan, which ends the wait.
-        seconds: after which a rank that has not answered has ended.
-        sleep: pauses.
-        clock: seconds.
+    One that has not answered after so many ``seconds`` has ended; a newer plan (``replaced``) ends the wait.
     """
     store = world.store
     if not new_ranks_ready(world, plan):

@@ -136,12 +136,7 @@ class Batches:
         refuse_other_targets(summed, field=self._field, what=f"the batch of step {step + 1}")
 
     def agree_on_samples(self, step: int, world: World, *, reads: bool) -> None:
-        """Agree on the samples of ``step`` that are left out; collective.
-
-        Args:
-            step: that comes next.
-            world: the ranks.
-            reads: whether this rank reads the data.
+        """Agree on the samples of ``step`` that are left out; collective. ``reads``: this rank has data.
 
         Raises:
             DataError: more cannot be read than may be left out.

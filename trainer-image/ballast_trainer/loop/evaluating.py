@@ -50,9 +50,7 @@ class ForwardOnly:
     ) -> None:
         """Make the process groups of its messages; collective over all ranks.
 
-        Args:
-            model: whose stages.
-            scores: figures of one microbatch, from the last layer's output and the targets.
+        ``scores``: figures of one microbatch, from the last layer's output and the targets.
         """
         self._model, self._scores = model, scores
         self._holders, self._position = model.holders, model.world.position

@@ -47,15 +47,7 @@ class PlanFollower:
         saver: Saver,
         heartbeat: RankHeartbeat | None = None,
     ) -> None:
-        """Prepare.
-
-        Args:
-            model: what is trained.
-            run: where the run is.
-            progress: prints events and sends messages to the operator.
-            saver: of the state that a change of ranks must not lose.
-            heartbeat: watches the other ranks.
-        """
+        """Prepare; ``saver`` is of the state that a change of ranks must not lose."""
         self._model, self._run, self._progress = model, run, progress
         self._saver, self._heartbeat = saver, heartbeat
         self._proposal: Proposal | None = None

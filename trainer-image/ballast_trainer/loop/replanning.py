@@ -134,12 +134,7 @@ def best_stages(
 
 
 def stages_left(model: ModelState, sizes: LayerSizes | None, ranks: int) -> tuple[Stage, ...]:
-    """The best partition over the ranks that are left after a loss.
-
-    Args:
-        model: the job of before.
-        sizes: of its layers, for the memory limit; None: not known.
-        ranks: how many are left.
+    """The best partition over the ranks that are left after a loss, within memory where ``sizes`` are known.
 
     Raises:
         ConfigurationError: they are too few for the pipeline, its schedule or their memory.
@@ -213,13 +208,8 @@ def rebalance_decision(
     """Whether to move layers now, over the steps that are left, by what layers are expected to cost.
 
     None before anything was measured, and where no partition fits the memory (which is logged).
-
-    Args:
-        model: what is trained.
-        sizes: of its layers.
-        steps_left: of the job.
-        move_seconds: seconds of the last move; None before the first.
-        link_seconds: one transfer over each link, for the balancer ``network``.
+    ``move_seconds``: of the last move; ``link_seconds``: of one transfer over each link, for the balancer
+    ``network``.
     """
     costs = model.profile.expected(coming=True)
     if costs is None:
@@ -298,12 +288,8 @@ def repack_proposal(
 ) -> Proposal | None:
     """A proposal to release ranks, if fewer keep the job's speed and hold its layers; else None.
 
-    Args:
-        model: what is trained.
-        run: where the run is.
-        sizes: of the layers, for the memory limit.
-        reference_step_seconds: predicted step of this job before its layers got cheaper; the
-            proposal keeps its speed, up to ``repack.maxSlowdown``.
+    ``reference_step_seconds``: predicted for a step of this job before its layers got cheaper; the proposal
+    keeps that speed, up to ``repack.maxSlowdown``.
     """
     config = model.config
     costs = model.profile.costs()

@@ -145,11 +145,7 @@ def _keep_own(model: ModelState) -> None:
 def shrink(model: ModelState, run: RunState, plan: Plan, stages: tuple[Stage, ...]) -> ReshapeResult:
     """Repack: layers move to the ranks that stay, the others are released.
 
-    Args:
-        model: what is trained.
-        run: where the run is.
-        plan: the new epoch; its processes are a subset of today's.
-        stages: the partition, ranks in the new plan's numbering.
+    The processes of ``plan`` are a subset of today's; ``stages`` has ranks in its numbering.
 
     Raises:
         MigrationFailed: nothing has changed.

@@ -66,15 +66,7 @@ class Saver:
         stop: StopSignal,
         memory: MemoryCopies | None = None,
     ) -> None:
-        """Prepare.
-
-        Args:
-            model: what is trained.
-            run: where the run is.
-            progress: its figures; prints that a checkpoint was written, or was not.
-            stop: whether SIGTERM came.
-            memory: the copies in memory; None: there are none.
-        """
+        """Prepare; ``progress`` prints what was written, and what was not; ``memory``: None: no copies."""
         self._model, self._run, self._progress = model, run, progress
         self._stop, self._memory = stop, memory
         self._seconds: deque[float] = deque(maxlen=5)

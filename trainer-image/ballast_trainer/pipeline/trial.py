@@ -190,12 +190,8 @@ class Trial:
     def run(self, batch: Batch, gather: Gather) -> tuple[tuple[Boundary, ...], list[Findings]]:
         """Try all stages, one after the other; collective over all ranks.
 
-        Args:
-            batch: inputs and targets of one microbatch.
-            gather: a value of every rank, by rank, over all replicas of the pipeline.
-
-        Returns:
-            The boundaries between the stages, and what each rank has seen.
+        ``batch`` is one microbatch; ``gather`` goes over all replicas of the pipeline. Returns the boundaries
+        between the stages, and what each rank has seen.
 
         Raises:
             TrialFailed: on every rank, with the first cause.  At the rank that failed its error is the cause.
@@ -238,14 +234,7 @@ class Trial:
     ) -> list[Findings]:
         """Try some stages of this rank between boundaries that are known; collective over all ranks.
 
-        Args:
-            stages: those to try; may be none.
-            boundaries: between all stages.
-            batch: inputs and targets of one microbatch.
-            gather: a value of every rank, by rank, over all replicas of the pipeline.
-
-        Returns:
-            What each rank has seen.
+        There may be none; ``batch`` and ``gather`` as of :meth:`run`. Returns what each rank has seen.
 
         Raises:
             TrialFailed: as of :meth:`run`; also where a stage sends something else than is known.

@@ -80,12 +80,7 @@ class RecordingMeter(Meter):
 def write_trace(path: Path, meter: RecordingMeter, *, rank: int, ranks: int, store: Any) -> None:
     """Gather all ranks' notes; rank 0 writes them.
 
-    Args:
-        path: of the trace.
-        meter: this rank's.
-        rank: this process at its start.
-        ranks: at the start; ranks that were released have left their notes.
-        store: where the ranks met; None for one rank.
+    ``rank``, ``ranks``: at the start; ranks that were released have left their notes.
 
     Raises:
         OSError: the file cannot be written.
