@@ -68,11 +68,8 @@ def threads_of_rank(
     Ranks of one machine share its cores. On a CPU a rank has its part of the container's limit, and one
     thread without a limit, since other pods may be on the node; beside a GPU it has its part of all cores.
 
-    Args:
-        device: of the rank.
-        ranks: of the job.
-        local_ranks: of those in this pod, or on this machine outside of pods.
-        environment: OMP_NUM_THREADS is left as it is.
+    ``local_ranks``: those in this pod, or on this machine outside of pods. OMP_NUM_THREADS of the environment
+    is left as it is.
     """
     if environment.get("OMP_NUM_THREADS"):
         return None

@@ -39,13 +39,9 @@ def reason_of(error: BaseException) -> ExitReason:
 
 
 def end(reason: ExitReason, message: str, *, step: int | None = None, log: Path | None = None) -> ExitCode:
-    """Write the termination message and standard error, and return the exit code.
+    """Write the pod's termination message (``log``) and standard error, and return the exit code.
 
-    Args:
-        reason: why the process ends.
-        message: the reason as text.
-        step: optimizer steps done, where known.
-        log: the pod's termination log; None outside of pods.
+    ``step``: optimizer steps done, where known.
     """
     if log is not None:
         # An error's text may have halves of characters, of a file's name in another encoding.

@@ -118,12 +118,7 @@ _FIX = "To fix: give what 'ballast-train run --log json' printed, with rebalance
 
 
 def replay(config: JobConfig, looks: Sequence[Look], *, ranks: int) -> Replay:
-    """Cut the layers over ``ranks`` ranks by four rules.
-
-    Args:
-        config: its settings of rebalancing, and its microbatches.
-        looks: of one run, by step.
-        ranks: one stage each.
+    """Cut the layers over ``ranks`` ranks, one stage each, by four rules; ``looks`` are of one run, by step.
 
     Raises:
         ConfigurationError: more ranks than layers, or what is balanced is not seconds.

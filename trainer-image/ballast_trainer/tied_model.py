@@ -35,10 +35,6 @@ def find_ties(model: Model, *, seed: int) -> tuple[Tie, ...]:
 
     Layers that functions make are built one after the other, so one is in memory at a time.
 
-    Args:
-        model: whose layers to build.
-        seed: as the job builds them.
-
     Raises:
         ConfigurationError: a layer cannot be built, or layers share what cannot be tied.
     """
@@ -69,13 +65,7 @@ def _built(model: Model, index: int, seed: int) -> nn.Module:
 
 
 def with_ties(model: Model, ties: Sequence[Sequence[Member]], *, seed: int) -> Model:
-    """The model with these ties, whose tied layers are copies of what its functions share.
-
-    Args:
-        model: the model.
-        ties: all of them.
-        seed: as the job builds the layers.
-    """
+    """The model with these ties, whose tied layers are copies of what its functions share."""
     found = merged(ties)
     if not found:
         return model

@@ -50,16 +50,10 @@ class WatchedObject:
     def __init__(
         self, api: ApiServer, collection: str, name: str, *, clock: Callable[[], float] = monotonic
     ) -> None:
-        """Prepare.
-
-        Args:
-            api: the server.
-            collection: path of the objects of its kind in its namespace.
-            name: of the object; the right to watch is for it alone.
-            clock: seconds.
-        """
+        """Prepare; ``collection`` is the path of the objects of its kind in its namespace."""
         self.path = f"{collection}/{name}"
         self._api, self._clock = api, clock
+        # The right to watch is for this name alone.
         self._query = (
             f"{collection}?watch=1&fieldSelector=metadata.name%3D{name}&timeoutSeconds={WATCH_SECONDS}"
         )

@@ -43,16 +43,11 @@ class Checkpoints:
         check: Callable[[], None] = lambda: None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Prepare.
+        """Prepare to keep so many whole ones in the directory ``path``.
 
-        Args:
-            path: the directory.
-            keep: how many whole ones to keep.
-            job: what a checkpoint of this job says of its model, seed and optimizer.
-            start_over: whether to start from step 0 where there are checkpoints and none can be used.
-            retry_seconds: how long to retry a failed read.
-            check: called while waiting; may raise to end it.
-            sleep: pauses.
+        ``job``: what a checkpoint of this job says of its model, seed and optimizer.  With ``start_over`` it
+        starts from step 0 where there are checkpoints and none can be used.  A failed read is tried again for
+        ``retry_seconds``, in which ``check`` may raise.
         """
         self._path = Path(path)
         self._job = job

@@ -112,16 +112,7 @@ class FolderLock:
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare.
-
-        Args:
-            folder: exists.
-            owner: its owner once acquired.
-            stale_seconds: without a touch, after which a lock is taken over.
-            check: called while waiting; may raise.
-            sleep: pauses.
-            clock: seconds.
-        """
+        """Prepare; a lock not touched for ``stale_seconds`` is taken over, unless ``check`` raises before."""
         self._path = folder / LOCK
         self._owner = owner
         self._stale_seconds = stale_seconds

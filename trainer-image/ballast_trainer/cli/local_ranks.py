@@ -154,13 +154,8 @@ def run_local_ranks(
     """Run ``body`` in ``ranks`` forks, each with the environment that torchrun would give it.
 
     SIGTERM is passed on to the ranks, which then save and exit, as they do where this process is killed.
-
-    Args:
-        ranks: how many.
-        body: returns an exit code.
-        causes: receives the causes of failed ranks; printed last.
-        restarts: how often one that is killed is started again, while the others go on without it; None: they
-            do not.
+    One that is killed is started again so often (``restarts``), while the others go on without it; None: they
+    do not.
 
     Returns:
         0 where all ranks end well, or those that went on; else the exit code of a rank that failed by itself.

@@ -55,11 +55,7 @@ def _local_plan(ranks: int, per_pod: int) -> Plan:
 
 
 def _unpartitioned(config: dict[str, Any]) -> dict[str, Any]:
-    """The whole model in one process, which is the reference for a mesh of ranks.
-
-    Args:
-        config: as the user wrote it; nothing is checked yet.
-    """
+    """The whole model in one process, the reference for a mesh of ranks; nothing is checked yet."""
     alone = {key: value for key, value in config.items() if key not in ("parallelism", "plan")}
     changes = alone.get("dynamics")
     if isinstance(changes, list):

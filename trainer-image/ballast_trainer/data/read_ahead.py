@@ -38,14 +38,10 @@ class ReadAhead:
         pinned: bool,
         told: Callable[[], Any] = lambda: None,
     ) -> None:
-        """Prepare; workers start with the first batch.
+        """Prepare to ``read`` the steps before ``last_step`` in processes that start with the first batch.
 
-        Args:
-            read: the batch of a step; called in the workers.
-            workers: processes.
-            last_step: the step after the last one that is read.
-            pinned: whether batches are in page-locked memory, from which copies to a GPU are faster.
-            told: what a worker has to tell after a batch.
+        ``pinned``: into page-locked memory, from which copies to a GPU are faster; ``told``: what a worker
+        tells after a batch.
         """
         self._read, self._workers, self._last_step, self._pinned = read, workers, last_step, pinned
         self._told = told
@@ -123,12 +119,7 @@ def _undo_fork(number: int) -> None:
 
 
 def start_worker(also: Callable[[int], object] | None, number: int) -> None:
-    """Begin process ``number`` of a loader: it ends with its rank, and tells of what it cannot send.
-
-    Args:
-        also: what a user wants done, too.
-        number: of the process.
-    """
+    """Begin process ``number`` of a loader: it ends with its rank, and tells of what it cannot send."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank stops after its step, and still needs data
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid == os.getppid():

@@ -117,11 +117,7 @@ def has_one_shape(batch: BatchFunction) -> bool:
 
 
 def batches_from(source: Any, form: BatchForm | None = None) -> BatchFunction:
-    """The batch function of a user's function, dataset or loader.
-
-    Args:
-        source: the function, dataset or loader.
-        form: how batches are made; None: of pairs.
+    """The batch function of a user's function, dataset or loader; without ``form`` batches are of pairs.
 
     Raises:
         ConfigurationError: ``source`` is none of these, or an empty dataset; ``form`` does not suit it.

@@ -127,12 +127,8 @@ class Returning:
     """Rank 0's plans for ranks that have started again."""
 
     def __init__(self, store: Any, column: int) -> None:
-        """Prepare.
-
-        Args:
-            store: where ranks meet; a separate connection is opened, before any that a loss shuts.
-            column: ranks of a pipeline position, which come back together.
-        """
+        """Prepare; the ``column`` ranks of a pipeline position come back together."""
+        # A connection of its own, opened before any that a loss shuts.
         self._store, self._column = store.clone(), column
         self._awaited: Plan | None = None
 

@@ -371,12 +371,8 @@ def tree_sum(tensor: torch.Tensor, *, rank: int, size: int) -> torch.Tensor:
     A binomial tree with rank 0 at its root: up to it the sums, down from it the total.  So all ranks
     hold the same floats, added in the same order every time.  gloo's all-reduce is a ring: 2 (n - 1) hops
     one after another, each of which wakes a process; for the short vector of each step a tree's 2 log2 n hops
-    are several times faster (``benchmarks/trainer/agreement.py``).
-
-    Args:
-        tensor: of the same shape and type on each rank, contiguous.
-        rank: this one.
-        size: of all ranks.
+    are several times faster (``benchmarks/trainer/agreement.py``).  The tensor is contiguous, and of the same
+    shape and type on each rank.
     """
     theirs = torch.empty_like(tensor)
     distance = 1

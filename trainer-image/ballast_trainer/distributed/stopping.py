@@ -36,12 +36,7 @@ class StopSignal:
     """
 
     def __init__(self, *, handover_seconds: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
-        """Not told yet.
-
-        Args:
-            handover_seconds: how long after SIGTERM this rank may wait for a plan that releases it.
-            clock: of seconds.
-        """
+        """Not told yet; after SIGTERM this rank may wait ``handover_seconds`` for a plan that releases it."""
         self.received = False
         self.seconds: float | None = None
         self._handover_seconds, self._clock = handover_seconds, clock

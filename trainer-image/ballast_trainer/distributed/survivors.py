@@ -197,9 +197,7 @@ class Survivors:
     def come_back(self, told: str, members: Sequence[str]) -> str:
         """How the others go on with this process, which was killed and has started again under its name.
 
-        Args:
-            told: what whoever decides has to know of it.
-            members: the processes of the newest plan; all of them may have been killed.
+        ``members``: the processes of the newest plan; all of them may have been killed.
 
         Raises:
             PeerLost: none goes on, or none is left that could decide.

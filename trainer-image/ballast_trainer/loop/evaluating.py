@@ -215,11 +215,7 @@ class Evaluator:
     def evaluate(self, *, follow_plans: bool = True) -> Interrupted | None:
         """Measure and print the loss; collective over the world.
 
-        Args:
-            follow_plans: whether a new plan interrupts it.
-
-        Returns:
-            None, or what it was left for: nothing has been printed then.
+        Returns None, or what it was left for: nothing has been printed then.
         """
         model = self._model
         data, began = model.validation, time.perf_counter()

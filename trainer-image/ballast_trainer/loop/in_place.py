@@ -120,11 +120,7 @@ class InPlace:
         return made.result()
 
     def next_plan(self, plan: Plan, error: PeerLost) -> Plan:
-        """The plan of the ranks that are left, by which this one goes on.
-
-        Args:
-            plan: of the launch, or by which it went on last.
-            error: by which this rank has noticed a loss.
+        """The plan of the ranks that are left, by which this one goes on after ``plan``.
 
         Raises:
             PeerLost: it does not.

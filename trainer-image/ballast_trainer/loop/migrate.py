@@ -222,14 +222,9 @@ def migrate(
     overlap: Collection[LayerMove] = (),
     watch: Stopwatch | None = None,
 ) -> Migration:
-    """Carry out the moves; collective over the world.
+    """Carry out the moves; collective over the world. Layers that are sent stay until the caller drops them.
 
-    Args:
-        world: the ranks.
-        layers: those that this rank holds; those that it sends it keeps, until the caller drops them.
-        moves: layer, source and target of each.
-        overlap: the moves whose optimizers' tensors stay behind until :meth:`Migration.send_rest`.
-        watch: counts the phases.
+    Of the moves in ``overlap`` the optimizers' tensors stay behind until :meth:`Migration.send_rest`.
 
     Raises:
         MigrationFailed: some rank could not send, receive or unpack a layer; all ranks keep their layers.

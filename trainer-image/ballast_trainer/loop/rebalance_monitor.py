@@ -70,12 +70,7 @@ class RebalanceMonitor:
         return self.reverts_to() is not None or self._waiting.is_over(self._cost())
 
     def checked(self, *, moved_from: tuple[Stage, ...] | None, measured: tuple[float, ...] = ()) -> None:
-        """The partition was looked at.
-
-        Args:
-            moved_from: the stages of before; None: nothing moved.
-            measured: seconds of the last steps before.
-        """
+        """The partition was looked at; ``measured``: seconds of the last steps under ``moved_from``."""
         self._waiting = self._waiting.after_look(moved=moved_from is not None)
         costs = self._costs()
         if moved_from is None or costs is None:

@@ -193,9 +193,7 @@ class ModelState:
     def rebuild(self, step: int, boundaries: Boundaries | None = None) -> None:
         """Rebuild the pipeline after layers moved or froze; collective.
 
-        Args:
-            step: that comes next.
-            boundaries: result of a trial of the partition in force; None: it is tried now.
+        ``boundaries``: result of a trial of the partition in force; None: it is tried now.
 
         Raises:
             TrialFailed: a stage cannot run.

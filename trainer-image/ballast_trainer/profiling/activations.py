@@ -51,11 +51,7 @@ class SavedTensors:
         self._noted.append((layer, tensor))
 
     def count(self, modules: Iterable[nn.Module] = ()) -> dict[int, int]:
-        """Bytes by layer of the tensors noted since the last count.
-
-        Args:
-            modules: whose parameters and buffers do not count.
-        """
+        """Bytes by layer of the tensors noted since the last count, without what the ``modules`` hold."""
         weights = {
             held.untyped_storage().data_ptr()
             for module in modules

@@ -278,9 +278,7 @@ class WritingReporter:
 def writers_of(config: MetricsConfig, job: Mapping[str, Any] | None = None) -> list[Writer]:
     """The writers that the configuration asks for.
 
-    Args:
-        config: of the figures.
-        job: the whole configuration as JSON has it, for trackers that keep it beside the curves.
+    ``job``: the whole configuration as JSON has it, for trackers that keep it beside the curves.
 
     Raises:
         ConfigurationError: one of them cannot work: no such package, path or port.

@@ -219,10 +219,6 @@ def as_pruned_now(tensors: dict[str, torch.Tensor], module: nn.Module) -> dict[s
     """A layer's saved tensors for a ``module`` for which pruning was switched on or off since.
 
     GPT-2's ``Conv1D`` saves its weights inputs first; pruning makes linear layers of them, outputs first.
-
-    Args:
-        tensors: by key, as :class:`~ballast_trainer.layers.layer.Layer` names them.
-        module: the new module that will load them.
     """
     now = {path: False for path, part in module.named_modules() if is_conv1d(part)}
     now |= {path: True for path, part in module.named_modules() if came_from_conv1d(part)}

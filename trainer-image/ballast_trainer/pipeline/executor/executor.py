@@ -44,11 +44,9 @@ class WeightVersions:
     """
 
     def __init__(self, modules: Iterable[nn.Module], uses: Iterable[int]) -> None:
-        """Begin with version 0, the present weights of the modules.
+        """Begin with version 0, the present weights of the stage's modules.
 
-        Args:
-            modules: the layers of the stage.
-            uses: the version of each microbatch that this rank will compute, in any order.
+        ``uses``: the version of each microbatch that this rank will compute, in any order.
         """
         self._places = [
             (owner, name, parameter)
@@ -181,14 +179,7 @@ class Executor:
         batch: Callable[[int], Batch],
         apply_gradients: ApplyGradients,
     ) -> None:
-        """Prepare.
-
-        Args:
-            held: the rank's stages.
-            transport: carries messages to other ranks.
-            batch: inputs and targets of a step.
-            apply_gradients: for schedules with update actions.
-        """
+        """Prepare; ``batch`` gives a step's, ``apply_gradients`` is for schedules with update actions."""
         self._stacks, self._boundaries = dict(held.stacks), tuple(held.boundaries)
         self._meter, self._loss, self._device = held.meter, held.loss, held.device
         self._transport, self._batch, self._apply_gradients = transport, batch, apply_gradients

@@ -56,12 +56,7 @@ def _connect(source: int, target: int, group: Any) -> None:
 
 
 def replica_axis(stage_ranks: Sequence[Sequence[int]], rank: int) -> Axis:
-    """``rank`` and its fellow replicas; collective over all ranks.
-
-    Args:
-        stage_ranks: by stage, its ranks.
-        rank: this one.
-    """
+    """``rank`` and its fellow replicas; collective over all ranks."""
     mine = Axis(ranks=(rank,))
     for holders in map(tuple, stage_ranks):
         if len(holders) > 1:
@@ -133,12 +128,7 @@ class Transport:
     """
 
     def __init__(self, groups: Mapping[Link, Any], line: Sequence[int]) -> None:
-        """Prepare.
-
-        Args:
-            groups: of each link.
-            line: the rank at each position of this pipeline.
-        """
+        """Prepare; ``line``: the rank at each position of this pipeline."""
         self._groups, self._line = groups, line
 
     def send(self, tensor: torch.Tensor, message: Message, tag: int) -> Any:

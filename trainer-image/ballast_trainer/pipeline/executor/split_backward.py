@@ -25,13 +25,7 @@ class SplitBackward:
         sources: Sequence[torch.Tensor],
         parameters: Iterable[nn.Parameter],
     ) -> None:
-        """Analyse the graph.
-
-        Args:
-            results: the stage's outputs that have a gradient, or the loss.
-            sources: the stage's inputs.
-            parameters: whose gradients to compute.
-        """
+        """Analyse the graph from the stage's inputs to its outputs that have a gradient, or its loss."""
         self._results: Sequence[torch.Tensor] = results
         self._sources = [source for source in sources if source.requires_grad]
         self._learning = {id(parameter): parameter for parameter in parameters if parameter.requires_grad}
@@ -61,8 +55,7 @@ class SplitBackward:
     def for_weights(self, *, before: Callable[[nn.Parameter], None] = lambda parameter: None) -> None:
         """Add the weights' gradients to theirs.
 
-        Args:
-            before: told a parameter before its gradient, and those of others beside it, is computed.
+        ``before`` is told a parameter before its gradient, and those of others beside it, is computed.
         """
         starts, self._starts = self._starts or {}, None
         for node, leaves in starts.items():
