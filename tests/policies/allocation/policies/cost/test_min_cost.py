@@ -1,47 +1,13 @@
 """Least cost, and least cost beside deadlines."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from ballast_policies.allocation.instance import instance
-from ballast_policies.allocation.policies import water_filling
-from ballast_policies.allocation.policies.cost import min_cost, min_cost_slo
+from ballast_policies.allocation.policies.cost import min_cost_slo
 from ballast_policies.allocation.registry import allocate, solve
-from hypothesis import given
 
 from tests.policies.allocation.families import FAMILIES
-from tests.policies.allocation.problems import problem, problems, random_problem
-from tests.support.examples import examples
-
-
-def on_cheapest_only(p):
-    """The problem less every type that is not a job's cheapest."""
-    some = instance(p)
-    cost = some.gpus[:, None] * some.prices() / np.where(some.T > 0, some.T, 1e-300)
-    cheapest = cost <= cost.min(axis=1, keepdims=True) * (1 + 1e-9)
-    jobs = tuple(
-        dataclasses.replace(
-            job,
-            throughput={
-                g: r if cheap else 0.0 for (g, r), cheap in zip(job.throughput.items(), row, strict=True)
-            },
-        )
-        for job, row in zip(p.jobs, cheapest, strict=True)
-    )
-    return dataclasses.replace(p, jobs=jobs)
-
-
-@pytest.mark.slow
-@examples(60, deadline=None)
-@given(p=problems(all_run=True, single=True))
-def test_the_closed_form_is_water_filling_on_the_cheapest_types(p):
-    """Share by share the same as the staged linear programs give, levels measured on all types."""
-    some = instance(p)
-    only = instance(on_cheapest_only(p))
-    want = water_filling.solve(dataclasses.replace(only, equal=some.equal))
-    got = min_cost.solve(some)
-    assert some.throughput(got.x) == pytest.approx(only.throughput(want.x), rel=1e-6, abs=1e-9)
+from tests.policies.allocation.problems import problem, random_problem
 
 
 def test_gpus_of_one_type_do_not_idle_because_another_type_is_short():
