@@ -128,7 +128,7 @@ class JobSpec:
 
     @functools.cached_property
     def planned_speeds(self) -> Mapping[TypesByRank, tuple[PlannedSpeed, ...]]:
-        """GPUs that it may have in several pools, or instead of them; none: with its plan. Empty: any."""
+        """GPUs that it may have, the fastest first, and their plans; none: with its own plan. Empty: any."""
         if not self.plans:
             return {self.planned_gpus: ()} if self.planned_gpus else {}
         return {
@@ -136,7 +136,9 @@ class JobSpec:
                 PlannedSpeed(1 / plan.degrees.step_seconds, plan.memory, plan.degrees.gpus_per_stage)
                 for plan in plans
             )
-            for gpus, plans in self.planned_launches.items()
+            for gpus, plans in sorted(
+                self.planned_launches.items(), key=lambda each: each[1][0].degrees.step_seconds
+            )
         }
 
     @functools.cached_property

@@ -7,9 +7,9 @@ what the closed form of :mod:`ballast_policies.planning.step_time` says of the c
 
 Of the thousands of plans few are cut. Let f(p, k) be the smallest largest load of the first k layers on p
 ranks of speed 1, and g(q, k) that of the others on q ranks, tables of one dynamic program. With k layers on
-the p ranks of the fastest type, of speed s, and the others on q ranks that are no faster than u,
+the p ranks of the fastest type, of speed s, and the others on q ranks no faster than u, together of speed v,
 
-    T >= (m - 1) max(f(p, k) / s, g(q, k) / u) + S_k / s + (S_L - S_k) / u
+    T >= (m - 1) max(f(p, k) / s, g(q, k) / u, (S_L - S_k) / v) + S_k / s + (S_L - S_k) / u
 
 for the best k, times what any layer takes at this size of a microbatch at least of what it takes in the
 profile. So the best answer to prices is found by cutting, in the order of what these bounds would gain, until
@@ -361,6 +361,7 @@ class _Plans:
         first = (gpus > 0).argmax(axis=1)[:, None]
         rest = np.where(np.arange(gpus.shape[1]) == first, 0.0, gpus)
         fast = speeds[first]
+        power = rest @ speeds[:, None]
         slow = np.where(rest.any(axis=1, keepdims=True), speeds[(rest > 0).argmax(axis=1)[:, None]], fast)
         has = np.where(gpus > 0, gpus * np.minimum(memory, UNLIMITED_BYTES), 0.0).sum(axis=1)
         least = np.full((len(gpus), len(self._degrees)), math.inf)
@@ -383,7 +384,7 @@ class _Plans:
             runs &= stages[at] <= counts[:, None]
             at, runs = at[runs.any(axis=0)], runs[:, runs.any(axis=0)]
             p, q = stages[at].astype(np.intp), (rest[at].sum(axis=1) / group).astype(np.intp)
-            load, total, largest = table.loads(p - q, q, fast[at], slow[at])
+            load, total, largest = table.loads(p - q, q, fast[at], slow[at], power[at] / group)
             half = (1 - 1 / data) / self._bandwidth
             in_microbatch, in_step = self._halves
             gathered, exchange = in_microbatch * half * table.weight_bytes.sum(), in_step * half * largest
@@ -480,7 +481,12 @@ class _Loads:
         return least
 
     def loads(
-        self, fast_ranks: np.ndarray, slow_ranks: np.ndarray, fast: np.ndarray, slow: np.ndarray
+        self,
+        fast_ranks: np.ndarray,
+        slow_ranks: np.ndarray,
+        fast: np.ndarray,
+        slow: np.ndarray,
+        power: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(largest load, sum of loads, bytes of the largest weights), at least, each of shape (n, L + 1).
 
@@ -488,9 +494,14 @@ class _Loads:
             fast_ranks: (n,) how many have the layers before each k.
             slow_ranks: (n,) how many have the others.
             fast: (n, 1) speed of those.
-            slow: (n, 1) speed of these.
+            slow: (n, 1) speed of the fastest of these.
+            power: (n, 1) sum of the speeds of these.
         """
         largest = np.maximum(self._front[fast_ranks] / fast, self._back[slow_ranks] / slow)
+        unlike = np.flatnonzero(power < slow_ranks[:, None] * slow * (1 - 1e-9))
+        if len(unlike):
+            evenly = (self._sums[-1] - self._sums) / power[unlike]
+            largest[unlike] = np.maximum(largest[unlike], evenly)
         runs = np.isfinite(largest)
         total = np.where(runs, self._sums / fast + (self._sums[-1] - self._sums) / slow, math.inf)
         weights = np.maximum(

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from ballast_policies.allocation.problem import Configuration, Job, Problem
 from ballast_policies.allocation.registry import find_policy
@@ -52,15 +52,19 @@ def best_parts(
         one_pool: one pool alone is looked at as well.
     """
     found: tuple[PoolPart, ...] = ()
-    options = list(_options(gang, room))
-    if one_pool:
-        options += [
-            (PoolPart(pool=pool, gpu_type=gpu_type, gpus=size),)
-            for pool, (gpu_type, gpus) in room.items()
-            for size in [size for size in gang.sizes_in_one_pool(gpu_type) if size <= gpus][-1:]
-        ]
-    options = [o for o in options if sum(part.gpus for part in o) <= most]
-    for parts in sorted(options, key=lambda parts: -_power(gang, parts)):
+    alone: list[tuple[PoolPart, ...]] = [
+        (PoolPart(pool=pool, gpu_type=gpu_type, gpus=size),)
+        for pool, (gpu_type, gpus) in (room.items() if one_pool else ())
+        for size in [size for size in gang.sizes_in_one_pool(gpu_type) if size <= gpus][-1:]
+    ]
+    options: Iterable[tuple[PoolPart, ...]] = itertools.chain(alone, _options(gang, room))
+    if not gang.plans_degrees:
+        options = sorted(options, key=lambda parts: -_power(gang, parts))
+    for parts in options:
+        if sum(part.gpus for part in parts) > most:
+            continue
+        if gang.plans_degrees and len(parts) > 1 and gang.planned_at_most(parts) <= above:
+            break
         speed = gang.speed(parts)
         needed = REVERSED_GAIN if found and parts == found[::-1] else 1e-9
         if speed > above * (1 + needed):
@@ -102,11 +106,16 @@ def mixtures(gang: MixedGang, room: Room) -> tuple[tuple[PoolPart, ...], ...]:
 
 def sizes_over_pools(gang: MixedGang, room: Room) -> list[int]:
     """Those of its sizes that fit several pools, fewest first."""
-    fitting = (parts for parts in _options(gang, room) if gang.speed(parts) > 0)
-    return sorted({sum(part.gpus for part in parts) for parts in fitting})
+    found = set[int]()
+    for parts in _options(gang, room, found):
+        size = sum(part.gpus for part in parts)
+        if size not in found and gang.speed(parts) > 0:
+            found.add(size)
+    return sorted(found)
 
 
-def _options(gang: MixedGang, room: Room) -> Iterator[tuple[PoolPart, ...]]:
+def _options(gang: MixedGang, room: Room, known: Set[int] = frozenset()) -> Iterator[tuple[PoolPart, ...]]:
+    """Divisions of the gang; of one with plans the fastest planned first, without sizes in ``known``."""
     pools = sorted(
         (
             (pool, gpu_type, gpus // gang.together * gang.together)
@@ -116,7 +125,7 @@ def _options(gang: MixedGang, room: Room) -> Iterator[tuple[PoolPart, ...]]:
         key=lambda one: (-gang.relative(one[1]), -one[2], one[0]),
     )
     if gang.planned:
-        yield from _planned_options(gang, pools)
+        yield from _planned_options(gang, pools, known)
         return
     any_pair = False
     for fast, slow in itertools.combinations(pools[:MOST_POOLS], 2):
@@ -139,22 +148,27 @@ def _options(gang: MixedGang, room: Room) -> Iterator[tuple[PoolPart, ...]]:
         yield tuple(chain[::-1])
 
 
-def _planned_options(gang: MixedGang, pools: Sequence[_Pool]) -> Iterator[tuple[PoolPart, ...]]:
+def _planned_options(
+    gang: MixedGang, pools: Sequence[_Pool], known: Set[int]
+) -> Iterator[tuple[PoolPart, ...]]:
     """Divisions over the pools, those of a type with the most GPUs first."""
-    sizes, there = set(gang.sizes), Counter[str]()
-    for _, gpu_type, gpus in pools:
-        there[gpu_type] += gpus
+    sizes, there, of = set(gang.sizes), Counter[str](), dict[str, list[_Pool]]()
+    for one in pools:
+        there[one[1]] += one[2]
+        of.setdefault(one[1], []).append(one)
     most = max(4, MOST_PLANNED // len(gang.planned))
     for planned, plans in gang.planned.items():
-        too_many = any(gpus > there[gpu_type] for gpu_type, gpus in planned)
-        if too_many or sum(gpus for _, gpus in planned) not in sizes:
+        if len(planned) == 1 and len(of.get(planned[0][0], ())) < 2:
+            continue
+        size = sum(gpus for _, gpus in planned)
+        if size not in sizes or size in known or any(gpus > there[kind] for kind, gpus in planned):
             continue
         for plan in plans or (None,):
             taken = (0.0,) * len(planned) if plan is None else plan.memory
             together = gang.together if plan is None else math.lcm(plan.together, gang.per_pod)
             of_type = []
             for (gpu_type, gpus), needed in zip(planned, taken, strict=True):
-                own = [one for one in pools if one[1] == gpu_type and gang.has_memory(one[0], needed)]
+                own = [one for one in of[gpu_type] if gang.has_memory(one[0], needed)]
                 of_type.append(_in_pools(own, gpus, together))
             for chosen in itertools.islice(itertools.product(*of_type), most):
                 parts = tuple(itertools.chain.from_iterable(chosen))

@@ -140,7 +140,7 @@ class MixedGang:
         memory: pool -> bytes of each GPU, where that is known.
         barred: groups of nodes (``Node.group``) on which it must not be started in several pools.
         per_pod: GPUs of each pod, which are on one node.
-        planned: GPUs that it may have, and the plans for them, the fastest first, of which the first counts
+        planned: GPUs that it may have, the fastest first, and the plans for them, of which the first counts
             whose stages are in one pool each; none: its stages are planned alone. Empty: any.
         known_over_planned: GPU type -> its estimated speed over the planned one, where it is estimated; of
             several types the least counts.
@@ -212,6 +212,12 @@ class MixedGang:
         if here is None or at_base is None or here <= 0:
             return 0.0
         return max(self.speeds.values()) * at_base / here
+
+    def planned_at_most(self, parts: Sequence[PoolPart]) -> float:
+        """Steps/s on the GPUs of ``parts`` at most, however they are divided, by plans and reports."""
+        scale = max(self.known_over_planned.values(), default=1.0)
+        planned = self.planned[types_by_rank(parts)][0].steps_per_second * max(1.0, scale)
+        return max(planned, *self.measured.values(), 0.0)
 
     def speed_at(self, placement: Placement) -> float:
         """As :meth:`speed`, where it is placed."""

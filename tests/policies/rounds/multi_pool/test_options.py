@@ -1,7 +1,9 @@
 """Divisions of a gang over pools: the fastest that fits, in the order that fits."""
 
 import dataclasses
+import itertools
 
+import numpy as np
 import pytest
 from ballast_policies.planning.launch import LaunchedPipeline
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
@@ -98,6 +100,49 @@ def test_of_mixes_with_plans_the_fastest_that_fits_is_taken():
     assert best_parts(tight, ROOM) == (part("fast", 2), part("slow", 2))
     assert (sizes_over_pools(gang, ROOM), sizes_over_pools(tight, ROOM)) == ([4, 6], [4])
     assert gang.speed([part("fast", 1), part("slow", 3)]) == gang.speed([part("slow", 3)]) == 0.0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_fastest_planned_division_is_found_whatever_was_measured(seed):
+    """Also where types are slower than planned, and mixes as fast as nobody planned."""
+    draw = np.random.default_rng(seed)
+    kinds = ("fast", "middle", "slow")
+    mixes = [
+        tuple((kind, count) for kind, count in zip(kinds, counts, strict=True) if count)
+        for counts in itertools.product(range(4), repeat=3)
+        if sum(counts) > 1
+    ]
+    plans = {mix: (PlannedSpeed(float(draw.uniform(1, 9)), (1.0,) * len(mix)),) for mix in mixes}
+    ordered = sorted(plans.items(), key=lambda each: -each[1][0].steps_per_second)
+    known = draw.choice(len(mixes), size=3, replace=False)
+    gang = a_gang(
+        sizes=tuple(range(2, 10)),
+        planned=dict(ordered),
+        speeds={"fast": 4.0, "middle": 3.0, "slow": 2.0},
+        known_over_planned={"fast": float(draw.uniform(0.2, 3)), "slow": float(draw.uniform(0.2, 3))},
+        measured={SpeedKey.of_types(mixes[number]): float(draw.uniform(1, 20)) for number in known},
+    )
+    room = {kind: (kind, int(draw.integers(0, 4))) for kind in kinds}
+    fitting = [mix for mix in mixes if len(mix) > 1 and all(n <= room[kind][1] for kind, n in mix)]
+    speeds = [gang.speed([part(kind, n) for kind, n in mix]) for mix in fitting]
+    found = best_parts(gang, room)
+    assert gang.speed(found) == max(speeds, default=0.0)
+    assert sizes_over_pools(gang, room) == sorted({sum(n for _, n in mix) for mix in fitting})
+
+
+def test_gpus_of_a_type_that_no_pool_has_are_taken_from_several_stage_by_stage():
+    """The plan of two GPUs a stage is faster; three of each pool hold one of its stages, and a rest."""
+    plans = {(("fast", 6),): (PlannedSpeed(5.0, (8.0,), 2), PlannedSpeed(4.0, (8.0,)))}
+    gang = a_gang(sizes=(6,), planned=plans)
+
+    def of(**gpus):
+        return tuple(PoolPart(pool=pool, gpu_type="fast", gpus=count) for pool, count in gpus.items())
+
+    odd = best_parts(gang, {"a": ("fast", 3), "b": ("fast", 3)})
+    even = best_parts(gang, {"a": ("fast", 4), "b": ("fast", 3)})
+    assert (odd, gang.speed(odd)) == (of(a=3, b=3), 4.0)
+    assert (even, gang.speed(even)) == (of(a=4, b=2), 5.0)
+    assert best_parts(gang, {"a": ("fast", 6), "b": ("fast", 3)}) == ()
 
 
 def test_a_pool_without_the_memory_for_a_planned_mix_does_not_hide_one_that_has_it():
