@@ -45,12 +45,14 @@ def saver(tmp_path, *, step_seconds=(), failures=None, schedule="1F1B", rank=0, 
     )
     run, told = RunState(plan=plan, loss_scale=LossScale("fp32")), []
     progress = types.SimpleNamespace(
+        model=model,
+        run=run,
         step_seconds=lambda: step_seconds,
         saved=lambda *figures, **_: told.append(figures),
         event=lambda *_, **__: None,
         channel=None,
     )
-    made = Saver(model, run, progress, stop=Stopped())
+    made = Saver(progress, stop=Stopped())
     made._checkpoints.save = lambda *_, **__: None
     return made, run, told
 

@@ -108,8 +108,8 @@ def test_a_growth_that_has_replaced_the_agreed_plan_waits_for_its_own_ranks(worl
     """The ranks have agreed on plan 2; until rank 0 hands it out there is plan 3, whose ranks never came."""
     newest = GROWN.replace(epoch=3)
     model, run = SimpleNamespace(world=world), SimpleNamespace(plan=local_plan([OLD]))
-    progress = SimpleNamespace(channel=SimpleNamespace(plan=lambda: newest))
-    follower = PlanFollower(model, run, progress, saver=None)
+    channel = SimpleNamespace(plan=lambda: newest)
+    follower = PlanFollower(SimpleNamespace(model=model, run=run, channel=channel), saver=None)
     assert follower.newest_epoch() == 1
     assert follower.follow_plan(2) is None
     assert run.plan.epoch == 1

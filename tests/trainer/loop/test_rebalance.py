@@ -309,7 +309,7 @@ def staged_job(bounds, *, schedule="ZeroBubbleV", seconds=SECONDS):
 
 def monitor_of(model, steps=0):
     """Rank 0's monitor of a job, after so many steps."""
-    monitor = RebalanceMonitor(model, Progress(model, run_of(model)))
+    monitor = RebalanceMonitor(Progress(model, run_of(model)))
     for _ in range(steps):
         monitor.step_done()
     return monitor

@@ -73,7 +73,7 @@ def test_a_move_is_judged_by_what_its_layers_cost_by_then(change, slower):
     training = job((0, 4, 8), minGain=0.02)
     run = run_of(training)
     progress = Progress(training, run)
-    monitor = RebalanceMonitor(training, progress)
+    monitor = RebalanceMonitor(progress)
     training.profile.forget()
 
     def layers_at(step):

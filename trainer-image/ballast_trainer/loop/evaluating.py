@@ -23,7 +23,7 @@ from ballast_trainer.loop.batches import compared, own_part, refuse_other_target
 from ballast_trainer.loop.plan_following import PlanFollower
 from ballast_trainer.loop.progress import Progress
 from ballast_trainer.loop.saving import Saver
-from ballast_trainer.loop.state import ModelState, RunState
+from ballast_trainer.loop.state import ModelState
 from ballast_trainer.loop.validation_data import ValidationData
 from ballast_trainer.models.loss_weights import one_number, weighted, weights_of
 from ballast_trainer.models.protocol import Metric
@@ -193,16 +193,9 @@ class Evaluator:
         evaluated_step: the step after which it did last; None: not yet.
     """
 
-    def __init__(
-        self,
-        model: ModelState,
-        run: RunState,
-        progress: Progress,
-        plans: PlanFollower,
-        saver: Saver,
-    ) -> None:
+    def __init__(self, progress: Progress, plans: PlanFollower, saver: Saver) -> None:
         """Prepare; a plan that is news to ``plans``, and a stop that ``saver`` knows of, interrupt it."""
-        self._model, self._run, self._progress = model, run, progress
+        self._model, self._run, self._progress = progress.model, progress.run, progress
         self._plans, self._saver = plans, saver
         self.evaluated_step: int | None = None
         self._usual_weight = 1.0

@@ -28,7 +28,6 @@ from ballast_trainer.loop.replanning import (
 )
 from ballast_trainer.loop.reshape import CutRefused, grow, keep_ranks, move_layers, shrink
 from ballast_trainer.loop.saving import Saver
-from ballast_trainer.loop.state import ModelState, RunState
 from ballast_trainer.profiling.profile import LayerCosts
 from ballast_trainer.profiling.rank_speeds import link_seconds
 from ballast_trainer.profiling.stopwatch import Stopwatch
@@ -39,22 +38,15 @@ logger = logging.getLogger(__name__)
 class PlanFollower:
     """Changes of shape, decided by the plan or by rank 0."""
 
-    def __init__(
-        self,
-        model: ModelState,
-        run: RunState,
-        progress: Progress,
-        saver: Saver,
-        heartbeat: RankHeartbeat | None = None,
-    ) -> None:
+    def __init__(self, progress: Progress, saver: Saver, heartbeat: RankHeartbeat | None = None) -> None:
         """Prepare; ``saver`` is of the state that a change of ranks must not lose."""
-        self._model, self._run, self._progress = model, run, progress
+        self._model, self._run, self._progress = progress.model, progress.run, progress
         self._saver, self._heartbeat = saver, heartbeat
         self._proposal: Proposal | None = None
         self._refused_epoch = 0
         self._unanswered = (0, 0.0)
         """The growth whose new ranks did not answer, and until when they are not called again."""
-        self.monitor = RebalanceMonitor(model, progress)
+        self.monitor = RebalanceMonitor(progress)
         self._refused_cuts: set[tuple[Stage, ...]] = set()
 
     def watch_peers(self) -> None:

@@ -96,6 +96,7 @@ class Progress:
     """Figures of the running job, the same on every rank; rank 0 prints them and sends them.
 
     Attributes:
+        model, run: whose figures they are.
         channel: sends messages to the operator; None on other ranks.
         deciding_seconds: of this launch, spent on decisions to rebalance.
         moving_seconds: spent on moving layers and building pipelines anew for rebalances.
@@ -109,7 +110,7 @@ class Progress:
         channel: ChannelThread | None = None,
     ) -> None:
         """Begin to count; ``reporter`` prints, None: nothing is printed."""
-        self._model, self._run = model, run
+        self.model, self.run = model, run
         self._reporter = reporter or SilentReporter()
         self.channel = channel
         self._done: deque[tuple[float, int]] = deque(maxlen=16)
@@ -145,7 +146,7 @@ class Progress:
 
     def gather_bytes(self) -> None:
         """Gather the bytes of all layers; collective."""
-        self.sizes = layer_sizes(self._model)
+        self.sizes = layer_sizes(self.model)
 
     def step_done(self, loss: float, seconds: float, peak_flops: float) -> None:
         """Count a step, print it and tell the operator.
@@ -155,13 +156,13 @@ class Progress:
             seconds: it took.
             peak_flops: operations/s of all ranks by their data sheets; infinitely negative: unknown.
         """
-        model = self._model
+        model = self.model
         for number, error in model.batches.bad_samples.items():
             if number not in self._told_bad:
                 self._told_bad.add(number)
                 self.event("badSample", sample=number, error=error)
         self._loss = self._finite(loss)
-        self._done.append((time.monotonic(), self._run.step))
+        self._done.append((time.monotonic(), self.run.step))
         self._step_seconds.append(seconds)
         self._trained_seconds += seconds
         self._costs = model.profile.costs() or self._costs
@@ -175,11 +176,11 @@ class Progress:
             self._note(imbalance_after=self.imbalance())
         self._count_flops(peak_flops)
         fields: dict[str, Any] = {
-            "step": self._run.step,
+            "step": self.run.step,
             "loss": loss,
             "step_seconds": seconds,
             "stages": stages_as_json(model.stages),
-            "epoch": self._run.plan.epoch,
+            "epoch": self.run.plan.epoch,
             "imbalance": self.imbalance(),
             "bubble": self.bubble(),
             **self._explained(),
@@ -199,13 +200,13 @@ class Progress:
 
     def _finite(self, loss: float) -> float | None:
         """The loss for reports; None where it is not finite, of which the first step of several warns."""
-        model, was = self._model, self._finite_loss
+        model, was = self.model, self._finite_loss
         self._finite_loss = math.isfinite(loss)
         if was and not self._finite_loss and model.world.rank == 0:
             logger.warning(
                 "the loss of step %d is %s; its gradients are finite, so training continues. To fix: targets "
                 "that count in every microbatch (not all of them ignored), or a loss that is finite without",
-                self._run.step,
+                self.run.step,
                 loss,
             )
         return loss if self._finite_loss else None
@@ -213,7 +214,7 @@ class Progress:
     @property
     def costs(self) -> LayerCosts | None:
         """The newest measured costs of the layers, also right after they were reset."""
-        return self._model.profile.costs() or self._costs
+        return self.model.profile.costs() or self._costs
 
     def step_seconds(self) -> tuple[float, ...]:
         """Wall seconds of the last steps under the partition in force."""
@@ -223,7 +224,7 @@ class Progress:
         """Largest rank load / mean - 1, by the newest measured costs."""
         if self._costs is None:
             return 0.0
-        return imbalance(self._model.rank_loads(self._costs))
+        return imbalance(self.model.rank_loads(self._costs))
 
     def bubble(self) -> float | None:
         """Idle fraction of the ranks' time over the last steps."""
@@ -231,14 +232,14 @@ class Progress:
             return None
         busy = sum(self._costs.total)
         mean = sum(self._step_seconds) / len(self._step_seconds)
-        return max(0.0, 1 - busy / (self._model.world.positions * mean))
+        return max(0.0, 1 - busy / (self.model.world.positions * mean))
 
     def _explained(self) -> dict[str, float | None]:
         """The idle fraction explained by the schedule and the partition; the rest is the runtime's."""
-        model = self._model
+        model = self.model
         if len(model.profile) >= _MEASURED_STEPS and self._costs is not None:
             known = self._idle is not None and self._idle[0] == model.stages
-            if not known or len(model.profile) == _MEASURED_STEPS or self._run.step % _SPLIT_EVERY == 0:
+            if not known or len(model.profile) == _MEASURED_STEPS or self.run.step % _SPLIT_EVERY == 0:
                 self._idle = (model.stages, idle_seconds(model, self._costs))
         if self._idle is None or self._idle[0] != model.stages or not self._step_seconds:
             return {"bubble_schedule": None, "bubble_imbalance": None}
@@ -247,11 +248,11 @@ class Progress:
 
     def _count_flops(self, peak: float) -> None:
         """Operations per second and rank over the last steps, and their part of what the GPUs promise."""
-        model = self._model
-        # Counted once, on the rank that reports, when the first steps have shown the job to self._run.
+        model = self.model
+        # Counted once, on the rank that reports, when the first steps have shown the job to self.run.
         if not self._flops_counted and model.world.rank == 0 and len(model.profile) >= _MEASURED_STEPS:
             self._flops_counted = True
-            own = step_flops(model.definition, model.batch(self._run.step - 1)[0])
+            own = step_flops(model.definition, model.batch(self.run.step - 1)[0])
             self._step_flops = own * model.world.data.size if own is not None else None
         if self._step_flops is not None and self._step_seconds:
             whole = self._step_flops / (sum(self._step_seconds) / len(self._step_seconds))
@@ -268,7 +269,7 @@ class Progress:
         self.moving_seconds += pause_ms / 1000
         self._note(
             rebalances=self._report.rebalances + 1,
-            last_rebalance_step=self._run.step,
+            last_rebalance_step=self.run.step,
             imbalance_before=before,
             imbalance_after=None,
             rebalance_pause_ms=pause_ms,
@@ -278,7 +279,7 @@ class Progress:
 
     def evaluated(self, loss: float | None) -> None:
         """The loss on the validation data was measured; None: it is not finite."""
-        self._note(validation_loss=loss, validation_step=self._run.step if loss is not None else None)
+        self._note(validation_loss=loss, validation_step=self.run.step if loss is not None else None)
         # The speed of model, without the evaluation.
         self._done.clear()
 
@@ -314,10 +315,10 @@ class Progress:
 
     def report(self) -> Report:
         """The report for the operator."""
-        model, costs, sizes = self._model, self._costs, self.sizes
+        model, costs, sizes = self.model, self._costs, self.sizes
         return self._report.replace(
-            epoch=self._run.plan.epoch,
-            step=self._run.step,
+            epoch=self.run.plan.epoch,
+            step=self.run.step,
             loss=self._loss,
             steps_per_second=self.steps_per_second(),
             layer_seconds=costs.total if costs is not None else (),
@@ -332,7 +333,7 @@ class Progress:
             stages=model.stages,
             imbalance=self.imbalance() if costs is not None else None,
             bubble=self.bubble(),
-            checkpoint_step=self._run.checkpoint_step,
+            checkpoint_step=self.run.checkpoint_step,
             resumed_from_step=self.resumed_from_step,
             emulated=model.speed.factor if model.speed is not None else None,
             bad_samples=len(model.batches.bad_samples),
@@ -341,7 +342,7 @@ class Progress:
 
     def event(self, name: str, **fields: Any) -> None:
         """Print an event of the step that is done."""
-        self._reporter.event(name, **{"step": self._run.step, **fields})
+        self._reporter.event(name, **{"step": self.run.step, **fields})
 
     def tell(self, *, now: bool = False) -> None:
         """Hand the report to the channel; ``now`` does not wait for the next renewal."""
@@ -350,11 +351,11 @@ class Progress:
 
     def launched(self, lost: LostRanks | None = None) -> None:
         """Print the launch, or that the job goes on after a loss; acknowledge its plan."""
-        model, from_step = self._model, self.resumed_from_step
+        model, from_step = self.model, self.resumed_from_step
         if lost is None:
             self.event(
                 "launch",
-                epoch=self._run.plan.epoch,
+                epoch=self.run.plan.epoch,
                 ranks=model.world.size,
                 resumed_from_step=from_step,
                 emulated=model.speed.factor if model.speed is not None else None,
@@ -364,7 +365,7 @@ class Progress:
             seconds = time.monotonic() - lost.noticed
             self.event(
                 "ranksLost",
-                epoch=self._run.plan.epoch,
+                epoch=self.run.plan.epoch,
                 lost=lost.processes,
                 ranks_before=lost.ranks,
                 ranks_after=model.world.size,
@@ -378,7 +379,7 @@ class Progress:
                     "%s lost: %d ranks go on after step %d, %.1f s later (goodput %.2f)",
                     names,
                     model.world.size,
-                    self._run.step,
+                    self.run.step,
                     seconds,
                     self.goodput() or 0.0,
                 )
@@ -387,13 +388,13 @@ class Progress:
     def acknowledge(self, *, pause_ms: float | None) -> None:
         """Acknowledge that all ranks train under the plan in force."""
         if self.channel is not None:
-            ack = Ack(epoch=self._run.plan.epoch, step=self._run.step, pause_ms=pause_ms)
+            ack = Ack(epoch=self.run.plan.epoch, step=self.run.step, pause_ms=pause_ms)
             self.channel.send(Messages(ack=ack, report=self.report()))
 
     def acknowledge_stop(self, epoch: int) -> None:
         """Acknowledge that the state is saved, as the plan of ``epoch`` asks."""
         if self.channel is not None:
-            ack = Ack(epoch=epoch, step=self._run.step, checkpoint_step=self._run.checkpoint_step)
+            ack = Ack(epoch=epoch, step=self.run.step, checkpoint_step=self.run.checkpoint_step)
             self.channel.send(Messages(ack=ack))
 
     def propose(self, proposal: Proposal, *, again: bool) -> None:
@@ -422,7 +423,7 @@ class Progress:
 
     def print_figures(self, *, at_end: bool = False) -> None:
         """Print what the changes measure; ``at_end`` also says which of them change nothing. Collective."""
-        model = self._model
+        model = self.model
         for dynamic in model.dynamics:
             if dynamic.measures is None:
                 continue
@@ -432,7 +433,7 @@ class Progress:
             why = dynamic.idle(figures) if at_end and isinstance(dynamic, Dynamic) else ""
             if why and model.world.rank == 0:
                 logger.warning(
-                    "dynamics: %s changes nothing by step %d: %s", dynamic.kind, self._run.step, why
+                    "dynamics: %s changes nothing by step %d: %s", dynamic.kind, self.run.step, why
                 )
 
         if all(dynamic.measures != TOKEN_IMBALANCE for dynamic in model.dynamics):
@@ -443,4 +444,4 @@ class Progress:
     def ended(self, reason: ExitReason, message: str) -> SessionOutcome:
         """Print the end, and return it."""
         self.event("ended", reason=str(reason))
-        return SessionOutcome(reason=reason, step=self._run.step, message=message)
+        return SessionOutcome(reason=reason, step=self.run.step, message=message)

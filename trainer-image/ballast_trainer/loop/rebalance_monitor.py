@@ -12,7 +12,6 @@ from ballast_policies.planning.step_time import predict_step_seconds
 
 from ballast_trainer.loop.progress import Progress
 from ballast_trainer.loop.replanning import least_gain_now, rank_capacity, staged_pipeline, unit_costs
-from ballast_trainer.loop.state import ModelState
 from ballast_trainer.profiling.profile import LayerCosts
 
 _FEWEST_MEASURED = 3
@@ -41,9 +40,8 @@ class _Moved:
 class RebalanceMonitor:
     """Times at which rank 0 looks at the partition, told to the others with the next step's sum."""
 
-    def __init__(self, model: ModelState, progress: Progress) -> None:
-        self._model = model
-        self._progress = progress
+    def __init__(self, progress: Progress) -> None:
+        self._model, self._progress = progress.model, progress
         self._waiting = CheckTimer()
         self._moved: _Moved | None = None
         self._reverted: dict[tuple[Stage, ...], tuple[float, ...]] = {}

@@ -27,7 +27,7 @@ from ballast_trainer.distributed.process_group import World
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.errors import CheckpointError, CheckpointNotWritten, PeerLost, Stopped
 from ballast_trainer.loop.progress import Progress, SessionOutcome
-from ballast_trainer.loop.state import ModelState, RunState
+from ballast_trainer.loop.state import ModelState
 from ballast_trainer.models.ties import as_text
 from ballast_trainer.pipeline.layout import is_asynchronous
 from ballast_trainer.profiling.stopwatch import Stopwatch
@@ -57,17 +57,10 @@ _RETRIES_PER_PERIOD = 10
 class Saver:
     """Saves and resumes the job; without ``checkpoint.path`` or copies in memory it does neither."""
 
-    def __init__(
-        self,
-        model: ModelState,
-        run: RunState,
-        progress: Progress,
-        *,
-        stop: StopSignal,
-        memory: MemoryCopies | None = None,
-    ) -> None:
+    def __init__(self, progress: Progress, *, stop: StopSignal, memory: MemoryCopies | None = None) -> None:
         """Prepare; ``progress`` prints what was written, and what was not; ``memory``: None: no copies."""
-        self._model, self._run, self._progress = model, run, progress
+        self._model, self._run, self._progress = progress.model, progress.run, progress
+        model = progress.model
         self._stop, self._memory = stop, memory
         self._seconds: deque[float] = deque(maxlen=5)
         self._write_seconds: deque[float] = deque(maxlen=5)
@@ -415,12 +408,13 @@ def check_export_place(model: ModelState) -> None:
     _by_rank_0(model.world, lambda: check_place(wanted), "export.path")
 
 
-def export_at_end(model: ModelState, progress: Progress) -> None:
+def export_at_end(progress: Progress) -> None:
     """Write the model that the job's ``export`` asks for, by rank 0, from the last checkpoint; collective.
 
     Raises:
         CheckpointError: on all ranks; it could not be written.
     """
+    model = progress.model
     wanted, folder = model.config.export, model.config.checkpoint.path
     if wanted is None:
         return

@@ -50,12 +50,12 @@ class Session:
         self._profiler = profiler or StepProfiler(None, rank=0, device=model.device)
         self.progress = Progress(model, run, reporter, channel_thread)
         memory = None if in_place is None else in_place.memory
-        self._saver = Saver(model, run, self.progress, stop=stop, memory=memory)
-        self._plans = PlanFollower(model, run, self.progress, self._saver, heartbeat)
-        self._evaluator = Evaluator(model, run, self.progress, self._plans, self._saver)
+        self._saver = Saver(self.progress, stop=stop, memory=memory)
+        self._plans = PlanFollower(self.progress, self._saver, heartbeat)
+        self._evaluator = Evaluator(self.progress, self._plans, self._saver)
         self._end = JobEnd(model, run, end_request or EndRequest())
         self.close = self._saver.close
-        self.step = TrainingStep(model, run, self.progress, self._saver, self._plans, self._end)
+        self.step = TrainingStep(self.progress, self._saver, self._plans, self._end)
 
     def run(self, *, joining: bool = False) -> SessionOutcome:
         """Train; ``joining`` for a rank that enters a running job.
@@ -190,7 +190,7 @@ class Session:
             and self._evaluator.evaluate(follow_plans=False) is not None
         ):
             return self._saver.save_and_stop("told to stop in the last evaluation")
-        export_at_end(self._model, progress)
+        export_at_end(progress)
         message, early = f"all {total} steps are done", self._end.early
         if early is not None:
             message = f"ended by its callback after step {step} of {total}: {early}"

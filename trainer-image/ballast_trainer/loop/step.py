@@ -29,7 +29,6 @@ from ballast_trainer.loop.ending import JobEnd
 from ballast_trainer.loop.plan_following import PlanFollower
 from ballast_trainer.loop.progress import Progress
 from ballast_trainer.loop.saving import Saver
-from ballast_trainer.loop.state import ModelState, RunState
 from ballast_trainer.pipeline.executor.executor import PeakUsage
 from ballast_trainer.pipeline.executor.pipelines import AsynchronousPipeline
 from ballast_trainer.pipeline.gradients import (
@@ -82,21 +81,13 @@ def _buffers_of(loss: object) -> dict[str, tuple[int, int]]:
 class TrainingStep:
     """Trains steps of the job."""
 
-    def __init__(
-        self,
-        model: ModelState,
-        run: RunState,
-        progress: Progress,
-        saver: Saver,
-        plans: PlanFollower,
-        end: JobEnd,
-    ) -> None:
-        self._model, self._run, self._progress = model, run, progress
+    def __init__(self, progress: Progress, saver: Saver, plans: PlanFollower, end: JobEnd) -> None:
+        self._model, self._run, self._progress = progress.model, progress.run, progress
         self._saver, self._plans, self._end = saver, plans, end
-        self._overlaps = is_asynchronous(model.config.pipeline.schedule)
+        self._overlaps = is_asynchronous(self._model.config.pipeline.schedule)
         self._exchange_due = False
         """Some rank wants its tensor group to exchange times before the next step."""
-        self._loss_buffers = _buffers_of(model.definition.loss)
+        self._loss_buffers = _buffers_of(self._model.definition.loss)
 
     def train(self) -> Agreed:
         """Train a step; of a schedule without a flush, all steps until the pipeline is drained.

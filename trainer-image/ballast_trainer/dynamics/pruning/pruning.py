@@ -12,7 +12,8 @@ equals a stable top-k over the concatenated weights of one process, in O(bins) m
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -111,41 +112,37 @@ class UnitPruning(GradualPruning):
 
     Attributes:
         path: member of a block that tells where the part is.
-        prepared: the units in a layer.
-        unsuited: why the units of a block's part cannot be removed; empty: they can.
-        make_able: lets a part lose units.
+        units: the module that prepares and finds them: ``neurons`` or ``heads``.
     """
 
     path: str
-    prepared: Callable[[nn.Module], Sequence[neurons.Neurons | heads.Heads]]
-    unsuited: Callable[[nn.Module, nn.Module], str]
-    make_able: Callable[[nn.Module], None]
+    units: ModuleType
 
     def _part(self, block: nn.Module) -> nn.Module:
         return block.get_submodule(getattr(block, self.path)())
 
     def lacks(self, index: int, module: nn.Module) -> str:
         """A part whose units can be told apart."""
-        return lacking(module, (self.path,)) or self.unsuited(module, self._part(module))
+        return lacking(module, (self.path,)) or str(self.units.lacks(module, self._part(module)))
 
     def prepare(self, index: int, module: nn.Module) -> nn.Module:
         """Let the block's part lose units."""
         if not self.lacks(index, module):
-            self.make_able(self._part(module))
+            self.units.prepare(self._part(module))
         return module
 
     def counts(self, layer: Layer) -> tuple[int, int]:
         """Units."""
-        found = self.prepared(layer.module)
+        found = self.units.prepared(layer.module)
         return sum(one.had for one in found), sum(one.kept for one in found)
 
     def magnitudes(self, layer: Layer) -> torch.Tensor:
         """Of the units that are left."""
-        return torch.cat([one.scores() for one in self.prepared(layer.module)])
+        return torch.cat([one.scores() for one in self.units.prepared(layer.module)])
 
     def keep(self, layer: Layer, mask: torch.Tensor) -> None:
         """Remove the others."""
-        found = self.prepared(layer.module)
+        found = self.units.prepared(layer.module)
         for one, part in zip(found, mask.split([one.kept for one in found]), strict=True):
             one.remove(part, layer)
 
@@ -154,18 +151,14 @@ class NeuronPruning(UnitPruning):
     """Prunes inner neurons of the blocks' MLPs."""
 
     path = "mlp_path"
-    prepared = staticmethod(neurons.prepared)
-    unsuited = staticmethod(neurons.lacks)
-    make_able = staticmethod(neurons.prepare)
+    units = neurons
 
 
 class HeadPruning(UnitPruning):
     """Prunes heads of the blocks' attention."""
 
     path = "attention_path"
-    prepared = staticmethod(heads.prepared)
-    unsuited = staticmethod(heads.lacks)
-    make_able = staticmethod(heads.prepare)
+    units = heads
 
     def conform(self, step: int, layers: LayerSet) -> None:
         """Layers that were received or loaded may have lost heads."""
