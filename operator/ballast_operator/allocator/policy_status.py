@@ -176,9 +176,7 @@ def verdicts(report: PolicyReport) -> tuple[Verdict, ...]:
     found += types_differ(snapshot.capacity.kinds.values())
     if snapshot.sick_nodes:
         fix = "repair or replace them; nodes with such a condition open when it is gone (spec.nodeHealth)"
-        named = "; ".join(snapshot.sick_nodes[:NAMED_NODES])
-        more = len(snapshot.sick_nodes) - NAMED_NODES
-        message = f"{named}{f'; and {more} more' if more > 0 else ''}. To fix: {fix}"
+        message = f"{some_of(snapshot.sick_nodes, NAMED_NODES, between='; ')}. To fix: {fix}"
         found.append((PolicyCondition.NODES_HEALTHY, False, PolicyReason.SICK_NODES, message))
     found += within_spot_limits(
         spot_limits(policy.spec, snapshot.capacity.kinds), made.decision.round, snapshot.capacity.nodes
@@ -213,11 +211,8 @@ def _healthy(solve: Solve) -> Verdict:
 def _informed(inputs: CompletedProblem) -> Verdict:
     words = list(inputs.pool_defaults)
     if inputs.job_defaults:
-        named = [
-            f"{job} ({'; '.join(said)})" for job, said in sorted(inputs.job_defaults.items())[:NAMED_JOBS]
-        ]
-        more = len(inputs.job_defaults) - len(named)
-        words.append(f"defaults for {', '.join(named)}{f' and {more} more jobs' if more else ''}")
+        named = [f"{job} ({'; '.join(said)})" for job, said in sorted(inputs.job_defaults.items())]
+        words.append(f"defaults for {some_of(named, NAMED_JOBS, kind=' jobs')}")
     if words:
         message = f"{'. '.join(words)}. To fix: set the fields"
         return PolicyCondition.INPUTS_COMPLETE, False, PolicyReason.DEFAULTS_USED, message
@@ -226,10 +221,8 @@ def _informed(inputs: CompletedProblem) -> Verdict:
 
 def _valid(capacity: ClusterCapacity, policy: ClusterPolicy) -> Verdict:
     if capacity.overlaps:
-        more = len(capacity.overlaps) - NAMED_NODES
-        named = [*capacity.overlaps[:NAMED_NODES], *([f"and {more} more"] if more > 0 else [])]
         message = (
-            f"{'; '.join(named)}: no gang is started there. "
+            f"{some_of(capacity.overlaps, NAMED_NODES, between='; ')}: no gang is started there. "
             "To fix: make the node selectors exclude each other, or change the nodes' labels"
         )
         return PolicyCondition.VALID, True, PolicyReason.OVERLAPPING_POOLS, message

@@ -20,9 +20,20 @@ HEADER = struct.Struct(">Q")
 """Length of the pickle that follows, in bytes."""
 
 
-def preparation(*modules: str) -> tuple[None, tuple[str, ...], dict[str, Any]]:
+Question = tuple[str | Callable[[Any], Any], Any, dict[str, Any]]
+"""A policy with its problem and options, or a function with its argument."""
+
+
+def preparation(*modules: str) -> Question:
     """A question that is answered once the modules are imported, so that no time limit counts that."""
-    return None, modules, {}
+    return import_all, modules, {}
+
+
+def import_all(modules: tuple[str, ...]) -> None:
+    """Import those of the modules that are there: the answer to what follows names what is missing."""
+    for module in modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
 
 
 def encode(value: Any) -> bytes:
@@ -46,35 +57,13 @@ def serve(questions: BinaryIO, answers: BinaryIO) -> None:
     answers.flush()
     while (question := _read(questions)) is not None:
         policy, problem, options = question
-        if policy is None:
-            answers.write(encode(_prepared(problem)))
-            answers.flush()
-            continue
-        if callable(policy):
-            answers.write(_called(policy, problem))
-            answers.flush()
-            continue
         try:
-            answer: tuple[str, Any] = ("ok", allocate(policy, problem, **options))
-        except Exception as error:  # also a user's own policy may raise anything: the next question comes
-            answer = ("error", f"{type(error).__name__}: {error}")
-        answers.write(encode(answer))
+            found = policy(problem) if callable(policy) else allocate(policy, problem, **options)
+            answer = encode(("ok", found))
+        except Exception as error:  # what users wrote may raise anything: the next question comes
+            answer = encode(("error", f"{type(error).__name__}: {error}"))
+        answers.write(answer)
         answers.flush()
-
-
-def _called(function: Callable[[Any], Any], argument: Any) -> bytes:
-    try:
-        return encode(("ok", function(argument)))
-    except Exception as error:  # of what users wrote, nested however deep: the next question comes
-        return encode(("error", f"{type(error).__name__}: {error}"))
-
-
-def _prepared(modules: tuple[str, ...]) -> tuple[str, Any]:
-    for module in modules:
-        # The answer to the question that follows names what is missing.
-        with contextlib.suppress(ImportError):
-            importlib.import_module(module)
-    return "ok", None
 
 
 def main() -> None:

@@ -417,7 +417,8 @@ SUSPENSIONS = frozenset(
 MOST_NAMES = 5
 
 
-def some_of(names: Sequence[str], most: int = MOST_NAMES) -> str:
-    """The first ``most`` names, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def some_of(names: Sequence[str], most: int = MOST_NAMES, *, between: str = ", ", kind: str = "") -> str:
+    """The first ``most`` names, and how many more there are, of which ``kind``."""
+    left = len(names) - most
+    more = f"{' ' if between == ', ' else between}and {left} more{kind}" if left > 0 else ""
+    return between.join(names[:most]) + more

@@ -23,6 +23,14 @@ def parse(text: str) -> Time:
         raise ValueError(f"{text} is not between the years 1 and 9999 in UTC") from error
 
 
+def parsed(text: object) -> Time | None:
+    """A time; None where there is none that can be read."""
+    try:
+        return parse(text) if isinstance(text, str) and text else None
+    except ValueError:
+        return None
+
+
 def show(time: Time) -> str:
     """Time -> RFC 3339 in whole seconds, as metav1.Time."""
     return time.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -19,7 +19,7 @@ from ballast_operator.kube.slim import (
     TAINTS,
     NoticeKind,
 )
-from ballast_operator.views.clock import Time, parse
+from ballast_operator.views.clock import Time, parsed
 from ballast_operator.views.node_constraints import Taint
 
 _SPOT, _ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
@@ -100,7 +100,7 @@ def read_leaving(
         Leaving(
             by=f"condition {condition['type']} {condition.get('reason') or ''}".strip() + f" ({kind.means})",
             seconds=kind.seconds,
-            since=_time(condition.get("lastTransitionTime")),
+            since=parsed(condition.get("lastTransitionTime")),
         )
         for condition in conditions
         for kind in CONDITIONS
@@ -109,8 +109,8 @@ def read_leaving(
     if not found:
         return None
     first = min(found, key=lambda leaving: leaving.seconds)
-    stated = _time(annotations.get(LEAVES_AT_ANNOTATION))
-    ends = _time(annotations.get(KARPENTER_ENDS_AT_ANNOTATION))
+    stated = parsed(annotations.get(LEAVES_AT_ANNOTATION))
+    ends = parsed(annotations.get(KARPENTER_ENDS_AT_ANNOTATION))
     if stated is not None or ends is None:
         return dataclasses.replace(first, at=stated)
     kind = capacity_type_of(labels)
@@ -139,7 +139,7 @@ def seconds_to_save(notice: float, stop_seconds: float) -> float:
 
 def evicted(deletion: str | None, reason: str) -> Leaving:
     """Of a pod that the cluster is about to end; ``deletion``: when its grace ends, if it is deleted."""
-    return Leaving(by=f"eviction{f' ({reason})' if reason else ''}", seconds=30.0, at=_time(deletion))
+    return Leaving(by=f"eviction{f' ({reason})' if reason else ''}", seconds=30.0, at=parsed(deletion))
 
 
 NODE_DELETED = Leaving(by="deletion of its Node object", seconds=40.0)
@@ -149,19 +149,11 @@ after (the quarantine of kube-controller-manager's ``podgc``) unless the node co
 
 def deleted(deletion: str | None) -> Leaving | None:
     """Of a pod that is being deleted, by whomever; None: it is not. ``deletion``: when its grace ends."""
-    return Leaving(by="deletion of a pod", at=_time(deletion)) if deletion else None
+    return Leaving(by="deletion of a pod", at=parsed(deletion)) if deletion else None
 
 
 def _since(taint: Taint) -> Time | None:
     """When the taint was put there: Cluster Autoscaler writes the seconds since 1970 as its value."""
     if taint.key == "ToBeDeletedByClusterAutoscaler" and taint.value.isdecimal() and len(taint.value) < 12:
         return datetime.datetime.fromtimestamp(int(taint.value), tz=datetime.UTC)
-    return _time(taint.added)
-
-
-def _time(text: object) -> Time | None:
-    """A time; None where there is none that can be read."""
-    try:
-        return parse(text) if isinstance(text, str) and text else None
-    except ValueError:
-        return None
+    return parsed(taint.added)

@@ -14,7 +14,7 @@ from ballast_policies.contract import (
 )
 
 from ballast_operator.kube.kinds import Object
-from ballast_operator.views.clock import Time, parse
+from ballast_operator.views.clock import Time, parsed
 from ballast_operator.views.notices import Leaving, deleted, evicted
 
 _SIGKILL, _SIGTERM = 137, 143
@@ -177,7 +177,7 @@ def read_pod(item: Object, *, node_ready: bool, leaving: Leaving | None = None) 
         node_ready=node_ready,
         leaves=leaving if alive else None,
         deletion=deleted(metadata.get("deletionTimestamp")) if alive and node_ready else None,
-        ended_at=_time(ended.get("finishedAt")),
+        ended_at=parsed(ended.get("finishedAt")),
         grace_seconds=USUAL_GRACE_SECONDS if grace is None else int(grace),
     )
 
@@ -217,13 +217,6 @@ def _last_line(text: str) -> str:
 def _number(text: str | None, default: int) -> int:
     """A label as a number; the operator writes at most ten digits."""
     return int(text) if text is not None and re.fullmatch(r"[0-9]{1,10}", text) else default
-
-
-def _time(text: str | None) -> Time | None:
-    try:
-        return parse(text) if text else None
-    except ValueError:
-        return None
 
 
 def _message(text: str) -> TerminationMessage | None:

@@ -60,46 +60,19 @@ def explain_placement(*, share: float, received_fraction: float, extended: bool)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRoom:
-    """A pool's GPUs after a round's decision.
-
-    Attributes:
-        groups: group (``Node.group``) -> its nodes, their GPUs, and those that are free.
-        closed: why nodes take no new gang -> how many nodes.
-        free: its nodes, each with the GPUs that are free.
-    """
+    """A pool's nodes after a round's decision; ``free``: node -> GPUs that no gang holds."""
 
     pool: str
-    gpu_type: str
-    groups: Mapping[str, tuple[int, int, int]]
-    closed: Mapping[str, int]
-    free: Sequence[Node] = ()
+    nodes: Sequence[Node]
+    free: Mapping[str, int]
 
 
 def pool_rooms(nodes: Sequence[Node], free: Mapping[str, int]) -> tuple[PoolRoom, ...]:
     """The pools, by name; ``free``: node -> GPUs that no gang holds."""
-    groups: dict[str, dict[str, tuple[int, int, int]]] = {}
-    closed: dict[str, Counter[str]] = {}
-    types = {}
-    by_node: dict[str, list[Node]] = {}
+    by_pool: dict[str, list[Node]] = {}
     for node in nodes:
-        types[node.pool] = node.gpu_type
-        by_node.setdefault(node.pool, []).append(dataclasses.replace(node, gpus=free[node.name]))
-        here = groups.setdefault(node.pool, {})
-        count, has, left = here.get(node.group, (0, 0, 0))
-        here[node.group] = (count + 1, has + node.gpus, left + free[node.name])
-        reasons = closed.setdefault(node.pool, Counter())
-        if node.closed:
-            reasons[node.closed] += 1
-    return tuple(
-        PoolRoom(
-            pool=pool,
-            gpu_type=types[pool],
-            groups=groups[pool],
-            closed=closed[pool],
-            free=by_node[pool],
-        )
-        for pool in sorted(types)
-    )
+        by_pool.setdefault(node.pool, []).append(node)
+    return tuple(PoolRoom(pool=pool, nodes=by_pool[pool], free=free) for pool in sorted(by_pool))
 
 
 def explain_waiting(
@@ -123,25 +96,23 @@ def explain_waiting(
         return f"no GPU type of this policy's pools can run it; it allows {allows}"
     counts = []
     for room in rooms:
-        if room.gpu_type not in usable:
+        gpu_type = room.nodes[0].gpu_type
+        if gpu_type not in usable:
             continue
-        open_to_it = [
-            g for text, g in room.groups.items() if text not in asks.barred and text not in room.closed
-        ]
-        has, left = sum(group[1] for group in open_to_it), sum(group[2] for group in open_to_it)
+        within = asks.open(room.nodes)
+        has, left = sum(node.gpus for node in within), sum(room.free[node.name] for node in within)
         kept = kept_for.get(room.pool, job.name)
-        text = f"{left} of {has} {room.gpu_type} free in pool {room.pool}"
-        barring = {*asks.barred, *room.closed}
+        text = f"{left} of {has} {gpu_type} free in pool {room.pool}"
         if required is not None:
-            within = [node for node in room.free if node.group not in barring]
-            most, domain = largest_domain(within, {n.name: n.gpus for n in within}, required, per_pod)
+            most, domain = largest_domain(within, room.free, required, per_pod)
             text += f", at most {most} of them in one domain, {domain}"
         elif per_pod > 1:
-            fitting = sum(node.gpus // per_pod for node in room.free if node.group not in barring)
+            fitting = sum(room.free[node.name] // per_pod for node in within)
             text += f", room for {fitting} pod{'' if fitting == 1 else 's'}"
         text += f", kept for {kept}" if kept != job.name and left else ""
-        barred = {taints: group[0] for taints, group in room.groups.items() if taints in asks.barred}
-        counts.append(text + barred_nodes(room.pool, barred, room.closed))
+        closed = Counter(node.closed for node in room.nodes if node.closed)
+        barred = Counter(n.taints for n in room.nodes if not n.closed and n.taints in asks.barred)
+        counts.append(text + barred_nodes(room.pool, barred, closed))
     where = "; ".join(counts) or f"no node has {' or '.join(usable)}"
     pods = "" if per_pod == 1 else f" in {job.gpus // per_pod} pods of {per_pod}"
     domain = "" if required is None else f" within one domain of {required.label}"

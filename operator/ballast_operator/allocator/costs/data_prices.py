@@ -32,15 +32,6 @@ def data_prices(stated: Iterable[DataPrice]) -> DataPrices:
     return DataPrices({(each.from_region, each.to_region): each.price_per_gb for each in stated})
 
 
-def told_apart_by_region(
-    marks: Mapping[str, str], regions: Mapping[str, str], jobs: Iterable[JobView]
-) -> Mapping[str, str]:
-    """``marks`` of pools with their regions, if one of ``jobs`` says where its data is."""
-    if all(view.spec is None or view.spec.data is None for view in jobs):
-        return marks
-    return {pool: f"{region or '-'} {marks.get(pool, '')}" for pool, region in regions.items()}
-
-
 def pools_without_price(
     data: JobData | None, regions: Mapping[str, str], prices: DataPrices
 ) -> Mapping[str, str]:

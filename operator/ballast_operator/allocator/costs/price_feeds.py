@@ -14,7 +14,7 @@ from ballast_policies.prices.feed import FeedPrice, FeedProblem, Reading, read_f
 from ballast_operator.allocator.costs.cloud_prices import CloudPrices, cloud_reading, feed_name, wanted_of
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.cluster_policy_status import PoolPrice
-from ballast_operator.api.conditions import PolicyCondition, PolicyReason
+from ballast_operator.api.conditions import PolicyCondition, PolicyReason, some_of
 from ballast_operator.api.node_pool import NodePool
 from ballast_operator.errors import NotFound, Rejected, Unavailable
 from ballast_operator.kube.client import Cluster
@@ -196,12 +196,8 @@ def prices_current(
             f"{oldest.reading.known.price:g} of {shown_time(oldest.reading.known.time)}"
         )
         return PolicyCondition.PRICES_CURRENT, True, PolicyReason.PRICES_READ, message
-    lines = [
-        f"pool {entry.pool}, {entry.feed}: {entry.reading.message} ({_counts(entry)})"
-        for entry in failed[:MOST_NAMED]
-    ]
-    more = len(failed) - len(lines)
-    message = "; ".join(lines) + (f"; and {more} more pools" if more else "")
+    lines = [f"pool {each.pool}, {each.feed}: {each.reading.message} ({_counts(each)})" for each in failed]
+    message = some_of(lines, MOST_NAMED, between="; ", kind=" pools")
     assert failed[0].reading.problem is not None
     return PolicyCondition.PRICES_CURRENT, False, _REASONS[failed[0].reading.problem], message
 

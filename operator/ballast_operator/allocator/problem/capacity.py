@@ -22,7 +22,7 @@ from ballast_policies.rounds.spot_limits import nodes_by_place
 from ballast_policies.rounds.values import Node, Round, domains_of, gpus_by, own_domain
 from ballast_policies.scheduling import Capacity
 
-from ballast_operator.allocator.costs.data_prices import pool_region, told_apart_by_region
+from ballast_operator.allocator.costs.data_prices import pool_region
 from ballast_operator.allocator.problem.gang_size import Refusal
 from ballast_operator.allocator.problem.tolerance import Tolerance
 from ballast_operator.api.base import memory_bytes
@@ -96,13 +96,31 @@ _CLOSED = {
 
 
 def told_apart(
-    marks: Mapping[str, str], kinds: Mapping[str, PoolKind], jobs: Iterable[JobView]
+    pools: Sequence[NodePool],
+    memory: Mapping[str, float],
+    kinds: Mapping[str, PoolKind],
+    regions: Mapping[str, str],
+    jobs: Iterable[JobView],
 ) -> Mapping[str, str]:
-    """``marks`` of pools with their capacity types, if one of ``jobs`` tells these apart."""
-    specs = [view.spec.asked for view in jobs if view.spec is not None]
-    if all(spec.spot is SpotUse.ALLOW and spec.deadline is None for spec in specs):
-        return marks
-    return {pool: f"{kind.capacity_type} {marks.get(pool, '')}" for pool, kind in kinds.items()}
+    """Pool -> mark, of pools that are unlike others of their GPU type to some of ``jobs``.
+
+    By their memory; by capacity type and region if one of the jobs tells these apart.
+    """
+    by_type: dict[str, set[float | None]] = {}
+    for pool in pools:
+        by_type.setdefault(pool.gpu_type, set()).add(memory.get(pool.name))
+    specs = [view.spec for view in jobs if view.spec is not None]
+    by_kind = any(s.asked.spot is not SpotUse.ALLOW or s.asked.deadline is not None for s in specs)
+    by_region = any(spec.data is not None for spec in specs)
+    marks = {
+        pool.name: (
+            *((f"memory {memory.get(pool.name)}",) if len(by_type[pool.gpu_type]) > 1 else ()),
+            *((str(kinds[pool.name].capacity_type),) if by_kind else ()),
+            *((regions[pool.name],) if by_region else ()),
+        )
+        for pool in pools
+    }
+    return {pool: " ".join(mark) for pool, mark in marks.items() if mark}
 
 
 def pools_closed(spot: SpotUse, kinds: Mapping[str, PoolKind]) -> frozenset[str]:
@@ -249,8 +267,7 @@ def read_capacity(
     regions = {
         pool.name: pool_region(pool, members[pool.name], (known or {}).get(pool.name, "")) for pool in pools
     }
-    apart = told_apart(pools_apart(pools, memory), kinds, wanting)
-    apart = told_apart_by_region(apart, regions, wanting)
+    apart = told_apart(pools, memory, kinds, regions, wanting)
     tolerance = Tolerance.of(pools, listed, wanting, apart=apart)
     values: list[Node] = []
     shared: dict[str, float] = {}
@@ -336,14 +353,6 @@ def pool_memory(pool: NodePool, nodes: Sequence[NodeView]) -> float | None:
         return min(found)
     named = gpu_named(pool.gpu_type)
     return named.memory_bytes if named is not None else None
-
-
-def pools_apart(pools: Sequence[NodePool], memory: Mapping[str, float]) -> Mapping[str, str]:
-    """Pool -> mark, of pools whose GPU type has pools with another memory."""
-    by_type: dict[str, set[float | None]] = {}
-    for pool in pools:
-        by_type.setdefault(pool.gpu_type, set()).add(memory.get(pool.name))
-    return {pool.name: f"memory {memory.get(pool.name)}" for pool in pools if len(by_type[pool.gpu_type]) > 1}
 
 
 def _total(entries: Iterable[tuple[str, int]]) -> Counter[str]:

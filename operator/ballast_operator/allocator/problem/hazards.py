@@ -134,16 +134,16 @@ def at_useful_prices(
     """
     before, _ = _known(status)
     start = {pool.name: pool.start_seconds for pool in spec}
-    found = []
-    for pool in pools:
+
+    def useful(pool: PricedPool) -> PricedPool:
         known = before.get(pool.pool)
-        if known is not None and known.preemptions and pool.price > 0:
-            costs = RestartCosts(startup_seconds=start.get(pool.pool, 180.0))
-            part = costs.useful_part(known.per_hour, checkpoint_interval(known.per_hour, costs))
-            found.append(dataclasses.replace(pool, price=pool.price / max(0.01, round(part, 2))))
-        else:
-            found.append(pool)
-    return tuple(found)
+        if known is None or not known.preemptions or pool.price <= 0:
+            return pool
+        costs = RestartCosts(startup_seconds=start.get(pool.pool, 180.0))
+        part = costs.useful_part(known.per_hour, checkpoint_interval(known.per_hour, costs))
+        return dataclasses.replace(pool, price=pool.price / max(0.01, round(part, 2)))
+
+    return tuple(map(useful, pools))
 
 
 def spot_seen(snapshot: Snapshot, spec: Sequence[NodePool], status: Object | None) -> Snapshot:
