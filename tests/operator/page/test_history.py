@@ -8,6 +8,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -59,6 +60,11 @@ class Kept:
 
     def names(self) -> list[str]:
         return [job.name for job in self.history.jobs()]
+
+    def train(self, name: str, **status: Any) -> None:
+        """A job trains, and what waits is written."""
+        self.world.job("team", name, runs(**status))
+        self.writer.write()
 
     def close(self) -> None:
         self.history.close()
@@ -138,24 +144,16 @@ def test_what_a_deleted_job_did_stays(kept: Kept) -> None:
     assert (job.message, job.deleted, job.finished) == ("out of memory", NOW + 30, NOW + 19)
     assert (job.launches, job.restarts, job.step, job.lost_steps) == (2, {"NodeLost": 1}, 60, 7)
     assert (job.gpu_seconds, job.cost, job.startup_cost) == (3600.0, 12.5, 1.5)
-    assert [what for _, what, _ in kept.history.events(job.uid)] == [
-        "Launched",
-        "LayersMoved",
-        "Launched",
-        "Restarted",
-        "Failed",
-        "Deleted",
-    ]
+    told = [what for _, what, _ in kept.history.events(job.uid)]
+    assert told == ["Launched", "LayersMoved", "Launched", "Restarted", "Failed", "Deleted"]
 
 
 def test_an_operator_that_starts_again_tells_nothing_twice(kept: Kept) -> None:
     """What is seen again has the same time."""
-    kept.world.job("team", "one", runs())
-    kept.writer.write()
+    kept.train("one")
     again = Kept(kept.where)
     again.world.now += 1000
-    again.world.job("team", "one", runs())
-    again.writer.write()
+    again.train("one")
     again.close()
     (job,) = kept.history.jobs()
     assert [what for _, what, _ in kept.history.events(job.uid)] == ["Launched"]
@@ -180,9 +178,8 @@ def test_old_jobs_and_too_many_are_forgotten_with_what_happened_to_them(where: s
     kept.world.now += 86_400 - 100
     kept.writer.write()
     assert kept.names() == ["job-4"]
-    assert [bool(kept.history.events(f"uid-team-job-{number}")) for number in range(5)] == [False] * 4 + [
-        True
-    ]
+    told = [bool(kept.history.events(f"uid-team-job-{number}")) for number in range(5)]
+    assert told == [False] * 4 + [True]
     kept.close()
 
 
@@ -220,8 +217,7 @@ def test_the_replica_that_leads_no_more_writes_over_nothing_newer(kept: Kept) ->
     late = Kept(kept.where)
     late.world.job("team", "one", runs(step=1))
     kept.world.now += 10
-    kept.world.job("team", "one", runs(step=2))
-    kept.writer.write()
+    kept.train("one", step=2)
     late.writer.write()
     assert [job.step for job in kept.history.jobs()] == [2]
     for world in (kept.world, late.world):
@@ -239,12 +235,10 @@ def test_the_replica_that_leads_no_more_writes_over_nothing_newer(kept: Kept) ->
 def test_a_locked_file_costs_nothing_that_waits(in_file: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is written once the file is free."""
     monkeypatch.setattr("ballast_operator.history.store.BUSY_SECONDS", 0.01)
-    in_file.world.job("team", "zero", runs())
-    in_file.writer.write()
+    in_file.train("zero")
     with sqlite3.connect(in_file.path) as other:
         other.execute("BEGIN IMMEDIATE")
-        in_file.world.job("team", "one", runs())
-        in_file.writer.write()
+        in_file.train("one")
         assert in_file.value("failures") >= 1
         other.rollback()
     other.close()
@@ -257,8 +251,7 @@ def test_a_locked_file_costs_nothing_that_waits(in_file: Kept, monkeypatch: pyte
 def test_a_broken_file_is_put_aside_and_history_begins_anew(in_file: Kept, content: bytes) -> None:
     """Beside it, so that somebody can look at it."""
     in_file.path.write_bytes(content)
-    in_file.world.job("team", "one", runs())
-    in_file.writer.write()
+    in_file.train("one")
     in_file.writer.write()
     assert in_file.names() == ["one"]
     assert in_file.path.with_suffix(".broken").read_bytes() == content
@@ -266,15 +259,12 @@ def test_a_broken_file_is_put_aside_and_history_begins_anew(in_file: Kept, conte
 
 def test_a_file_that_somebody_moves_or_deletes_is_made_anew(in_file: Kept) -> None:
     """What happens afterwards is found at the path, not in a file that has no name any more."""
-    in_file.world.job("team", "one", runs())
-    in_file.writer.write()
+    in_file.train("one")
     in_file.path.rename(in_file.path.with_suffix(".old"))
-    in_file.world.job("team", "two", runs())
-    in_file.writer.write()
+    in_file.train("two")
     assert in_file.names() == ["two"]
     in_file.path.unlink()
-    in_file.world.job("team", "three", runs())
-    in_file.writer.write()
+    in_file.train("three")
     assert in_file.names() == ["three"]
     assert in_file.value("failures") == 0
 
@@ -386,8 +376,7 @@ TROUBLES = {  # name: words that tell of it, a statement that makes it, one that
 
 def told_and_kept(kept: Kept, words: str, caplog: pytest.LogCaptureFixture, end: Callable[[], None]) -> None:
     """What is wrong is told in the log and by the command, without the password; nothing is lost by it."""
-    kept.world.job("team", "one", runs())
-    kept.writer.write()
+    kept.train("one")
     shown = CliRunner().invoke(history, env={"BALLAST_HISTORY": kept.where})
     assert kept.value("failures") == 1 and shown.exit_code == 1
     for text in (caplog.text, shown.output):
@@ -425,8 +414,7 @@ def test_a_server_that_is_away_at_first_and_later_costs_nothing(
     kept = Kept(server.address(database))
     told_and_kept(kept, "Can't create a connection", caplog, server.start)
     server.stop()
-    kept.world.job("team", "two", runs())
-    kept.writer.write()
+    kept.train("two")
     server.start()
     kept.writer.write()
     assert set(kept.names()) == {"one", "two"} and (kept.value("failures"), kept.value("dropped")) == (2, 0)
@@ -439,8 +427,7 @@ def test_the_servers_certificate_is_verified_where_the_address_asks_for_it(
 ) -> None:
     """By an authority of its own, or those of the system, which do not know this one; rows wait meanwhile."""
     kept = Kept(f"{server.address(database)}?sslmode=verify-full")
-    kept.world.job("team", "one", runs())
-    kept.writer.write()
+    kept.train("one")
     assert "certificate verify failed" in caplog.text and kept.value("dropped") == 0
     kept.written.where += f"&sslrootcert={server.authority}"
     kept.writer.write()
@@ -468,13 +455,9 @@ def test_a_wrong_address_is_told_without_its_password(
 ) -> None:
     """In the log, and where somebody reads; nothing raises beside it."""
     kept = Kept(where)
-    kept.world.job("team", "one", runs())
-    kept.writer.write()
-    assert (
-        kept.value("failures") == 1
-        and words in caplog.text
-        and "s3cret" not in caplog.text + str(kept.history)
-    )
+    kept.train("one")
+    assert kept.value("failures") == 1 and words in caplog.text
+    assert "s3cret" not in caplog.text + str(kept.history)
     with pytest.raises(HistoryError, match="To fix") as failed:
         kept.history.jobs()
     assert "s3cret" not in str(failed.value) and "s3cret" not in repr(Options(history=where))
@@ -488,8 +471,7 @@ def test_rows_that_a_database_refuses_are_dropped_and_counted(server: PostgreSQL
     kept.world.job("team", "one", runs(), entity="\N{SKULL}")
     kept.writer.write()
     assert kept.value("dropped") > 0
-    kept.world.job("team", "two", runs())
-    kept.writer.write()
+    kept.train("two")
     assert kept.names() == ["two"]
     kept.close()
 
@@ -500,7 +482,6 @@ def test_tables_of_another_version_are_told(kept: Kept, caplog: pytest.LogCaptur
     engine = kept.written._engines["rwc"]
     with engine.begin() as connection:
         connection.execute(sa.text("ALTER TABLE jobs DROP COLUMN goodput"))
-    kept.world.job("team", "one", runs())
-    kept.writer.write()
+    kept.train("one")
     assert "goodput" in caplog.text and "no other program or version" in caplog.text
     assert kept.value("failures") == 1
