@@ -10,12 +10,6 @@ from ballast_policies.contract import CONFIG_KEY, lease_name, plan_config_map_na
 from tests.operator.loops.simulated.machines import node
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, fast_and_slow, policy
 
-
-def policy_condition(simulation: Simulation, kind: str, name: str = "default") -> dict:
-    item = simulation.world.get(POLICY, "", name)
-    return next(c for c in item["status"]["conditions"] if c["type"] == kind)
-
-
 JOB_CASES = {
     "a GPU type that no pool has": {
         "job": {"gpuTypes": ["h100"]},
@@ -144,7 +138,7 @@ async def test_a_node_that_matches_two_pools_takes_no_gangs_and_the_others_do():
     await simulation.ticks(10)
     assert (held, simulation.status("two").allocation.nodes) == ("b", ("a",))
     assert (simulation.state("one"), simulation.status("one").launches) == ("Running", 1)
-    valid, ready = policy_condition(simulation, "Valid"), policy_condition(simulation, "Ready")
+    valid, ready = simulation.policy_condition("Valid"), simulation.policy_condition("Ready")
     assert (valid["status"], valid["reason"]) == ("True", PolicyReason.OVERLAPPING_POOLS)
     assert f"node {held} matches pools fast and all: no gang is started there. To fix" in valid["message"]
     assert ready["status"] == "True"
@@ -159,18 +153,18 @@ async def test_decisions_that_fail_twice_are_told_and_recover():
             simulation.allocator.decider, "build_problem", mock.Mock(side_effect=KeyError("pool x"))
         )
         await simulation.allocator.attempt()
-        assert policy_condition(simulation, "Ready")["status"] == "True"
+        assert simulation.policy_condition("Ready")["status"] == "True"
         assert not simulation.waits.broken
         await simulation.allocator.attempt()
-    ready = policy_condition(simulation, "Ready")
+    ready = simulation.policy_condition("Ready")
     assert (ready["status"], ready["reason"]) == ("False", PolicyReason.DECISIONS_FAIL)
     assert "the last 2 decisions failed" in ready["message"] and "KeyError: 'pool x'" in ready["message"]
-    assert policy_condition(simulation, "Valid")["status"] == "True"
+    assert simulation.policy_condition("Valid")["status"] == "True"
     assert simulation.policy()["status"]["gpus"] > 0
     assert simulation.waits.broken and not simulation.waits.ready
     await simulation.look()
     await simulation.allocator.attempt()
-    assert policy_condition(simulation, "Ready")["status"] == "True"
+    assert simulation.policy_condition("Ready")["status"] == "True"
     assert not simulation.waits.broken
 
 
@@ -181,10 +175,10 @@ async def test_the_older_of_two_policies_is_in_force():
     second["metadata"] = {"name": "second", "creationTimestamp": "2026-06-01T00:00:00Z"}
     simulation.world.put(POLICY, second)
     await simulation.tick()
-    ready = policy_condition(simulation, "Ready", "second")
+    ready = simulation.policy_condition("Ready", "second")
     assert (ready["status"], ready["reason"]) == ("False", PolicyReason.ANOTHER_POLICY_IN_FORCE)
     assert "default" in ready["message"]
-    assert policy_condition(simulation, "Ready")["reason"] == PolicyReason.IN_FORCE
+    assert simulation.policy_condition("Ready")["reason"] == PolicyReason.IN_FORCE
 
 
 async def test_a_dry_run_says_what_it_would_do_and_does_nothing():
@@ -205,12 +199,12 @@ async def test_a_pool_without_nodes_and_one_without_gpus_are_warnings():
     more = policy("fast", "later")
     simulation.world.put(POLICY, more)
     await simulation.tick()
-    valid = policy_condition(simulation, "Valid")
+    valid = simulation.policy_condition("Valid")
     assert (valid["status"], valid["reason"]) == ("True", PolicyReason.NO_SUCH_NODES)
     assert "later" in valid["message"]
     simulation.world.put(NODE, node("c", "later", 0))
     await simulation.tick()
-    assert policy_condition(simulation, "Valid")["reason"] == PolicyReason.NO_GPUS
+    assert simulation.policy_condition("Valid")["reason"] == PolicyReason.NO_GPUS
 
 
 @pytest.mark.slow
@@ -225,16 +219,6 @@ async def test_an_idle_operator_writes_nothing():
     before = simulation.world.writes
     await simulation.ticks(10, seconds=60.0)
     assert simulation.world.writes == before, simulation.world.log[before:]
-
-
-async def test_a_job_deleted_under_way_is_forgotten_and_its_gpus_serve_the_next():
-    """Deletion is the garbage collector's work; the allocator sees the GPUs come free."""
-    simulation = Simulation(nodes={"a": ("fast", 2)}, roundSeconds=600)
-    await simulation.run_job("one", totalSteps=1000)
-    simulation.add_job("two")
-    simulation.world.drop(JOB, NAMESPACE, "one")
-    del simulation.trainers["one"]
-    await simulation.until(lambda: simulation.state("two") == "Succeeded")
 
 
 IN_EACH_STATE = {

@@ -95,9 +95,6 @@ async def test_a_queue_that_is_not_asked_is_said_on_the_job(asks_kueue: bool) ->
     simulation = queued(asks_kueue=asks_kueue)
     metadata = {"name": "trainingjob-one", "namespace": NAMESPACE}
     simulation.world.put(WORKLOAD, {"metadata": metadata, "spec": {}})
-    await simulation.until(lambda: simulation.condition("one", "Admitted") is not None)
-    admitted = simulation.condition("one", "Admitted")
-    assert admitted is not None
     want = ("NameTaken", "is not the job's") if asks_kueue else ("Queued", "kueue.enabled=true")
-    assert admitted.reason == want[0] and want[1] in admitted.message
+    await simulation.refused("one", *want)
     assert simulation.status("one").launches == 0

@@ -127,10 +127,9 @@ async def test_pools_with_less_memory_than_a_plan_takes_are_left_out_in_words():
     simulation = Simulation(nodes=nodes, pools=pools, roundSeconds=30)
     simulation.add_job("one", **{**PLANNED, "stages": (4, 4)})
     await simulation.ticks(5)
-    admitted = simulation.condition("one", "Admitted")
-    assert (admitted.reason, simulation.status("one").launches) == ("ExceedsMemory", 0)
-    assert "on 4 GPUs its plan takes " in admitted.message
-    assert "the largest GPU has 500 MB" in admitted.message
+    words = ("on 4 GPUs its plan takes ", "the largest GPU has 500 MB")
+    await simulation.refused("one", "ExceedsMemory", *words)
+    assert simulation.status("one").launches == 0
     with simulation.changed_pools() as changed:
         changed["another"]["memoryPerGpu"] = "900M"
     await simulation.running("one")

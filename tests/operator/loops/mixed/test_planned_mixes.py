@@ -85,9 +85,8 @@ async def test_a_mix_whose_plan_does_not_fit_a_pools_memory_is_not_launched():
     simulation = two_pools(pools={"slow": {"memoryPerGpu": "100M"}})
     add_planned(simulation)
     await simulation.ticks(5)
-    admitted = simulation.condition("wide", "Admitted")
-    assert (admitted.reason, simulation.status("wide").launches) == ("ExceedsCapacity", 0)
-    assert "To fix: " in admitted.message
+    await simulation.refused("wide", "ExceedsCapacity", "To fix: ")
+    assert simulation.status("wide").launches == 0
     with simulation.changed_pools() as changed:
         changed["slow"]["memoryPerGpu"] = "6G"
     await simulation.running("wide")

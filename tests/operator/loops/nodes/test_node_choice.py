@@ -86,11 +86,10 @@ async def test_gpus_of_nodes_without_the_cpus_for_a_jobs_pods_are_left_to_others
     simulation.world.put(NODE, with_cpus("large", 2, "7500m"))
     simulation.add_job("one", template=asking(cpu="4"))
     await simulation.run_job("two", template=asking(cpu="1", memory="1Gi"))
-    status = simulation.status("one")
-    assert (status.launches, status.condition("Admitted").reason) == (0, "ExceedsCapacity")
-    message = status.condition("Admitted").message
-    assert "2 nodes of pool fast have no room for 2 of its pods: on large cpu 4 each, 7.5 left" in message
-    assert "To fix: lower the requests of spec.template, or" in message
+    no_room = "2 nodes of pool fast have no room for 2 of its pods: on large cpu 4 each, 7.5 left"
+    to_fix = "To fix: lower the requests of spec.template, or"
+    await simulation.refused("one", "ExceedsCapacity", no_room, to_fix)
+    assert simulation.status("one").launches == 0
     simulation.world.put(NODE, with_cpus("large", 2, "8"))
     await simulation.running("one")
     assert simulation.nodes("one") == {"large"}
@@ -108,10 +107,8 @@ async def test_what_pods_of_others_ask_for_is_no_room_for_a_job():
     simulation.world.put(POD, daemon)
     simulation.add_job("one", template=asking(cpu="4"))
     simulation.add_job("two", template=asking(**{"rdma/hca": "1"}))
-    await simulation.until(lambda: simulation.condition("one", "Admitted") is not None)
-    await simulation.until(lambda: simulation.condition("two", "Admitted") is not None)
-    assert "cpu 4 each, 7.5 left" in simulation.condition("one", "Admitted").message
-    assert "rdma/hca 1 each, 0 left" in simulation.condition("two", "Admitted").message
+    await simulation.refused("one", "ExceedsCapacity", "cpu 4 each, 7.5 left")
+    await simulation.refused("two", "ExceedsCapacity", "rdma/hca 1 each, 0 left")
     simulation.world.patch(POD, "kube-system", "daemon", {"status": {"phase": "Succeeded"}})
     await simulation.running("one")
 
@@ -129,12 +126,9 @@ async def test_nodes_with_shared_gpus_take_no_gang_and_the_job_says_why():
     simulation.add_job("two", totalSteps=20)
     await simulation.until(lambda: simulation.condition("two", "Admitted") is not None)
     simulation.add_job("four", stages=(4, 4), totalSteps=20)
-    await simulation.until(lambda: simulation.condition("four", "Admitted") is not None)
-    assert (simulation.status("two").launches, simulation.status("four").launches) == (0, 0)
-    admitted = simulation.condition("four", "Admitted")
-    assert admitted.reason == "ExceedsCapacity"
     why = "its GPUs are shared by time-slicing, 4 replicas of each, and ranks need whole GPUs"
-    assert f"1 node of pool fast: {why}" in admitted.message
+    await simulation.refused("four", "ExceedsCapacity", f"1 node of pool fast: {why}")
+    assert (simulation.status("two").launches, simulation.status("four").launches) == (0, 0)
     whole = node("whole", "fast", 2)
     whole["metadata"]["labels"] |= shared
     simulation.world.put(NODE, whole)
@@ -325,5 +319,5 @@ def test_a_snapshot_of_thousands_of_tainted_nodes_and_jobs_looks_at_each_kind_on
     seen = Observed(now=START, nodes=nodes, pods=[], jobs=jobs, measurements=Measurements())
     snapshot = take_snapshot(spec, seen)
     assert len(snapshot.problem.jobs) == 2000
-    assert len(set(snapshot.not_tolerated.values())) == 4
+    assert len({asks.barred for asks in snapshot.asks.values()}) == 4
     assert len(compared) <= 5000 + 4 * 5

@@ -362,8 +362,8 @@ class Simulation:
         yield {pool["name"]: pool for pool in pools}
         self.change_policy(nodePools=pools)
 
-    def policy(self) -> dict[str, Any]:
-        item = self.world.get(POLICY, "", "default")
+    def policy(self, name: str = "default") -> dict[str, Any]:
+        item = self.world.get(POLICY, "", name)
         assert item is not None
         return item
 
@@ -429,8 +429,9 @@ class Simulation:
         """As ``ballast cost`` has them now."""
         return costs(self.world.items(JOB), [self.policy()], now=self.now)
 
-    def policy_condition(self, kind: str) -> dict[str, Any] | None:
-        conditions = self.policy().get("status", {}).get("conditions", ())
+    def policy_condition(self, kind: str, name: str = "default") -> dict[str, Any] | None:
+        """Of a ClusterPolicy; None: it has none of the kind."""
+        conditions = self.policy(name).get("status", {}).get("conditions", ())
         return next((each for each in conditions if each["type"] == kind), None)
 
     def die_at(self, write: int) -> None:
