@@ -32,7 +32,7 @@ from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
 from ballast_trainer.pipeline import layout
 from ballast_trainer.profiling.meter import Meter
-from ballast_trainer.profiling.profile import LayerCosts, Profile
+from ballast_trainer.profiling.profile import LayerCosts
 from ballast_trainer.reporting.console import SilentReporter
 from harness import local_plan
 from ranks_run.jobs import Job, Overhead, Ran
@@ -170,11 +170,9 @@ def _train(rank: int, port: int, job: Job) -> tuple[list[dict[str, Any]], LayerC
         config=config,
         definition=model,
         device=device,
-        speed=None,
         dynamics=(StatedLoads(job.loads, speed),) if job.model is None else (),
         layers=LayerSet(model, config.training, device, lambda index, module: module),
         meter=Meter(model.layer_count, device, None, clock=time.perf_counter if job.model is None else None),
-        profile=Profile(model.layer_count),
         world=join(
             store=store,
             plan=plan,

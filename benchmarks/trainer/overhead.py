@@ -100,7 +100,6 @@ def rank_main(rank, port, setting, options, results):
     from ballast_trainer.loop.state import ModelState, RunState
     from ballast_trainer.models.registry import build_model
     from ballast_trainer.profiling.meter import Meter
-    from ballast_trainer.profiling.profile import Profile
     from ballast_trainer.reporting.console import SilentReporter
     from calibrated import sleeping_model
     from harness import local_plan
@@ -140,7 +139,6 @@ def rank_main(rank, port, setting, options, results):
         dynamics=(),
         layers=LayerSet(model, config.training, device, lambda index, module: module),
         meter=Meter(model.layer_count, device, speed, clock=clock),
-        profile=Profile(model.layer_count),
         world=world,
         loss=run.loss_scale.scaled(model.loss),
         stages=first_stages(model.layer_count, tuple(range(count))),

@@ -49,7 +49,6 @@ from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
 from ballast_trainer.pipeline.layout import ScheduleRequest
 from ballast_trainer.profiling.meter import Meter
-from ballast_trainer.profiling.profile import Profile
 from ballast_trainer.profiling.recording import RecordingMeter, write_trace
 from ballast_trainer.profiling.torch_profile import StepProfiler
 from ballast_trainer.reporting.callback import with_callback
@@ -462,7 +461,6 @@ class _Process:
                 shards_weights=config.parallelism.weight_shares > 1,
             ),
             meter=self._meter(),
-            profile=Profile(model.layer_count),
             world=world,
             validation=job.validation,
             stages=_launched_stages(job, plan, job.placement(len(plan.ranks))),

@@ -20,7 +20,6 @@ from ballast_trainer.loop.state import ModelState
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.profiling.activations import SavedTensors, weight_gradient_bytes
 from ballast_trainer.profiling.meter import Meter
-from ballast_trainer.profiling.profile import Profile
 from ballast_trainer.tensor_parallel.layers import split_layer
 from ballast_trainer.trees import Tree, chunks, mapped
 
@@ -111,11 +110,9 @@ def _whole_model(config: JobConfig, model: Model, loss_scale: LossScale, group: 
         config=config.replace(pipeline=pipeline),
         definition=model,
         device=device,
-        speed=None,
         dynamics=dynamics,
         layers=LayerSet(model, config.training, device, prepare),
         meter=Meter(model.layer_count, device, None),
-        profile=Profile(model.layer_count),
         world=World(epoch=1, rank=0, size=1, processes=("local",), device=device),
         stages=(Stage(rank=0, first_layer=0, end_layer=model.layer_count),),
         loss=loss_scale.scaled(model.loss),

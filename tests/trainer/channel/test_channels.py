@@ -188,13 +188,6 @@ def test_what_cannot_be_reached_is_a_channel_error(server, kubernetes_channel, m
         kubernetes_channel.write(Messages(report=REPORT))
 
 
-def test_a_broken_plan_names_its_field(server, kubernetes_channel):
-    """The other side's mistake is said in its words."""
-    server.objects[CONFIG_MAP] = {"data": {"plan.json": '{"job": "a"}'}}
-    with pytest.raises(ChannelError, match=r"Plan\.epoch: missing"):
-        kubernetes_channel.read_plan()
-
-
 def test_the_kubernetes_channel_outside_of_a_cluster_is_refused_with_a_fix():
     """No service account, no kubeconfig."""
     with pytest.raises(ConfigurationError, match="ballast-train run"):
@@ -212,8 +205,8 @@ def test_the_directory_channel_carries_the_same_messages(tmp_path):
     assert Proposal.from_json((tmp_path / "proposal.json").read_text()) == PROPOSAL
     assert Ack.from_json((tmp_path / "ack.json").read_text()) == ACK
     assert (tmp_path / "finished-step").read_text() == "9"
-    (tmp_path / "plan.json").write_text("{")
-    with pytest.raises(ChannelError, match="not JSON"):
+    (tmp_path / "plan.json").write_text('{"job": "a"}')
+    with pytest.raises(ChannelError, match=r"plan\.json: Plan\.epoch: missing"):
         channel.read_plan()
 
 

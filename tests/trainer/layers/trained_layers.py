@@ -17,7 +17,6 @@ from ballast_trainer.models.registry import build_model
 from ballast_trainer.pipeline.layout import ScheduleRequest
 from ballast_trainer.pipeline.stages import PipelineBuilder
 from ballast_trainer.profiling.meter import Meter
-from ballast_trainer.profiling.profile import Profile
 
 CPU = torch.device("cpu")
 ALONE = World(epoch=1, rank=0, size=1, processes=("local",), device=CPU)
@@ -83,11 +82,9 @@ def first_rank(config, stages, ranks, data=1):
         config=config,
         definition=model,
         device=CPU,
-        speed=None,
         dynamics=(),
         layers=LayerSet(model, config.training, CPU, lambda index, module: module),
         meter=Meter(model.layer_count, CPU, None),
-        profile=Profile(model.layer_count),
         world=World(
             epoch=1,
             rank=0,

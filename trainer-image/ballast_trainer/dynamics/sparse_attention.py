@@ -312,20 +312,17 @@ class ChosenAttention(ChangingModule):
                 "leave sparseAttention out"
             )
         shared = q.shape[1] // k.shape[1]
-        if not sparse_pays_on(q.device):
-            self.kept = 1.0
-            return functional.scaled_dot_product_attention(
-                q, k, v, is_causal=True, dropout_p=dropout_p, scale=scale, enable_gqa=shared > 1
-            )
-        if shared > 1:
-            k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
-        found = self._chosen(q, k, v, dropout_p, q.shape[-1] ** -0.5 if scale is None else scale)
-        self.kept = 1.0 if found.mixed is None else found.kept
-        if found.mixed is None:
-            return functional.scaled_dot_product_attention(
-                q, k, v, is_causal=True, dropout_p=dropout_p, scale=scale
-            )
-        return found.mixed
+        if sparse_pays_on(q.device):
+            if shared > 1:
+                k, v, shared = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1), 1
+            found = self._chosen(q, k, v, dropout_p, q.shape[-1] ** -0.5 if scale is None else scale)
+            if found.mixed is not None:
+                self.kept = found.kept
+                return found.mixed
+        self.kept = 1.0
+        return functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, dropout_p=dropout_p, scale=scale, enable_gqa=shared > 1
+        )
 
     def _chosen(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout: float, scale: float

@@ -86,16 +86,16 @@ class ModelState:
     config: JobConfig
     definition: Model
     device: torch.device
-    speed: EmulatedSpeed | None
     dynamics: tuple[Dynamic, ...]
     layers: LayerSet
     meter: Meter
-    profile: Profile
     world: World
     stages: tuple[Stage, ...]
     loss: Loss
+    speed: EmulatedSpeed | None = None
     validation: ValidationData | None = None
     pipeline: ExecutedPipeline | None = None
+    profile: Profile = dataclasses.field(init=False)
     batches: Batches = dataclasses.field(init=False)
     straggler_mitigation: StragglerMitigation = dataclasses.field(init=False)
     rank_speeds: RankSpeeds = dataclasses.field(default_factory=RankSpeeds)
@@ -111,6 +111,7 @@ class ModelState:
         self.meter.always_busy = self.config.parallelism.tensor > 1
         self.meter.first_microbatch = self.world.data.index * self.microbatches
         CURRENT_FORWARD.targets_of = lambda step: self.batches.targets(step, self.world)
+        self.profile = Profile(self.definition.layer_count)
         self.batches = Batches(self.config, self.definition, self.device)
         self.straggler_mitigation = StragglerMitigation(
             self.config.parallelism.stragglers, self.device, self.speed, seed=self.config.training.seed
