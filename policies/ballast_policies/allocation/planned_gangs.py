@@ -361,8 +361,12 @@ class _Plans:
         first = (gpus > 0).argmax(axis=1)[:, None]
         rest = np.where(np.arange(gpus.shape[1]) == first, 0.0, gpus)
         fast = speeds[first]
-        power = rest @ speeds[:, None]
         slow = np.where(rest.any(axis=1, keepdims=True), speeds[(rest > 0).argmax(axis=1)[:, None]], fast)
+        others = np.where(speeds < slow, rest, 0.0)
+        slowest = np.where(
+            others.any(axis=1, keepdims=True), speeds[(others > 0).argmax(axis=1)[:, None]], slow
+        )
+        power, second = rest @ speeds[:, None], (rest - others).sum(axis=1, keepdims=True)
         has = np.where(gpus > 0, gpus * np.minimum(memory, UNLIMITED_BYTES), 0.0).sum(axis=1)
         least = np.full((len(gpus), len(self._degrees)), math.inf)
         alike: dict[tuple[int, int], list[int]] = {}
@@ -385,6 +389,12 @@ class _Plans:
             at, runs = at[runs.any(axis=0)], runs[:, runs.any(axis=0)]
             p, q = stages[at].astype(np.intp), (rest[at].sum(axis=1) / group).astype(np.intp)
             load, total, largest = table.loads(p - q, q, fast[at], slow[at], power[at] / group)
+            # What the third type needs longer for what the second has no time for, where the busiest stage
+            # takes ``load``; a second more there saves ``saved`` of these, and costs m - 1.
+            left = (table.seconds_after - load * (second[at] / group * slow[at])).clip(0.0)
+            longer = np.where(np.isfinite(total), left, 0.0) * (1 / slowest[at] - 1 / slow[at])
+            saved = (second[at] / group * (slow[at] / slowest[at] - 1))[:, 0]
+            unlike = bool(saved.any())
             half = (1 - 1 / data) / self._bandwidth
             in_microbatch, in_step = self._halves
             gathered, exchange = in_microbatch * half * table.weight_bytes.sum(), in_step * half * largest
@@ -396,6 +406,9 @@ class _Plans:
                     all_stages += gathered
                     mean = np.where(np.isfinite(all_stages), all_stages, 0.0) / p[some][:, None]
                     busiest = np.maximum(busiest, mean)
+                elif unlike:
+                    worth = np.where(saved[some] <= m - 1, self._ratio[work], 0.0)
+                    all_stages += worth[:, None] * longer[some]
                 seconds = (m - 1) * busiest + all_stages
                 if exchanges:
                     seconds += exchange[some]
@@ -465,6 +478,7 @@ class _Loads:
     def __init__(self, layers: LayerProfile, most: int) -> None:
         self._seconds = np.add(layers.forward_seconds, layers.backward_seconds)
         self.layers, self._sums = len(self._seconds), sums_of(self._seconds)
+        self.seconds_after: np.ndarray = self._sums[-1] - self._sums
         most = min(most, self.layers)
         self._front = _smallest_largest(self._seconds, most)
         self.held_bytes, self.weight_bytes = np.array(layers.held_bytes), np.array(layers.weight_bytes)
