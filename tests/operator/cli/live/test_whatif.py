@@ -1,8 +1,8 @@
 """`ballast whatif`, and which jobs and namespaces commands mean."""
 
 import asyncio
+import contextlib
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ from ballast_operator.cli.live.policy_diff import as_text as policy_text
 from ballast_operator.cli.live.policy_diff import difference
 from ballast_operator.cli.live.whatif import as_text, pose, read_change, read_cluster, whatif
 from ballast_operator.cli.main import main
+from ballast_operator.kube import client
 from ballast_operator.kube.kinds import JOB, NODE, POLICY
 from ballast_policies.allocation.problem import ProblemError
 from ballast_policies.simulator.whatif import Setup, compare
@@ -19,8 +20,6 @@ from click.testing import CliRunner
 from tests.operator.loops.simulated.fake_cluster import FakeCluster
 from tests.operator.loops.simulated.machines import node
 from tests.operator.loops.simulated.world import World
-
-whatif_module = sys.modules[whatif.callback.__module__]
 
 DEMO = Path(__file__).parents[4] / "examples" / "demo"
 GPUS = {"v100": 4, "p100": 2, "k80": 4, "p100-spot": 2}
@@ -41,6 +40,15 @@ def cluster(policies=1):
         item["metadata"]["labels"]["ballast.dev/pool"] = pool
         world.put(NODE, item)
     return FakeCluster(world)
+
+
+def serve(monkeypatch, found):
+    """Commands connect to it, whatever the kubeconfig."""
+
+    async def connect(kubeconfig):
+        return contextlib.nullcontext(found)
+
+    monkeypatch.setattr(client, "connect", connect)
 
 
 def read(found, other="max-min-fairness", name="", **how):
@@ -163,7 +171,7 @@ def test_over_time_shows_when_each_job_would_start_and_end(monkeypatch):
     twin = {"time": "2026-01-01T00:00:00Z", "jobs": 7, "timeError": 0.021, "costError": -0.013}
     there = cluster()
     there.world.items(POLICY)[0]["status"] = {"twin": twin}
-    monkeypatch.setattr(whatif_module, "asked", lambda _, question: asyncio.run(question(there)))
+    serve(monkeypatch, there)
     arguments = ["--add", "v100=2", "--over-time", "1"]
     text = CliRunner().invoke(whatif, arguments)
     assert "completion times of the last replay were off by +2.1%, costs by -1.3% (7 jobs" in text.stdout
@@ -185,7 +193,7 @@ def test_over_time_shows_when_each_job_would_start_and_end(monkeypatch):
 def test_over_time_is_refused_where_it_cannot_apply(monkeypatch, arguments, words):
     """With the reason, and what to change."""
 
-    monkeypatch.setattr(whatif_module, "asked", lambda _, question: asyncio.run(question(cluster())))
+    serve(monkeypatch, cluster())
     done = CliRunner().invoke(whatif, [*arguments, "--over-time", "1"])
     assert done.exit_code == 2
     assert words in " ".join(done.stderr.split())
@@ -194,7 +202,7 @@ def test_over_time_is_refused_where_it_cannot_apply(monkeypatch, arguments, word
 
 def test_other_limits_of_spot_machines(monkeypatch):
     """Without spot machines the two spot P100s are in nobody's share, and no gang starts there later."""
-    monkeypatch.setattr(whatif_module, "asked", lambda _, question: asyncio.run(question(cluster())))
+    serve(monkeypatch, cluster())
     arguments = ["--spot", "onDemandShare=1", "--over-time", "2000"]
     found = CliRunner().invoke(whatif, [*arguments, "--output", "json"])
     content = json.loads(found.stdout)
@@ -220,7 +228,7 @@ def test_other_limits_of_spot_machines(monkeypatch):
 )
 def test_limits_of_spot_machines_that_are_none_are_refused(monkeypatch, limits, words):
     """With the option, and what it could be."""
-    monkeypatch.setattr(whatif_module, "asked", lambda _, question: asyncio.run(question(cluster())))
+    serve(monkeypatch, cluster())
     done = CliRunner().invoke(whatif, ["--spot", limits])
     assert done.exit_code == 2
     assert words in done.output
