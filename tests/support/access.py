@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import yaml
 from ballast_operator.api.rbac import Rule, operator_rules
 from ballast_operator.local_operator import OPERATOR_NAME
 from kubernetes import client
@@ -55,6 +56,35 @@ def granted(rules: Iterable[Rule]) -> set[Right]:
 def account(namespace: str, name: str) -> str:
     """The user name of a service account."""
     return f"system:serviceaccount:{namespace}:{name}"
+
+
+def new_account(api: client.ApiClient, namespace: str, name: str) -> str:
+    """A service account, which has no rights yet; its token."""
+    core = client.CoreV1Api(api)
+    core.create_namespaced_service_account(namespace, {"metadata": {"name": name}})
+    asked = client.AuthenticationV1TokenRequest(spec=client.V1TokenRequestSpec(audiences=[]))
+    return str(core.create_namespaced_service_account_token(name, namespace, asked).status.token)
+
+
+def binding(role: str, namespace: str, name: str, *, kind: str = "ClusterRole") -> dict[str, Any]:
+    """Gives a service account what is in a role; it is called as the account and its namespace."""
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": f"{kind}Binding",
+        "metadata": {"name": f"{name}-{namespace}"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": role},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
+    }
+
+
+def kubeconfig_of(token: str, admin: Path, path: Path) -> Path:
+    """A kubeconfig of who has the token, for the cluster of the administrator's."""
+    content = yaml.safe_load(admin.read_text())
+    (context,) = [c for c in content["contexts"] if c["name"] == content["current-context"]]
+    context["context"]["user"] = "of-the-token"
+    content["users"] = [{"name": "of-the-token", "user": {"token": token}}]
+    path.write_text(yaml.safe_dump(content))
+    return path
 
 
 def may(

@@ -23,7 +23,7 @@ from kubernetes import config
 from kubernetes.dynamic import DynamicClient
 
 from tests.operator.live.conftest import Nursery, Stage, cluster_policy
-from tests.support.access import account, granted, may, use, wait_for_operators_rights
+from tests.support.access import account, binding, granted, may, use, wait_for_operators_rights
 from tests.support.control_plane import CRDS
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
@@ -75,16 +75,10 @@ def quota(tmp_path: Path) -> Iterator[tuple[Stage, LocalCluster, Any]]:
     ):
         kube = DynamicClient(api)
         role = {"apiVersion": f"{RBAC}/v1", "kind": "ClusterRole", "metadata": {"name": "asks-kueue"}}
-        binding = {
-            "apiVersion": f"{RBAC}/v1",
-            "kind": "ClusterRoleBinding",
-            "metadata": {"name": "asks-kueue"},
-            "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": "asks-kueue"},
-            "subjects": [{"kind": "ServiceAccount", "name": OPERATOR_NAME, "namespace": OPERATOR_NAMESPACE}],
-        }
+        asks = binding("asks-kueue", OPERATOR_NAMESPACE, OPERATOR_NAME)
         system = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kueue-system"}}
         apply_objects(kube, install_objects(OPERATOR_NAMESPACE))
-        apply_objects(kube, [{**role, "rules": kueue_rules()}, binding, system, cluster_policy()])
+        apply_objects(kube, [{**role, "rules": kueue_rules()}, asks, system, cluster_policy()])
         wait_for_operators_rights(api, OPERATOR_NAMESPACE)
         user = account(OPERATOR_NAMESPACE, OPERATOR_NAME)
         eventually(lambda: may(api, user, "get", WORKLOADS["group"], "workloads"), "the rights on Workloads")

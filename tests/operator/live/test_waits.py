@@ -16,6 +16,7 @@ from ballast_localcluster import LocalCluster
 from kubernetes import client, config
 from kubernetes.dynamic import DynamicClient
 
+from tests.support.access import binding, kubeconfig_of, new_account
 from tests.support.control_plane import CRDS
 from tests.support.waiting import WAIT_SECONDS, eventually
 
@@ -63,17 +64,9 @@ def operator(kubeconfig: Path, folder: Path) -> Iterator[Pages]:
 def account(api: Any, admin: Path, path: Path) -> Path:
     """A kubeconfig of an account without any rights."""
     core = client.CoreV1Api(api)
-    metadata = client.V1ObjectMeta(name="operator")
     # The API server makes this namespace by itself, beside its other work.
     eventually(lambda: "kube-public" in [n.metadata.name for n in core.list_namespace().items], "kube-public")
-    core.create_namespaced_service_account("kube-public", client.V1ServiceAccount(metadata=metadata))
-    request = client.AuthenticationV1TokenRequest(spec=client.V1TokenRequestSpec(audiences=[]))
-    token = core.create_namespaced_service_account_token("operator", "kube-public", request).status.token
-    content = yaml.safe_load(admin.read_text())
-    content["contexts"][0]["context"]["user"] = "operator"
-    content["users"] = [{"name": "operator", "user": {"token": token}}]
-    path.write_text(yaml.safe_dump(content))
-    return path
+    return kubeconfig_of(new_account(api, "kube-public", "operator"), admin, path)
 
 
 @pytest.mark.slow
@@ -93,19 +86,7 @@ def test_it_waits_in_the_open_for_rights_namespace_definitions_and_policy(tmp_pa
 
         pages.waits_for('cannot get resource "leases"')
         pages.waits_for("(Permission)")
-        apply(
-            {
-                "apiVersion": "rbac.authorization.k8s.io/v1",
-                "kind": "ClusterRoleBinding",
-                "metadata": {"name": "operator"},
-                "roleRef": {
-                    "apiGroup": "rbac.authorization.k8s.io",
-                    "kind": "ClusterRole",
-                    "name": "cluster-admin",
-                },
-                "subjects": [{"kind": "ServiceAccount", "name": "operator", "namespace": "kube-public"}],
-            }
-        )
+        apply(binding("cluster-admin", "kube-public", "operator"))
         pages.waits_for(f"To fix: kubectl create namespace {NAMESPACE}")
         assert pages.get("readyz")[0] == 503
         code, text = pages.get("healthz")

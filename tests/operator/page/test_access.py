@@ -25,7 +25,7 @@ from kubernetes import client
 
 from tests.operator.page.test_page import looked_at, plain, text_of
 from tests.operator.page.world import World, runs
-from tests.support.access import account, may
+from tests.support.access import account, binding, kubeconfig_of, may, new_account
 from tests.support.control_plane import ControlPlane
 from tests.support.waiting import eventually
 
@@ -167,39 +167,20 @@ async def test_sessions_end_and_are_bounded():
     assert sessions.token(names[-1]) == ""
 
 
-def token_of(core: Any, account: str, namespace: str) -> str:
-    asked = client.AuthenticationV1TokenRequest(spec=client.V1TokenRequestSpec(audiences=[]))
-    answer = core.create_namespaced_service_account_token(account, namespace, asked)
-    return str(answer.status.token)
-
-
 @pytest.fixture
 def reviewer(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[Path]:
     """A kubeconfig of an account that has the page's rules and no others."""
     with control_plane.client() as api:
-        rbac, core, name = client.RbacAuthorizationV1Api(api), client.CoreV1Api(api), f"page-{namespace}"
-        core.create_namespaced_service_account(namespace, {"metadata": {"name": "reviewer"}})
+        rbac, name = client.RbacAuthorizationV1Api(api), f"page-{namespace}"
+        token = new_account(api, namespace, "reviewer")
         rbac.create_cluster_role({"metadata": {"name": name}, "rules": page_rules()})
-        subject = {"kind": "ServiceAccount", "name": "reviewer", "namespace": namespace}
-        rbac.create_cluster_role_binding(
-            {
-                "metadata": {"name": name},
-                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
-                "subjects": [subject],
-            }
-        )
-        content = yaml.safe_load(control_plane.kubeconfig.read_text())
-        (context,) = [c for c in content["contexts"] if c["name"] == content["current-context"]]
-        context["context"]["user"] = "reviewer"
-        content["users"] = [{"name": "reviewer", "user": {"token": token_of(core, "reviewer", namespace)}}]
-        path = tmp_path / "kubeconfig"
-        path.write_text(yaml.safe_dump(content))
+        rbac.create_cluster_role_binding(binding(name, namespace, "reviewer"))
         for group, reviews in (("authentication", "tokenreviews"), ("authorization", "subjectaccessreviews")):
             asked = ("create", f"{group}.k8s.io", reviews)
             user = account(namespace, "reviewer")
             eventually(lambda user=user, asked=asked: may(api, user, *asked), "the reviewer's rights")
-        yield path
-        rbac.delete_cluster_role_binding(name)
+        yield kubeconfig_of(token, control_plane.kubeconfig, tmp_path / "kubeconfig")
+        rbac.delete_cluster_role_binding(f"reviewer-{namespace}")
         rbac.delete_cluster_role(name)
 
 
@@ -209,19 +190,10 @@ async def test_a_real_token_shows_what_its_account_may_get(
 ) -> None:
     """A service account's token: its namespace's jobs, no other's, and no pools; a wrong one: nothing."""
     with control_plane.client() as api:
-        core, rbac = client.CoreV1Api(api), client.RbacAuthorizationV1Api(api)
-        core.create_namespaced_service_account(namespace, {"metadata": {"name": "ann"}})
+        rbac, token = client.RbacAuthorizationV1Api(api), new_account(api, namespace, "ann")
         rule = {"apiGroups": ["ballast.dev"], "resources": ["trainingjobs"], "verbs": ["get"]}
         rbac.create_namespaced_role(namespace, {"metadata": {"name": "see"}, "rules": [rule]})
-        rbac.create_namespaced_role_binding(
-            namespace,
-            {
-                "metadata": {"name": "see"},
-                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "see"},
-                "subjects": [{"kind": "ServiceAccount", "name": "ann", "namespace": namespace}],
-            },
-        )
-        token = token_of(core, "ann", namespace)
+        rbac.create_namespaced_role_binding(namespace, binding("see", namespace, "ann", kind="Role"))
         right = ("get", "ballast.dev", "trainingjobs")
         eventually(
             lambda: may(api, account(namespace, "ann"), *right, namespace=namespace), "the account's right"

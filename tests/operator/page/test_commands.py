@@ -22,9 +22,9 @@ from click.testing import CliRunner
 from kubernetes import client
 
 from tests.operator.api.objects import JOB, changed
-from tests.operator.page.test_access import token_of
 from tests.operator.page.test_page import looked_at, plain, text_of
 from tests.operator.page.world import Everybody
+from tests.support.access import binding, new_account
 from tests.support.control_plane import ControlPlane
 from tests.support.waiting import WAIT_SECONDS, eventually
 
@@ -71,23 +71,12 @@ def test_an_operator_serves_its_page_to_who_logs_in(
     """On a port of its own; without a token there is the login and nothing else."""
     log = tmp_path / "log"
     with control_plane.client() as api:
-        core, rbac = client.CoreV1Api(api), client.RbacAuthorizationV1Api(api)
-        core.create_namespaced_service_account(namespace, {"metadata": {"name": "ann"}})
-        rbac.create_cluster_role_binding(
-            {
-                "metadata": {"name": f"ann-{namespace}"},
-                "roleRef": {
-                    "apiGroup": "rbac.authorization.k8s.io",
-                    "kind": "ClusterRole",
-                    "name": "cluster-admin",
-                },
-                "subjects": [{"kind": "ServiceAccount", "name": "ann", "namespace": namespace}],
-            }
-        )
+        token = new_account(api, namespace, "ann")
+        all_rights = binding("cluster-admin", namespace, "ann")
+        client.RbacAuthorizationV1Api(api).create_cluster_role_binding(all_rights)
         job = changed(changed(JOB, "metadata.namespace", namespace), "metadata.name", "shown")
         jobs = ("ballast.dev", "v1alpha1", namespace, "trainingjobs")
         client.CustomObjectsApi(api).create_namespaced_custom_object(*jobs, job)
-        token = token_of(core, "ann", namespace)
     arguments = ["--kubeconfig", str(control_plane.kubeconfig), "--lease-namespace", namespace]
     arguments += ["--metrics-host", "127.0.0.1", "--metrics-port", "0", "--ui-port", "0"]
     try:
