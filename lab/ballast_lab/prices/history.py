@@ -5,7 +5,26 @@ import math
 from collections.abc import Iterable
 
 import numpy as np
-from ballast_policies.prices.offers import Point, is_plausible
+from ballast_policies.prices.offers import is_plausible
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A price from a moment on; None: not offered from then on."""
+
+    time: float
+    usd: float | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PriceRow:
+    """A row of a log: a price of one kind of machine in one zone."""
+
+    cloud: str
+    region: str
+    zone: str
+    instance: str
+    point: Point
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import Any
 from ballast_policies.contract.decode import parse_json
 from ballast_policies.contract.errors import ContractError
 from ballast_policies.contract.limits import Limits
-from ballast_policies.prices.offers import MOST_USD, Point, PriceLogError, built_in_catalogue, seconds_of, usd
+from ballast_policies.prices.offers import MOST_USD, PriceLogError, built_in_catalogue, seconds_of, usd
 
 USD = "USD"
 
@@ -103,53 +103,30 @@ def gpus_of(wanted: Wanted, gpus_per_node: int | None) -> int:
     return known.gpus
 
 
-PRODUCT = "Linux/UNIX"
-"""The only product that is read: the others are licences of other systems on the same machines."""
-
 _ZONE = re.compile(r"([a-z]{2}(?:-[a-z]+){1,3}-\d)(?:-[a-z]{3}-\d)?[a-z]")
 _TEXTS = ("AvailabilityZone", "InstanceType", "SpotPrice", "Timestamp")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PriceRow:
-    """A price of one kind of machine in one zone, from a moment on."""
-
-    cloud: str
-    region: str
-    zone: str
-    instance: str
-    point: Point
+PRODUCTS = ("Linux/UNIX", "Linux/UNIX (Amazon VPC)")
+"""Machines with Linux; the second name is that of accounts made before 2013. The other products are licences
+of other systems on the same machines."""
 
 
-def aws_price_row(row: Any, where: str) -> PriceRow | None:
-    """One row; None: of another product than :data:`PRODUCT`.
+def aws_price(row: Any, where: str) -> tuple[str, str, float, float]:
+    """(region, zone, seconds since 1970, USD per machine and hour) of a row.
 
     Raises:
         PriceLogError: it is wrong.
     """
     if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in _TEXTS):
         raise PriceLogError(f"{where}: needs the texts {', '.join(_TEXTS)}")
-    if row.get("ProductDescription", PRODUCT) != PRODUCT:
-        return None
     zone = _ZONE.fullmatch(row["AvailabilityZone"][:60])
     if zone is None:
         raise PriceLogError(
             f"{where}: {row['AvailabilityZone'][:60]!r} is no availability zone, as us-east-1d"
         )
-    return PriceRow(
-        cloud="aws",
-        region=zone.group(1),
-        zone=zone.group(0),
-        instance=row["InstanceType"][:100],
-        point=Point(
-            time=seconds_of(row["Timestamp"], where=where),
-            usd=usd(row["SpotPrice"], where=where),
-        ),
-    )
-
-
-PRODUCTS = (PRODUCT, f"{PRODUCT} (Amazon VPC)")
-"""Machines with Linux; the second name is that of accounts made before 2013."""
+    seconds, price = seconds_of(row["Timestamp"], where=where), usd(row["SpotPrice"], where=where)
+    return zone.group(1), zone.group(0), seconds, price
 
 
 def spot_price(rows: Iterable[Any], wanted: AwsSpotPrice) -> float:
@@ -162,7 +139,7 @@ def spot_price(rows: Iterable[Any], wanted: AwsSpotPrice) -> float:
     Raises:
         PriceLogError: there is none, or a row that counts is wrong.
     """
-    newest: dict[str, PriceRow] = {}
+    newest: dict[str, tuple[float, float]] = {}
     for number, row in enumerate(rows):
         if not isinstance(row, dict) or row.get("InstanceType") != wanted.instance_type:
             continue
@@ -172,19 +149,14 @@ def spot_price(rows: Iterable[Any], wanted: AwsSpotPrice) -> float:
             continue
         time = row.get("Timestamp")
         text = time.isoformat() if isinstance(time, datetime.datetime) else time
-        plain = {**row, "ProductDescription": PRODUCT, "Timestamp": text}
-        found = aws_price_row(plain, f"{wanted}, row {number}")
-        if found is None or found.region != wanted.region:
-            continue
-        before = newest.get(found.zone)
-        if before is None or before.point.time <= found.point.time:
-            newest[found.zone] = found
-    prices = [row.point.usd for row in newest.values() if row.point.usd is not None]
-    if not prices:
+        region, zone, seconds, price = aws_price({**row, "Timestamp": text}, f"{wanted}, row {number}")
+        if region == wanted.region and (zone not in newest or newest[zone][0] <= seconds):
+            newest[zone] = seconds, price
+    if not newest:
         raise PriceLogError(
             f"{wanted}: AWS has no spot price of it. To fix: correct region, zone or instanceType"
         )
-    return sum(prices) / len(prices)
+    return sum(price for _, price in newest.values()) / len(newest)
 
 
 AZURE_PAGE = Limits(most_bytes=2 * 1024 * 1024, depth=8)

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from ballast_lab.prices.history import PriceSeries, series
-from ballast_policies.prices.offers import Point
+from ballast_lab.prices.history import Point, PriceSeries, series
 from hypothesis import given
 from hypothesis import strategies as st
 

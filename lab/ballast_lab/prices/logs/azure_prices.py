@@ -4,8 +4,9 @@ import csv
 import itertools
 from collections.abc import Iterator
 
-from ballast_policies.prices.clouds import PriceRow
-from ballast_policies.prices.offers import Point, PriceLogError, seconds_of, usd
+from ballast_policies.prices.offers import PriceLogError, seconds_of, usd
+
+from ballast_lab.prices.history import Point, PriceRow
 
 MOST_COLUMNS = 200
 

@@ -9,11 +9,10 @@ from pathlib import Path
 from ballast_policies.contract.decode import parse_json
 from ballast_policies.contract.errors import ContractError
 from ballast_policies.contract.limits import FILE, Limits
-from ballast_policies.prices.clouds import PriceRow, aws_price_row
+from ballast_policies.prices.clouds import PRODUCTS, aws_price
 from ballast_policies.prices.offers import (
     Catalogue,
     InstanceType,
-    Point,
     PriceLogError,
     built_in_catalogue,
     parse_catalogue,
@@ -21,7 +20,7 @@ from ballast_policies.prices.offers import (
 )
 
 from ballast_lab.prices.availability import AvailabilityLog, Span
-from ballast_lab.prices.history import series
+from ballast_lab.prices.history import Point, PriceRow, series
 from ballast_lab.prices.logs.availability_log import parse_availability
 from ballast_lab.prices.logs.azure_prices import parse_azure_prices
 from ballast_lab.prices.logs.gcp_prices import parse_gcp_prices
@@ -104,10 +103,13 @@ def parse_aws_prices(text: str, *, source: str) -> Iterator[PriceRow]:
             "To fix: save the answer of aws ec2 describe-spot-price-history as JSON"
         )
     for number, row in enumerate(rows):
-        where = f"{source}: SpotPriceHistory[{number}]"
-        read = aws_price_row(row, where)
-        if read is not None:
-            yield read
+        if isinstance(row, dict) and row.get("ProductDescription", PRODUCTS[0]) != PRODUCTS[0]:
+            continue
+        region, zone, time, usd = aws_price(row, f"{source}: SpotPriceHistory[{number}]")
+        instance = row["InstanceType"][:100]
+        yield PriceRow(
+            cloud="aws", region=region, zone=zone, instance=instance, point=Point(time=time, usd=usd)
+        )
 
 
 def _read(path: Path, text: str, name: str, found: _Found) -> None:

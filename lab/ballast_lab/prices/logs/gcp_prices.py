@@ -3,8 +3,9 @@
 import re
 from collections.abc import Iterator
 
-from ballast_policies.prices.clouds import PriceRow
-from ballast_policies.prices.offers import MOST_GPUS, Point, PriceLogError, usd
+from ballast_policies.prices.offers import MOST_GPUS, PriceLogError, usd
+
+from ballast_lab.prices.history import Point, PriceRow
 
 _HEADER = re.compile(
     r"Zone: (?P<zone>[a-z0-9-]{1,60}), GPU type: (?P<type>[a-z0-9-]{1,60}), "
