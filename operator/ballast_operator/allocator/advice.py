@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from ballast_policies.allocation.problem import Allocation, Job
 from ballast_policies.allocation.registry import find_policy
 from ballast_policies.prices.options import PlacementOption, cheapest, fastest, placement_option
+from ballast_policies.scheduling.assignments import two_digits
 from ballast_policies.scheduling.inputs import CompletedProblem
 
 from ballast_operator.allocator.faults import each_job
@@ -248,9 +249,9 @@ def _budget(
         message = "no pool that the job may use has a price. To fix: set nodePools[].pricePerGpuHour"
         return JobReason.PRICE_UNKNOWN, message
     spent = view.status.cost_so_far
-    told = f"{_amount(budget - spent)} of {budget:.10g} are left; {_forecast(job, options, time)}"
+    told = f"{two_digits(budget - spent)} of {budget:.10g} are left; {_forecast(job, options, time)}"
     if spent + least.cost > budget:
-        needed = _amount(1.05 * (spent + least.cost))
+        needed = two_digits(1.05 * (spent + least.cost))
         message = f"{told}. To fix: raise spec.budget to about {needed}, or lower totalSteps"
         return JobReason.BUDGET_TOO_SMALL, message
     return JobReason.BUDGET_SUFFICIENT, told
@@ -259,7 +260,7 @@ def _budget(
 def _forecast(job: SnapshotJob, options: tuple[PlacementOption, ...], within_seconds: float) -> str:
     """What is left, at its cheapest and at its fastest, by two digits: each change is a write."""
     steps = job.job.steps_remaining or 0.0
-    parts = [f"the remaining steps, about {_amount(steps)},"]
+    parts = [f"the remaining steps, about {two_digits(steps)},"]
     least, best = cheapest(options), fastest(options)
     in_time = cheapest(options, within_seconds=within_seconds)
     if least is not None:
@@ -272,11 +273,5 @@ def _forecast(job: SnapshotJob, options: tuple[PlacementOption, ...], within_sec
 
 
 def _as_text(one: PlacementOption) -> str:
-    price = "" if one.cost is None else f"cost {_amount(one.cost)} and "
+    price = "" if one.cost is None else f"cost {two_digits(one.cost)} and "
     return f"{price}take {in_two_digits(one.seconds)} on {one.gpus} x {one.gpu_type} of pool {one.pool}"
-
-
-def _amount(value: float) -> str:
-    """By two digits, without an exponent."""
-    rounded = float(f"{value:.2g}")
-    return f"{rounded:,.0f}" if abs(rounded) >= 10 else f"{rounded:.10f}".rstrip("0").rstrip(".") or "0"

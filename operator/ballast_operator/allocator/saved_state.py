@@ -148,16 +148,7 @@ def _most_owed(memory: RoundMemory, count: int) -> RoundMemory:
         promised, received = account.promised.get(job, {}), account.received.get(job, {})
         return abs(sum(promised.values()) - sum(received.values()))
 
-    kept = set(sorted(memory.shares, key=lambda job: (-owed(job), job))[:count])
-
-    def of_kept(rows: Mapping[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:
-        return {job: row for job, row in rows.items() if job in kept}
-
-    return dataclasses.replace(
-        memory,
-        account=Account(promised=of_kept(account.promised), received=of_kept(account.received)),
-        shares=of_kept(memory.shares),
-    )
+    return memory.of_jobs(set(sorted(memory.shares, key=lambda job: (-owed(job), job))[:count]))
 
 
 def _compressed(state: SavedState, *, digits: int) -> bytes:

@@ -10,6 +10,7 @@ from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import (
     ANY_NODES,
+    Changes,
     Colocation,
     Node,
     NodeRequest,
@@ -176,23 +177,6 @@ def barred_nodes(pool: str, barred: Mapping[str, int], closed: Mapping[str, int]
 
 def _nodes(count: int) -> str:
     return "1 node" if count == 1 else f"{count} nodes"
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Changes:
-    """What becomes of each job, by where it ran and where it is to run; fields as of ``Round``."""
-
-    extended: tuple[str, ...]
-    started: tuple[str, ...]
-    moved: tuple[str, ...]
-    resized: tuple[str, ...]
-    stopped: tuple[str, ...]
-    waiting: tuple[str, ...]
-
-    @property
-    def disturbed(self) -> int:
-        """Running gangs that are stopped or moved, which the hour's moves limit."""
-        return len(self.moved) + len(self.stopped)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

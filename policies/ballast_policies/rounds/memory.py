@@ -8,7 +8,7 @@ Changes of a gang's size are remembered, too: from the GPUs that it holds to tho
 """
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import Placement, Round, RoundState
 
 HOUR = 3600.0
+
+_Rows = Mapping[str, Mapping[str, float]]
+"""Job -> GPU type or column -> seconds, or a share."""
 
 
 def within_min_run(question: Question, gangs: Iterable[str]) -> dict[str, str]:
@@ -237,17 +240,16 @@ class RoundMemory:
 
     def of_jobs(self, jobs: Collection[str]) -> "RoundMemory":
         """The memory of these jobs only."""
+        return self._each(lambda rows: {job: row for job, row in rows.items() if job in jobs})
 
-        def kept(rows: Mapping[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:
-            return {job: row for job, row in rows.items() if job in jobs}
-
-        account = Account(promised=kept(self.account.promised), received=kept(self.account.received))
-        return dataclasses.replace(self, account=account, shares=kept(self.shares))
+    def _each(self, change: Callable[[_Rows], _Rows]) -> "RoundMemory":
+        """The memory with its rows changed, what was promised and received and the shares alike."""
+        account = Account(promised=change(self.account.promised), received=change(self.account.received))
+        return dataclasses.replace(self, account=account, shares=change(self.shares))
 
     def with_moves(self, decided: Round, now: float) -> "RoundMemory":
         """The memory after ``decided`` was carried out at ``now``; moves older than an hour are dropped."""
-        disturbed = len(decided.moved) + len(decided.stopped)
-        return dataclasses.replace(self, moves=(*recent_moves(self.moves, now), *([now] * disturbed)))
+        return dataclasses.replace(self, moves=(*recent_moves(self.moves, now), *([now] * decided.disturbed)))
 
     def over_columns(self, gpu_types: Mapping[str, str], gpus: Mapping[str, int]) -> "RoundMemory":
         """The memory over other columns, e.g. when prices or the policy have changed.
@@ -265,12 +267,8 @@ class RoundMemory:
         columns: dict[str, list[str]] = {}
         for column, kind in gpu_types.items():
             columns.setdefault(kind, []).append(column)
-
-        def divided(rows: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-            return {job: self._divided(row, columns, gpus) for job, row in rows.items()}
-
-        account = Account(promised=divided(self.account.promised), received=divided(self.account.received))
-        return dataclasses.replace(self, account=account, shares=divided(self.shares), gpu_types=own)
+        found = self._each(lambda rows: {job: self._divided(row, columns, gpus) for job, row in rows.items()})
+        return dataclasses.replace(found, gpu_types=own)
 
     def _divided(
         self, row: Mapping[str, float], columns: Mapping[str, list[str]], gpus: Mapping[str, int]

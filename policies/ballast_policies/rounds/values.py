@@ -230,30 +230,44 @@ class Colocation:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
-    """One round's decision.
+class Changes:
+    """What becomes of each job, by where it ran and where it is to run.
 
     Attributes:
-        placements: job -> where it runs in this round; a job that is missing does not run.
         extended: jobs whose grant is extended: same pool, same nodes.
         started: jobs that did not run and now do.
         moved: jobs that run elsewhere from now on.
         resized: jobs that stay, on fewer or more GPUs of their pools.
         stopped: jobs that ran and now do not.
         waiting: jobs that neither ran nor run.
+    """
+
+    extended: tuple[str, ...]
+    started: tuple[str, ...]
+    moved: tuple[str, ...]
+    resized: tuple[str, ...] = ()
+    stopped: tuple[str, ...]
+    waiting: tuple[str, ...]
+
+    @property
+    def disturbed(self) -> int:
+        """Running gangs that are stopped or moved, which the hour's moves limit."""
+        return len(self.moved) + len(self.stopped)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Round(Changes):
+    """One round's decision, with what it changes.
+
+    Attributes:
+        placements: job -> where it runs in this round; a job that is missing does not run.
         reasons: job -> why, as text with numbers.
         kept_off_spot: job that does not run on spot machines -> the limit that kept it off them.
         beside: job that shares its GPU -> the other one.
     """
 
     placements: Mapping[str, Placement]
-    extended: tuple[str, ...]
-    started: tuple[str, ...]
-    moved: tuple[str, ...]
-    stopped: tuple[str, ...]
-    waiting: tuple[str, ...]
     reasons: Mapping[str, str]
-    resized: tuple[str, ...] = ()
     kept_off_spot: Mapping[str, str] = dataclasses.field(default_factory=dict)
     beside: Mapping[str, Colocation] = dataclasses.field(default_factory=dict)
 

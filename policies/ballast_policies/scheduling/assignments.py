@@ -295,7 +295,7 @@ def data_cost_message(
     told = []
     if here > 0:
         told.append(
-            f"reading its data from {job.data_region} costs {_in_two_digits(here * speed * HOUR)} an hour"
+            f"reading its data from {job.data_region} costs {two_digits(here * speed * HOUR)} an hour"
         )
     prices = {pool.pool: pool.price for pool in pools}
     used = {part.pool for part in placement.by_pool}
@@ -308,7 +308,7 @@ def data_cost_message(
         of_gpus = pool.price * len(placement.nodes) / there / HOUR
         of_data = job.usd_per_step.get(pool.pool, 0.0)
         if of_gpus < gpus and of_gpus + of_data > gpus + here:
-            hourly = _in_two_digits(of_data * there * HOUR)
+            hourly = two_digits(of_data * there * HOUR)
             instead.append(
                 (
                     of_gpus,
@@ -327,7 +327,7 @@ def _speed_there(job: ClusterJob, pool: PricedPool, gpus: int) -> float:
     return job.job.throughput.get(pool.gpu_type, 0.0)
 
 
-def _in_two_digits(amount: float) -> str:
-    """As people write it: each change of the text is a write."""
+def two_digits(amount: float) -> str:
+    """An amount by two digits, without an exponent: each change of the text is a write."""
     rounded = float(f"{amount:.2g}")
-    return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:.10f}".rstrip("0").rstrip(".") or "0"
+    return f"{rounded:,.0f}" if abs(rounded) >= 10 else f"{rounded:.10f}".rstrip("0").rstrip(".") or "0"

@@ -115,27 +115,25 @@ class PriceFeeds:
     ) -> PoolReading:
         feed, wanted, name = pool.price_feed, wanted_of(pool), feed_name(pool)
         assert feed is not None
-        on_demand = max(other.price_per_gpu_hour for other in policy.spec.node_pools if _alike(other, pool))
+        alike = (other for other in policy.spec.node_pools if other.gpu_type == pool.gpu_type)
+        on_demand = max(other.price_per_gpu_hour for other in alike)
         last = before.get((pool.name, name))
         if wanted is not None:
             answer = self.clouds.answers.get(wanted)
             reading = cloud_reading(pool, wanted, answer, last, now=moment, on_demand=on_demand or None)
-            return PoolReading(pool=pool.name, feed=name, stated=pool.price_per_gpu_hour, reading=reading)
-        assert feed.config_map is not None
-        key, content = feed.key or pool.name, self._contents[feed.config_map]
-        reading = read_feed(
-            None if content.data is None else content.data.get(key),
-            last,
-            now=moment,
-            stale_after=feed.stale_after_seconds,
-            on_demand=on_demand or None,
-            why_missing=content.why or f"there is no key {key}. To fix: write it, or correct priceFeed.key",
-        )
+        else:
+            assert feed.config_map is not None
+            key, content = feed.key or pool.name, self._contents[feed.config_map]
+            missing = f"there is no key {key}. To fix: write it, or correct priceFeed.key"
+            reading = read_feed(
+                None if content.data is None else content.data.get(key),
+                last,
+                now=moment,
+                stale_after=feed.stale_after_seconds,
+                on_demand=on_demand or None,
+                why_missing=content.why or missing,
+            )
         return PoolReading(pool=pool.name, feed=name, stated=pool.price_per_gpu_hour, reading=reading)
-
-
-def _alike(one: NodePool, other: NodePool) -> bool:
-    return one.gpu_type == other.gpu_type
 
 
 def saved_prices(status: object) -> dict[tuple[str, str], FeedPrice]:

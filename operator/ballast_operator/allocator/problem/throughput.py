@@ -19,7 +19,7 @@ from ballast_policies.throughput.estimator import Estimator
 from ballast_policies.throughput.speeds import Estimate, SpeedKey, Speeds
 from ballast_policies.throughput.table import JobType, ThroughputTable
 
-from ballast_operator.allocator.faults import JobFaults
+from ballast_operator.allocator.faults import each_job
 from ballast_operator.allocator.problem.layer_profiles import LayerProfiles
 from ballast_operator.allocator.problem.speeds import (
     NO_NODES,
@@ -153,31 +153,27 @@ class Measurements:
         own: dict[str, dict[str, Estimate]] = {}
         profiled: set[tuple[str, int]] = set()
         unreported: dict[tuple[str, int], str] = {}
-        like: dict[Key, str] = {}
-        faults: dict[Key, Exception] = {}
-        for job in wanted:
-            try:
-                own_name, variant = job_id(job.key), (job.spec.variant, job.stages)
-                name = own_name if job.key in self._jobs else unreported.setdefault(variant, own_name)
-                like[job.key] = name
-                if name in types:  # what is estimated of it is what is known of its type
-                    continue
-                types[name] = job_type = JobType(name=variant[0], gpus=variant[1])
-                if variant not in profiled:
-                    profiled.add(variant)
-                    of_kind = self._packed_kind(job)
-                    for gpu_type in gpu_types:
-                        prior = self._prior(job, of_kind, gpu_type)
-                        if prior is not None:
-                            rates[gpu_type][job_type] = prior.steps_per_second
-                if reports := self.reported_by(job.key):
-                    found = {t: self._own(job, self._packed(job, reports), t) for t in gpu_types}
-                    measured = {t: report for t, report in found.items() if report is not None}
-                    own[name] = reconcile_with_spec(job, measured)
-            except Exception as error:
-                faults[job.key] = error
-        if faults:
-            raise JobFaults(faults)
+
+        def look(job: GangRequest) -> str:
+            own_name, variant = job_id(job.key), (job.spec.variant, job.stages)
+            name = own_name if job.key in self._jobs else unreported.setdefault(variant, own_name)
+            if name in types:  # what is estimated of it is what is known of its type
+                return name
+            types[name] = job_type = JobType(name=variant[0], gpus=variant[1])
+            if variant not in profiled:
+                profiled.add(variant)
+                of_kind = self._packed_kind(job)
+                for gpu_type in gpu_types:
+                    prior = self._prior(job, of_kind, gpu_type)
+                    if prior is not None:
+                        rates[gpu_type][job_type] = prior.steps_per_second
+            if reports := self.reported_by(job.key):
+                found = {t: self._own(job, self._packed(job, reports), t) for t in gpu_types}
+                measured = {t: report for t, report in found.items() if report is not None}
+                own[name] = reconcile_with_spec(job, measured)
+            return name
+
+        names = each_job(wanted, look, lambda job: job.key)
         estimator = Estimator(
             profiles=ThroughputTable(source="the cluster's jobs", alone_rates=rates),
             gpu_types=gpu_types,
@@ -185,7 +181,7 @@ class Measurements:
             own=own,
         )
         estimated = estimator.every_job_alone()
-        return {key: estimated[name] for key, name in like.items()}
+        return {job.key: estimated[name] for job, name in zip(wanted, names, strict=True)}
 
     def _prior(self, job: GangRequest, profile: PackedSpeeds, gpu_type: str) -> Estimate | None:
         """What the spec states or, where it states nothing, what others of the kind have reported."""

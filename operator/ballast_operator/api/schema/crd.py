@@ -10,11 +10,9 @@ from ballast_policies.contract.model import Model
 
 from ballast_operator.api import meta
 from ballast_operator.api.base import ApiModel
-from ballast_operator.api.cluster_policy import ClusterPolicy, ClusterPolicySpec
-from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
+from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.schema.model_schema import CrdJsonSchema, validations, worth_defaulting
-from ballast_operator.api.training_job import TrainingJob, TrainingJobSpec
-from ballast_operator.api.training_job_status import TrainingJobStatus
+from ballast_operator.api.training_job import TrainingJob
 
 Schema = dict[str, Any]
 
@@ -191,14 +189,17 @@ class Resource:
     short_name: str
     scope: str
     root: type[ApiModel]
-    spec: type[ApiModel]
-    status: type[ApiModel]
     columns: tuple[Column, ...]
 
     @property
     def name(self) -> str:
         """Name of the CRD."""
         return f"{self.plural}.{meta.GROUP}"
+
+    def part(self, name: str) -> type[Model]:
+        """The model of its spec or status."""
+        found: type[Model] = self.root.model_fields[name].annotation  # type: ignore[assignment]
+        return found
 
     @property
     def file_name(self) -> str:
@@ -213,8 +214,6 @@ RESOURCES = (
         short_name="tj",
         scope="Namespaced",
         root=TrainingJob,
-        spec=TrainingJobSpec,
-        status=TrainingJobStatus,
         columns=(
             Column("State", "string", ".status.state", "What it does, in one word."),
             Column("GPU type", "string", ".status.allocation.allGpuTypes", "Types of the GPUs it holds."),
@@ -243,8 +242,6 @@ RESOURCES = (
         short_name="bcp",
         scope="Cluster",
         root=ClusterPolicy,
-        spec=ClusterPolicySpec,
-        status=ClusterPolicyStatus,
         columns=(
             Column("Policy", "string", ".spec.objective.policy", "What the allocation aims at."),
             Column(
@@ -325,8 +322,8 @@ def root_schema(resource: Resource) -> Schema:
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
-            "spec": structural_schema(resource.spec, defaults=True),
-            "status": structural_schema(resource.status, defaults=False),
+            "spec": structural_schema(resource.part("spec"), defaults=True),
+            "status": structural_schema(resource.part("status"), defaults=False),
         },
     }
     if resource.root.RULES:

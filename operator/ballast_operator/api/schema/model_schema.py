@@ -108,24 +108,21 @@ def _condition(condition: Condition, optional: Callable[[str], bool], nested: bo
             return _has(path, optional) if expected else f"!{_has(path, optional)}"
         case Items(path=path, constant=constant, negated=True):
             text = f"{_has(path, optional)} && !self.{json_path(path)}.all(x, x == {literal(constant)})"
-            return f"({text})" if nested else text
         case Items(path=path, constant=constant):
             text = f"!{_has(path, optional)} || self.{json_path(path)}.all(x, x == {literal(constant)})"
-            return f"({text})" if nested else text
         case ItemRows(path=path, item=item):
             each = f"!(x.{json_path(item)} in {cel_list(condition.failing())})"
             text = f"!{_has(path, optional)} || self.{json_path(path)}.all(x, {each})"
-            return f"({text})" if nested else text
         case AtDefaults(leaves=leaves):
             text = " && ".join(_at_default(path, default, optional) for path, default in leaves)
             return f"({text})"
         case AnyOf(parts=parts):
             text = " || ".join(_condition(part, optional, isinstance(part, AllOf)) for part in _flat(parts))
-            return f"({text})" if nested else text
         case AllOf(parts=parts):
             text = " && ".join(_condition(part, optional, True) for part in parts)
-            return f"({text})" if nested else text
-    raise TypeError(f"CEL cannot express {condition!r}")
+        case _:
+            raise TypeError(f"CEL cannot express {condition!r}")
+    return f"({text})" if nested else text
 
 
 def _at_default(path: str, default: Any, optional: Callable[[str], bool]) -> str:
