@@ -22,12 +22,17 @@ def replica(world: World, clock: Clock, name: str, settings: LeaderSettings = SE
     return Leadership(FakeCluster(world), namespace="n", identity=name, settings=settings, clock=clock)
 
 
-async def test_the_second_replica_waits_until_the_lease_has_run_out_by_its_own_clock():
-    """Fifteen seconds without a change, as the follower saw it; not a second earlier."""
+async def leader_and_follower() -> tuple[World, Clock, Leadership, Leadership]:
+    """The first leads, which the second has seen."""
     world, clock = World(), Clock()
     first, second = replica(world, clock, "first"), replica(world, clock, "second")
-    assert await first._attempt()
-    assert not await second._attempt()
+    assert await first._attempt() and not await second._attempt()
+    return world, clock, first, second
+
+
+async def test_the_second_replica_waits_until_the_lease_has_run_out_by_its_own_clock():
+    """Fifteen seconds without a change, as the follower saw it; not a second earlier."""
+    _, clock, _, second = await leader_and_follower()
     clock.now = 14.9
     assert not await second._attempt()
     clock.now = 15.1
@@ -95,10 +100,7 @@ async def test_a_leader_whose_lease_lapses_goes_on_renewing_and_writes_nothing_m
 @pytest.mark.parametrize("then", ["release", "forget", "lead"])
 async def test_a_term_is_over_after_a_lapse_in_which_another_has_led(then):
     """Also if it has given the Lease back since, or somebody has deleted it."""
-    world, clock = World(), Clock()
-    first, second = replica(world, clock, "first"), replica(world, clock, "second")
-    await first._attempt()
-    await second._attempt()
+    world, clock, first, second = await leader_and_follower()
     clock.now = 20.0
     assert await second._attempt()
     if then == "release":
@@ -192,10 +194,7 @@ async def test_the_fence_of_a_shorter_lease_counts_from_when_it_was_asked_for():
 
 async def test_an_old_leader_that_wakes_up_finds_itself_replaced():
     """After a pause it neither writes nor takes the lease back."""
-    world, clock = World(), Clock()
-    first, second = replica(world, clock, "first"), replica(world, clock, "second")
-    await first._attempt()
-    await second._attempt()
+    _, clock, first, second = await leader_and_follower()
     clock.now = 20.0
     await second._attempt()
     assert second.leads
@@ -225,10 +224,7 @@ async def test_a_lease_is_given_back_though_the_answer_to_its_last_renewal_was_l
 
 async def test_a_lease_that_another_replica_holds_is_not_given_back():
     """Only the holder may empty it."""
-    world, clock = World(), Clock()
-    first, second = replica(world, clock, "first"), replica(world, clock, "second")
-    await first._attempt()
-    await second._attempt()
+    _, clock, first, second = await leader_and_follower()
     clock.now = 20.0
     await second._attempt()
     await first.release()

@@ -27,11 +27,13 @@ PLANNED = {
 
 
 class Elsewhere:
-    """Answers when it is let; ``errors``: are raised first, one a question."""
+    """Answers when it is let, or at once; ``errors``: are raised first, one a question."""
 
-    def __init__(self, *errors: Exception) -> None:
+    def __init__(self, *errors: Exception, at_once: bool = False) -> None:
         self.errors, self.asked = list(errors), list[str]()
         self.let = asyncio.Event()
+        if at_once:
+            self.let.set()
 
     async def read(self, name: str, text: str):
         self.asked.append(name)
@@ -86,8 +88,7 @@ async def test_a_job_waits_until_its_degrees_are_planned_and_says_so(planned_by)
 
 async def test_a_running_job_goes_on_while_an_edit_or_a_new_operator_plans(planned_by):
     """Its degrees, size and launch stay; then the edit counts."""
-    elsewhere = Elsewhere()
-    elsewhere.let.set()
+    elsewhere = Elsewhere(at_once=True)
     simulation = planned_by(elsewhere)
     simulation.add_job("one", **PLANNED)
     await simulation.running("one")
@@ -110,8 +111,7 @@ async def test_a_running_job_goes_on_while_an_edit_or_a_new_operator_plans(plann
 
 async def test_a_new_operator_keeps_a_gang_whose_edit_does_not_fit_its_degrees_while_it_plans(planned_by):
     """The model was changed for the next launch; what cannot be planned then stops the gang as ever."""
-    elsewhere = Elsewhere()
-    elsewhere.let.set()
+    elsewhere = Elsewhere(at_once=True)
     simulation = planned_by(elsewhere)
     simulation.add_job("one", **PLANNED)
     await simulation.running("one")
@@ -131,8 +131,7 @@ async def test_a_new_operator_keeps_a_gang_whose_edit_does_not_fit_its_degrees_w
 
 async def test_a_new_operator_keeps_a_gang_in_several_pools_that_it_has_not_planned_yet(planned_by):
     """The slow GPUs hold less than the fullest fast one takes."""
-    elsewhere = Elsewhere()
-    elsewhere.let.set()
+    elsewhere = Elsewhere(at_once=True)
     pools = {"fast": {"memoryPerGpu": "1G"}, "slow": {"memoryPerGpu": "260M"}}
     simulation = planned_by(elsewhere, nodes={"f": ("fast", 2), "s": ("slow", 2)}, pools=pools)
     gpus = [{"gpuType": "fast", "speed": 4.0, "memory": "1G"}, {"gpuType": "slow", "memory": "260M"}]
@@ -184,8 +183,7 @@ async def test_a_plan_of_the_process_is_the_one_that_is_made_here(planned_by):
     ],
 )
 async def test_what_cannot_be_planned_is_told_on_the_job_alone(planned_by, errors, said):
-    elsewhere = Elsewhere(*errors)
-    elsewhere.let.set()
+    elsewhere = Elsewhere(*errors, at_once=True)
     simulation = planned_by(elsewhere)
     simulation.add_job("one", **PLANNED)
     await simulation.until(lambda: said in admitted(simulation)[1])
@@ -196,8 +194,7 @@ async def test_what_cannot_be_planned_is_told_on_the_job_alone(planned_by, error
 
 @pytest.mark.parametrize("error", [ConnectionError("the process died"), TimeoutError()], ids=repr)
 async def test_a_process_that_died_or_was_late_once_is_asked_again(planned_by, error):
-    elsewhere = Elsewhere(error)
-    elsewhere.let.set()
+    elsewhere = Elsewhere(error, at_once=True)
     simulation = planned_by(elsewhere)
     simulation.add_job("one", **PLANNED)
     await simulation.running("one")
@@ -220,8 +217,7 @@ async def test_no_job_is_refused_or_forgotten_while_no_process_starts(planned_by
 
 async def test_jobs_that_have_ended_are_planned_after_those_that_wait(planned_by):
     """A new operator finds them all at once; the first is under way when the others come."""
-    elsewhere = Elsewhere()
-    elsewhere.let.set()
+    elsewhere = Elsewhere(at_once=True)
     simulation = planned_by(elsewhere)
     for name, steps in (("one", 10), ("two", 11)):
         simulation.add_job(name, **{**PLANNED, "totalSteps": steps})
