@@ -71,16 +71,17 @@ def node_with(name: str, pool: str, allocatable: dict[str, str]) -> dict[str, An
 BOTH = ["2 x fast of pool fast", "2 x slow of pool slow"]
 
 
-async def running(simulation: Simulation, name: str = "wide") -> Simulation:
-    await simulation.running(name)
+async def in_both(simulation: Simulation | None = None, **job: Any) -> Simulation:
+    """The cluster, once such a job runs in both of its pools."""
+    simulation = simulation or two_pools()
+    add_wide(simulation, **job)
+    await simulation.running("wide")
     return simulation
 
 
 async def test_a_gang_that_no_pool_holds_runs_in_two_with_stages_that_suit_their_speeds():
     """A fast GPU does four times as much, and has five of twelve layers; each rank knows its GPU's type."""
-    simulation = two_pools()
-    add_wide(simulation)
-    await running(simulation)
+    simulation = await in_both()
     assert parts_of(simulation) == BOTH
     assert layers_of(simulation) == [5, 5, 1, 1]
     assert [rank.gpu_type for rank in simulation.plan("wide").ranks] == ["fast", "fast", "slow", "slow"]
@@ -95,17 +96,17 @@ def planned(*, layers=(1, 2, 4, 5), **of_type):
 
 async def test_a_plan_has_its_gpus_in_its_order_and_its_layers():
     """Slow GPUs first and more of them, though all the fast ones are free."""
-    simulation = two_pools(fast=4, slow=4)
-    add_wide(simulation, plan=planned(slow=3, fast=1), repack={"enabled": False})
-    await running(simulation)
+    simulation = await in_both(
+        two_pools(fast=4, slow=4), plan=planned(slow=3, fast=1), repack={"enabled": False}
+    )
     assert parts_of(simulation) == ["3 x slow of pool slow", "1 x fast of pool fast"]
     assert layers_of(simulation) == [1, 2, 4, 5]
 
 
 async def test_a_plan_of_one_gpu_type_is_launched_there():
-    simulation = two_pools(fast=4, slow=4)
-    add_wide(simulation, plan=planned(slow=4), mixedPools="Never", repack={"enabled": False})
-    await running(simulation)
+    simulation = await in_both(
+        two_pools(fast=4, slow=4), plan=planned(slow=4), mixedPools="Never", repack={"enabled": False}
+    )
     assert parts_of(simulation) == ["4 x slow of pool slow"]
     assert layers_of(simulation) == [1, 2, 4, 5]
 
@@ -137,7 +138,7 @@ async def test_the_pods_of_each_part_ask_for_the_resource_of_their_pool():
     simulation = two_pools(pools={"slow": {"gpuResource": "amd.com/gpu"}})
     simulation.world.put(NODE, node_with("slow-0", "slow", {"amd.com/gpu": "2"}))
     add_wide(simulation)
-    await running(simulation)
+    await simulation.running("wide")
     asked = {}
     for pod in simulation.pods("wide"):
         limits = pod["spec"]["containers"][0]["resources"]["limits"]
@@ -160,9 +161,9 @@ def measured(monkeypatch):
 async def test_the_memory_of_each_pool_limits_its_own_stages(measured):
     """GPUs of equal speed, a slow one with room for one layer of 1 GB: it has no more at the next launch."""
     pools = {"fast": {"memoryPerGpu": "5500M"}, "slow": {"memoryPerGpu": "1500M"}}
-    simulation = two_pools(pools=pools)
-    add_wide(simulation, throughput=[{**one, "stepsPerSecond": 1.0} for one in speeds(4)])
-    await running(simulation)
+    simulation = await in_both(
+        two_pools(pools=pools), throughput=[{**one, "stepsPerSecond": 1.0} for one in speeds(4)]
+    )
     assert layers_of(simulation) == [3, 3, 3, 3]
     await simulation.tick()
     await simulation.relaunched("wide")
@@ -172,9 +173,7 @@ async def test_the_memory_of_each_pool_limits_its_own_stages(measured):
 @pytest.mark.slow
 async def test_costs_are_kept_by_part_and_add_up_to_the_bill():
     """Each part at its pool's price; what the job has cost is what the pools bill for held GPUs."""
-    simulation = two_pools()
-    add_wide(simulation)
-    await running(simulation)
+    simulation = await in_both()
     await simulation.ticks(40, seconds=37)
     found = simulation.costs()
     (line,) = found.jobs
@@ -190,9 +189,7 @@ async def test_costs_are_kept_by_part_and_add_up_to_the_bill():
 
 
 async def test_explain_top_and_metrics_show_both_parts():
-    simulation = two_pools()
-    add_wide(simulation)
-    await running(simulation)
+    simulation = await in_both()
     await simulation.tick()
     jobs, policies = objects(simulation)
     told = as_text(explanation(jobs[0], [], policies, []))
@@ -206,9 +203,7 @@ async def test_explain_top_and_metrics_show_both_parts():
 
 @pytest.mark.slow
 async def test_a_new_operator_keeps_the_gang_and_books_its_time_on_both_types():
-    simulation = two_pools()
-    add_wide(simulation)
-    await running(simulation)
+    simulation = await in_both()
     await simulation.ticks(3, seconds=61)
     simulation.start_operator()
     await simulation.ticks(3, seconds=61)
@@ -220,25 +215,21 @@ async def test_a_new_operator_keeps_the_gang_and_books_its_time_on_both_types():
 
 
 async def test_the_speed_of_a_gang_in_two_pools_counts_for_neither_type():
-    simulation = two_pools()
-    add_wide(simulation)
-    await running(simulation)
+    simulation = await in_both()
     await simulation.ticks(3)
     measured = simulation.allocator.decider.measurements
-    in_both = SpeedKey.of_types([("fast", 2), ("slow", 2)])
-    assert set(measured.jobs[NAMESPACE, "wide"].speeds) == {in_both}
+    both = SpeedKey.of_types([("fast", 2), ("slow", 2)])
+    assert set(measured.jobs[NAMESPACE, "wide"].speeds) == {both}
     await simulation.allocator.save()
     simulation.start_operator()
     await simulation.tick()
-    assert in_both in simulation.allocator.decider.measurements.jobs[NAMESPACE, "wide"].speeds
+    assert both in simulation.allocator.decider.measurements.jobs[NAMESPACE, "wide"].speeds
 
 
 @pytest.mark.slow
 async def test_a_lost_node_of_one_part_restarts_a_gang_of_one_size():
     """It waits until the four GPUs are there again, from its checkpoint."""
-    simulation = two_pools()
-    add_wide(simulation)
-    await running(simulation)
+    simulation = await in_both()
     simulation.set_node_ready("slow-0", False)
     simulation.world.drop(NODE, "", "slow-0")
     for pod in simulation.pods("wide"):
@@ -246,16 +237,14 @@ async def test_a_lost_node_of_one_part_restarts_a_gang_of_one_size():
             simulation.world.drop(POD, NAMESPACE, pod["metadata"]["name"])
     await simulation.until(lambda: simulation.status("wide").allocation is None)
     simulation.world.put(NODE, node_with("slow-0", "slow", {"nvidia.com/gpu": "2"}))
-    await running(simulation)
+    await simulation.running("wide")
     assert parts_of(simulation) == BOTH
     assert simulation.status("wide").launches == 2
 
 
 async def test_a_notice_for_one_part_shrinks_the_gang_live_onto_the_other():
     """Without a restart; from then on it is a gang in one pool."""
-    simulation = two_pools()
-    add_wide(simulation, stages=(2, 4), throughput=speeds(2, 4, slow=2.0))
-    await running(simulation)
+    simulation = await in_both(stages=(2, 4), throughput=speeds(2, 4, slow=2.0))
     assert parts_of(simulation) == BOTH
     taint = {"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}
     simulation.world.patch(NODE, "", "slow-0", {"spec": {"taints": [taint]}})

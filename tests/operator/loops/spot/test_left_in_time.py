@@ -60,10 +60,10 @@ def suspend(simulation):
     simulation.change("a", suspend=True)
 
 
-async def launching():
+async def launching(stages=(4, 4)):
     """Its ranks meet, import and load: rank 0 has acknowledged nothing, and reads no plan meanwhile."""
     simulation = Simulation(nodes=FOUR_NODES)
-    simulation.add_job("a", stages=(4, 4), totalSteps=100_000, trainer={"silent": True})
+    simulation.add_job("a", stages=stages, totalSteps=100_000, trainer={"silent": True})
     await simulation.until(lambda: simulation.world.get(CONFIG_MAP, NAMESPACE, plan_config_map_name("a")))
     assert simulation.plan("a").directive is Directive.RUN
     return simulation
@@ -71,10 +71,7 @@ async def launching():
 
 async def launching_elastic():
     """The same where a shrink would do, once it trains."""
-    simulation = Simulation(nodes=FOUR_NODES)
-    simulation.add_job("a", stages=(1, 4), totalSteps=100_000, trainer={"silent": True})
-    await simulation.until(lambda: simulation.world.get(CONFIG_MAP, NAMESPACE, plan_config_map_name("a")))
-    return simulation
+    return await launching(stages=(1, 4))
 
 
 async def shrinking():
