@@ -227,7 +227,8 @@ class PodChecks:
         try:
             found = await self._cluster.get(STORAGE_CLASS, "", name)
         except NotFound:
-            return _waits_for(f"{what}: there is no StorageClass {name}. To fix: create it, or use another")
+            fix = f"create a PersistentVolume of class {name}, or the class, or use another"
+            return _waits_for(f"{what}: there is no volume and no StorageClass {name}. To fix: {fix}")
         except Forbidden:
             return None
         if not until_bound or found.get("volumeBindingMode") == "WaitForFirstConsumer":

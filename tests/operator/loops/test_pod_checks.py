@@ -343,7 +343,7 @@ NEVER_BOUND: dict[str, tuple[Any, Any, str]] = {
         None,
         "volume claim data is being deleted",
     ),
-    "no class": (claim("Pending"), None, "volume claim data: there is no StorageClass slow"),
+    "no class": (claim("Pending"), None, "volume claim data: there is no volume and no StorageClass slow"),
     "never provisioned": (
         claim("Pending"),
         storage("Immediate"),
@@ -402,7 +402,7 @@ async def test_a_volume_of_each_pod_needs_its_class():
     await simulation.ticks(5)
     for name, volume in (("one", "scratch"), ("two", "cache")):
         said = simulation.condition(name, "Admitted").message
-        assert f"volume {volume}: there is no StorageClass slow" in said
+        assert f"volume {volume}: there is no volume and no StorageClass slow" in said
     simulation.world.put(STORAGE_CLASS, storage("Immediate"))
     await simulation.running("one")
 
