@@ -324,6 +324,9 @@ class Operator:
 
     def _dropped(self, kind: Kind, fields: list[str]) -> None:
         """Keep the record of a definition of another release: what is decided there is forgotten."""
+        if not fields:
+            self.waits.end(WaitReason.DEFINITIONS, f"{kind.plural} status")
+            return
         what = (
             f"the API server keeps no {some_of(fields)} of {kind.plural}: their definition is older or newer"
         )

@@ -242,6 +242,8 @@ async def test_an_operator_records_answers_of_the_api_server():
     (line,) = operator.waits.lines()
     assert "keeps no status.plan of trainingjobs" in line and "ballast crds | kubectl apply" in line
     assert not operator.waits.ready
+    operator._dropped(JOB, [])
+    assert operator.waits.lines() == []
 
 
 async def test_a_missing_policy_is_waited_for_by_the_operator_and_by_its_jobs():

@@ -93,7 +93,8 @@ class Cluster:
         on_write: called with (verb, kind) after a write that landed; counts for the metrics.
         on_refused: called with the kind after a write whose content the API server refused.
         on_answer: called with (verb, kind, error or None) after each request, before the error is raised.
-        on_dropped: called with (kind, fields of a status that was written and not kept whole).
+        on_dropped: called with (kind, fields of a status that was written and not kept whole), and without
+            fields once such a field has been kept.
     """
 
     def __init__(self, api: kubernetes_client.ApiClient, *, request_seconds: float) -> None:
@@ -101,6 +102,7 @@ class Cluster:
         self._dynamic = DynamicClient(api)
         self.request_seconds = request_seconds
         self._page_sizes: dict[Kind, int] = {}
+        self._dropped: dict[Kind, list[str]] = {}
         self.fence: Callable[[], None] = lambda: None
         self.on_write: Callable[[str, Kind], None] = lambda verb, kind: None
         self.on_refused: Callable[[Kind], None] = lambda kind: None
@@ -277,7 +279,9 @@ class Cluster:
             query={"fieldManager": FIELD_MANAGER},
             content_type="application/json-patch+json",
         )
-        if dropped := sorted(set(_lacking(body["status"], written.get("status"), "status"))):
+        dropped = sorted(set(_lacking(body["status"], written.get("status"), "status")))
+        if dropped or any(_has(body, field) for field in self._dropped.get(kind, ())):
+            self._dropped[kind] = dropped
             self.on_dropped(kind, dropped)
         return written
 
@@ -323,6 +327,12 @@ class Cluster:
         self.fence()
         try:
             result = await self._request(verb, kind, path, **arguments)
+            if verb == "delete":
+                result["kind"]  # of the object, or a Status
+            elif not VERSION.fullmatch(result["metadata"]["resourceVersion"]):
+                raise ValueError("it has no resourceVersion")
+        except (ValueError, TypeError, LookupError) as error:
+            raise Unavailable(f"{verb} {path}: what was answered is no object: {error}") from error
         except Rejected as error:
             if for_good(error):
                 self.on_refused(kind)
@@ -392,6 +402,14 @@ def _lacking(sent: Any, kept: Any, path: str) -> Iterator[str]:
     elif isinstance(sent, list) and isinstance(kept, list):
         for value, other in zip(sent, kept, strict=False):
             yield from _lacking(value, other, f"{path}[]")
+
+
+def _has(value: Any, path: str) -> bool:
+    """Whether there is the field at a path as of :func:`_lacking`."""
+    name, _, rest = path.partition(".")
+    found = value.get(name.removesuffix("[]")) if isinstance(value, dict) else None
+    parts = found if name.endswith("[]") and isinstance(found, list) else [found]
+    return any(part is not None and (not rest or _has(part, rest)) for part in parts)
 
 
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")

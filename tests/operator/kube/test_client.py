@@ -87,6 +87,20 @@ async def test_an_answer_that_is_an_error_or_none(answering, status, text, kind,
         await cluster.create(LEASE, {"metadata": {"namespace": "ns", "name": "a"}})
 
 
+@pytest.mark.parametrize("text", ["{}", "[]", "1", "null", '{"metadata": 1}', '{"metadata": {}}'])
+async def test_an_answer_to_a_write_that_is_no_object_is_none(answering, text):
+    """It is tried again, and no mistake of the operator."""
+    cluster, body = answering(200, text), {"metadata": {"namespace": "ns", "name": "a"}, "status": {"a": 1}}
+    dropped = []
+    cluster.on_dropped = lambda *told: dropped.append(told)
+    for write in (cluster.create, cluster.apply, cluster.replace, cluster.write_status):
+        with pytest.raises(Unavailable, match="no object"):
+            await write(LEASE, body)
+    with pytest.raises(Unavailable, match="no object"):
+        await cluster.delete(LEASE, "ns", "a", uid="u")
+    assert not dropped
+
+
 @pytest.mark.parametrize(
     ("status", "text", "counted"),
     [
@@ -112,7 +126,10 @@ async def test_a_write_is_counted_that_would_never_succeed(answering, status, te
 
 async def test_what_an_older_definition_drops_of_a_status_is_told(answering):
     """Without an error: the API server keeps the fields that it knows, at any depth."""
-    kept = '{"status": {"state": "Running", "conditions": [{"type": "Ready"}], "added": 1}}'
+    kept = (
+        '{"metadata": {"resourceVersion": "1"}, '
+        '"status": {"state": "Running", "conditions": [{"type": "Ready"}], "added": 1}}'
+    )
     cluster, told = answering(200, kept), []
     cluster.on_dropped = lambda kind, fields: told.append((kind, fields))
     conditions = [{"type": "Ready", "reason": "Runs"}]
@@ -120,9 +137,15 @@ async def test_what_an_older_definition_drops_of_a_status_is_told(answering):
     body = {"metadata": {"namespace": "n", "name": "a"}, "status": status}
     await cluster.write_status(JOB, body)
     assert told == [(JOB, ["status.conditions[].reason", "status.plan"])]
-    del status["plan"], conditions[0]["reason"]
-    await cluster.write_status(JOB, body)
+    plan = status.pop("plan")
+    del conditions[0]["reason"]
+    await cluster.write_status(JOB, body)  # says nothing of the fields that are dropped
     assert len(told) == 1
+    status["plan"] = plan
+    answering(200, kept.replace('"added": 1', '"plan": {"id": "a"}'))
+    for _ in range(2):
+        await cluster.write_status(JOB, body)
+    assert told[1:] == [(JOB, [])]
 
 
 async def test_where_a_page_does_not_come_in_time_smaller_ones_are_asked_for(monkeypatch):
