@@ -226,6 +226,69 @@ def test_products_of_a_family_leave_out_columns_and_impute_their_gradients(name,
             last[linear][:, kept] = expected
 
 
+def compiled_steps(world):
+    """How many graphs have been compiled after each step of a compiled layer that is cut; its last output."""
+    from ballast_trainer.models.hugging_face import from_config
+
+    with host_seeded(0):
+        layer = from_config(**families.arguments("llama")).build_layer(1)
+    found, value = [], torch.randn(2, 6, 32, generator=torch.Generator().manual_seed(0))
+    expected = layer(value)
+    layer = split_layer(layer, world.tensor)
+    for pair in pairs([layer]):
+        pair.clock.running = True
+
+    def backend(graph, inputs):
+        found.append(graph)
+        return graph.forward
+
+    layer.compile(backend=backend)
+    counts = []
+    for _ in range(4):
+        output = layer(value)
+        output.square().mean().backward()
+        counts.append(len(found))
+    return counts, (output - expected).abs().max().item()
+
+
+@pytest.mark.processes
+def test_a_compiled_layer_that_is_cut_is_not_compiled_again_in_each_step():
+    """What counts and times collectives and products is no part of the graphs."""
+    for counts, apart in on_ranks(compiled_steps, 2):
+        assert 0 < counts[0] == counts[-1]
+        assert apart < 1e-6
+
+
+class OfRows(torch.optim.SGD):
+    """An optimizer that divides each row of a gradient by its norm."""
+
+    def step(self, closure=None):
+        """Divide, then descend."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad /= parameter.grad.norm(dim=-1, keepdim=True)
+        return super().step(closure)
+
+
+def of_rows(parameters, learning_rate):
+    return OfRows(parameters, lr=learning_rate)
+
+
+def adafactor(parameters, learning_rate):
+    return torch.optim.Adafactor(parameters, lr=learning_rate)
+
+
+@pytest.mark.parametrize("name", ["of_rows", "adafactor"])
+def test_an_optimizer_that_needs_whole_matrices_is_refused(name):
+    """Of a part of a matrix it would make another update than of the whole one."""
+    config = job("llama", parallelism={"tensor": 2})
+    config["training"]["optimizer"] = f"{__name__}:{name}"
+    with pytest.raises(ConfigurationError, match=r"whole matrix, .*parallelism\.tensor.*To fix") as caught:
+        ValidatedJob.from_mapping(config)
+    assert caught.value.field == "training.optimizer"
+
+
 ADAPTERS = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, "target_modules": "all-linear"}
 
 

@@ -28,6 +28,7 @@ from ballast_trainer.layers.precision import in_bf16, inputs_in_bf16
 from ballast_trainer.layers.zero import (
     Share,
     WholeWeights,
+    mixes_numbers,
     mixes_parameters,
     own_parts_in_place,
     shares_of,
@@ -417,6 +418,23 @@ def _refuse_mixing(parameters: list[nn.Parameter], config: TrainingConfig) -> No
             f"{config.optimizer} updates a parameter by the gradients of others, too, and with "
             "parallelism.zeroStage a replica has a part of them. To fix: zeroStage: 0, or an optimizer of "
             "one parameter at a time"
+        )
+        raise ConfigurationError("training.optimizer", reason)
+
+
+def refuse_whole_matrices(config: TrainingConfig) -> None:
+    """Refuse an optimizer of the user's that cannot have a part of a matrix.
+
+    Raises:
+        ConfigurationError: it updates that otherwise than in the whole matrix.
+    """
+    if config.optimizer in OWN_OPTIMIZERS:
+        return
+    maker = load_callable("training.optimizer", config.optimizer)
+    if mixes_numbers(lambda parameters: maker(parameters, config.learning_rate)):
+        reason = (
+            f"{config.optimizer} updates a number by others of its whole matrix, of which with "
+            "parallelism.tensor a rank has a part. To fix: tensor: 1, or an optimizer such as adamw"
         )
         raise ConfigurationError("training.optimizer", reason)
 

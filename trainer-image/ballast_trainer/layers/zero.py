@@ -230,22 +230,43 @@ def _memory(parameter: nn.Parameter, length: int) -> torch.Tensor:
     return flat.set_(parameter.untyped_storage(), parameter.storage_offset(), (length,), (1,))
 
 
-def mixes_parameters(
-    make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], parameters: Sequence[nn.Parameter]
-) -> bool:
+_Maker = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+def _updated(
+    make: _Maker, values: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor]:
+    """Parameters of these values after two steps of an optimizer."""
+    with host_seeded(0):
+        tried = [nn.Parameter(value.detach().clone()) for value in values]
+        optimizer = make(tried)
+        for _ in range(2):
+            for parameter, gradient in zip(tried, gradients, strict=True):
+                parameter.grad = None if gradient is None else gradient.clone()
+            optimizer.step()
+    return [parameter.detach() for parameter in tried]
+
+
+def mixes_parameters(make: _Maker, parameters: Sequence[nn.Parameter]) -> bool:
     """Whether an optimizer's update of one of these parameters depends on the others' gradients, tried."""
+    with host_seeded(0):
+        gradients = [torch.randn_like(parameter) for parameter in parameters]
+    alone = [[one if one is each else None for one in gradients] for each in gradients]
+    together = _updated(make, parameters, gradients)
+    return not all(
+        torch.allclose(_updated(make, parameters, one)[at], together[at]) for at, one in enumerate(alone)
+    )
 
-    def after(updated: Sequence[int]) -> list[torch.Tensor]:
-        with host_seeded(0):
-            tried = [nn.Parameter(parameter.detach().clone()) for parameter in parameters]
-            gradients = [torch.randn_like(parameter) for parameter in tried]
-            optimizer = make(tried)
-            for _ in range(2):
-                for number in updated:
-                    tried[number].grad = gradients[number].clone()
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
-        return [parameter.detach() for parameter in tried]
 
-    together = after(range(len(parameters)))
-    return not all(torch.allclose(after((at,))[at], value) for at, value in enumerate(together))
+def mixes_numbers(make: _Maker) -> bool:
+    """Whether an optimizer updates a part of a matrix otherwise than in the whole one, tried."""
+    with host_seeded(0):
+        values, gradients = ([torch.randn(4, 4), torch.randn(4)] for _ in range(2))
+    whole = _updated(make, values, gradients)[0]
+
+    def differs(dim: int) -> bool:
+        first, *expected = (one.chunk(2, dim)[0] for one in (values[0], gradients[0], whole))
+        part = _updated(make, [first, values[1]], [expected[0], gradients[1]])[0]
+        return not torch.allclose(part, expected[1])
+
+    return differs(0) or differs(1)

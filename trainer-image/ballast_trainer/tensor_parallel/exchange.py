@@ -4,12 +4,20 @@ The input is whole on every rank, and so is the sum of the ranks' results; in be
 works on its part alone.  So a pair costs one all-reduce forward and one backward.
 """
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.errors import ConfigurationError
+
+_Function = TypeVar("_Function", bound=Callable[..., torch.Tensor])
+
+
+def eager(function: _Function) -> _Function:
+    """A function that is not compiled with its layer: what counts or times would be again in each step."""
+    return cast(_Function, torch.compiler.disable(function))
 
 
 class Piggyback(Protocol):
@@ -71,6 +79,7 @@ class _Gather(torch.autograd.Function):
         return gradient.chunk(ctx.axis.size, -1)[ctx.axis.index].contiguous(), None
 
 
+@eager
 def scatter(value: torch.Tensor, axis: Axis) -> torch.Tensor:
     """[b, s, h], whole on every rank -> this rank's [b, s, h / t], which it sends to the next stage.
 
@@ -90,12 +99,14 @@ def scatter(value: torch.Tensor, axis: Axis) -> torch.Tensor:
     return chunk
 
 
+@eager
 def gather(chunk: torch.Tensor, axis: Axis) -> torch.Tensor:
     """The reverse of :func:`scatter`, at the receiving stage: an all-gather inside its tensor group."""
     value: torch.Tensor = _Gather.apply(chunk, axis)
     return value
 
 
+@eager
 def copy_to_group(value: torch.Tensor, axis: Axis, piggyback: Piggyback | None = None) -> torch.Tensor:
     """The input of a pair, whole on every rank; its gradient is the sum over the ranks (f)."""
     if axis.size == 1:
@@ -107,6 +118,7 @@ def copy_to_group(value: torch.Tensor, axis: Axis, piggyback: Piggyback | None =
     return out
 
 
+@eager
 def reduce_from_group(partial: torch.Tensor, axis: Axis) -> torch.Tensor:
     """The output of a pair: the sum over the ranks (g)."""
     if axis.size == 1:

@@ -14,6 +14,7 @@ from torch import nn
 
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.layers.layer import refuse_whole_matrices
 from ballast_trainer.layers.slicing import slicings
 from ballast_trainer.models.blocks import set_submodule
 from ballast_trainer.models.gpt import Attention, Block, Mlp
@@ -97,11 +98,13 @@ def check_tensor_parallel(model: Model, config: JobConfig) -> None:
     """Refuse a model that cannot be cut, before ranks start.
 
     Raises:
-        ConfigurationError: no layer can be cut, one cannot, or nothing can be done about its stragglers.
+        ConfigurationError: no layer can be cut, one cannot, its optimizer needs whole matrices, or nothing
+            can be done about its stragglers.
     """
     size = config.parallelism.tensor
     if size == 1:
         return
+    refuse_whole_matrices(config.training)
     policy = config.parallelism.stragglers.policy
     migrates = policy in {StragglerPolicy.MIGRATE, StragglerPolicy.SEMI}
     axis, found, tried = Axis(ranks=tuple(range(size))), False, set()

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.layers.slicing import SlicedModule, Slicing
-from ballast_trainer.tensor_parallel.exchange import Piggyback, copy_to_group, reduce_from_group
+from ballast_trainer.tensor_parallel.exchange import Piggyback, copy_to_group, eager, reduce_from_group
 from ballast_trainer.tensor_parallel.product import ColumnSelection, GemmTimer, product
 
 
@@ -40,16 +40,9 @@ class SharedInput:
         self._copy: torch.Tensor | None = None
         self._learns = False
 
+    @eager
     def __call__(self, value: torch.Tensor) -> torch.Tensor:
         """Before the product of one of them."""
-        if self.readers == 1:
-            return copy_to_group(value, self._axis, self.piggyback)
-        shared: torch.Tensor = self._shared(value)
-        return shared
-
-    # What changes in each call would be compiled again in each.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _shared(self, value: torch.Tensor) -> torch.Tensor:
         learns = torch.is_grad_enabled()
         # Of a forward that not all of them have read, a copy without gradients may be left.
         if self._value is not value or self._learns is not learns:
@@ -270,14 +263,20 @@ class ParallelPair:
 def computing_whole(modules: Sequence[nn.Module]) -> Iterator[None]:
     """All columns, each unit by its own rank, whatever the last step has left out or handed over."""
     found = pairs(modules)
-    before = [(one, one.handed_over, one.helped, [of.selection for of in one.linears]) for one in found]
-    for one in found:
-        one.put([None] * len(one.linears))
+    maps = [linear for pair in found for linear in pair.linears]
+    before = [(pair, pair.handed_over, pair.helped) for pair in found]
+    chosen = [(linear, linear.selection) for linear in maps]
+    for pair in found:
+        pair.handed_over, pair.helped = 0, ()
+    for linear in maps:
+        linear.selection = None
     try:
         yield
     finally:
-        for one, handed_over, helped, selections in before:
-            one.put(selections, handed_over=handed_over, helped=helped)
+        for pair, handed_over, helped in before:
+            pair.handed_over, pair.helped = handed_over, helped
+        for linear, selection in chosen:
+            linear.selection = selection
 
 
 def pairs(modules: Sequence[nn.Module]) -> list[ParallelPair]:

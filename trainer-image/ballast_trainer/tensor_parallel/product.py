@@ -18,6 +18,7 @@ import torch
 from torch.nn import functional
 
 from ballast_trainer.gpu_emulation import EmulatedSpeed
+from ballast_trainer.tensor_parallel.exchange import eager
 
 IMPUTATIONS = ("zero", "average", "same")
 """What stands for a gradient that was not computed: zero, the mean of those that were in the same row,
@@ -156,6 +157,12 @@ class _Product(torch.autograd.Function):
         return of_input, of_weight, of_bias, None, None
 
 
+@eager
+def _timed(*product: Any) -> torch.Tensor:
+    out: torch.Tensor = _Product.apply(*product)
+    return out
+
+
 def product(
     value: torch.Tensor,
     weight: torch.Tensor,
@@ -170,5 +177,4 @@ def product(
     """
     if selection is None and not clock.running:
         return functional.linear(value, weight, bias)
-    out: torch.Tensor = _Product.apply(value, weight, bias, selection, clock)
-    return out
+    return _timed(value, weight, bias, selection, clock)

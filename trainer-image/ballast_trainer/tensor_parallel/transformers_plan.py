@@ -66,19 +66,17 @@ def _plan_of(module: DecoderLayer, parts: dict[str, nn.Module]) -> dict[str, tup
     """How parts of the layer are cut, by path, and with which others: as its family says, and MLPs anyway."""
     plan = {path: (way, path.rpartition(".")[0]) for path, way in module.plan.items()}
     as_usual = getattr(module.config, "model_type", "") in _ATTEND_AS_USUAL
+    known = (*_MLPS, _USUAL) if as_usual else _MLPS
     for parent in parts:
         prefix = parent and f"{parent}."
-        known = (
-            names for names in (*_MLPS, *[_USUAL] * as_usual) if all(prefix + one in parts for one in names)
-        )
-        names = next(known, ())
-        stated = {plan[prefix + name][0] for name in names if prefix + name in plan}
+        paths = ([prefix + name for name in names] for names in known)
+        found = next((each for each in paths if all(path in parts for path in each)), [])
+        stated = {plan[path][0] for path in found if path in plan}
         # Of an expert of a list not all ranks would know whether it runs.
         if stated <= {_GATHERED, _SPLIT} and not re.search(r"\b\d+\b", parent):
-            ways = [_PACKED if name in _OF_GATES else "colwise" for name in names[:-1]]
-            plan |= {
-                prefix + name: (way, parent) for name, way in zip(names, [*ways, "rowwise"], strict=False)
-            }
+            for path in found:
+                way = _PACKED if path.rpartition(".")[2] in _OF_GATES else "colwise"
+                plan[path] = (way if path != found[-1] else "rowwise", parent)
     return plan
 
 
