@@ -28,7 +28,7 @@ from kubernetes.dynamic import DynamicClient
 
 from tests.chaos.processes.machine import parent
 from tests.support.access import wait_for_operators_rights
-from tests.support.control_plane import CRDS
+from tests.support.control_plane import CRDS, kubectl
 from tests.support.waiting import eventually
 
 
@@ -63,6 +63,9 @@ class Ballast:
 
     def apply(self, manifest: dict[str, Any]) -> None:
         apply_objects(self.kube, [manifest], namespace=self.namespace)
+
+    def kubectl(self, *words: str, stdin: str | None = None) -> str:
+        return kubectl(self.cluster, *words, namespace=self.namespace, stdin=stdin)
 
     def job(self, name: str) -> dict[str, Any] | None:
         try:

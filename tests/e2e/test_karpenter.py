@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import subprocess
 
 import pytest
 import yaml
@@ -14,7 +13,7 @@ from kubernetes import client, config
 from tests.docs.blocks import ROOT
 from tests.e2e.conftest import Ballast
 from tests.support.control_plane import CRDS
-from tests.support.waiting import WAIT_SECONDS, eventually
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -29,19 +28,6 @@ MISSING = (
 @dataclasses.dataclass
 class Pools(Ballast):
     """A cluster without a node, with Ballast and Karpenter."""
-
-    def kubectl(self, *words: str, stdin: str | None = None) -> str:
-        """As a user does it."""
-        done = subprocess.run(
-            [self.cluster.kubectl, "--kubeconfig", self.cluster.kubeconfig, "-n", self.namespace, *words],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=WAIT_SECONDS,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
 
     def nodes(self) -> dict[str, client.V1Node]:
         return {node.metadata.name: node for node in self.core.list_node().items}

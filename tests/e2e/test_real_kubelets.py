@@ -167,13 +167,6 @@ class RealBallast(Ballast):
         container["image"] = image or f"{REGISTRY}/runtime:{VERSION}"
         return job
 
-    def kubectl(self, *words: str) -> str:
-        """What kubectl printed."""
-        command = [self.cluster.kubectl, "--kubeconfig", self.cluster.kubeconfig, *words]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=4 * WAIT_SECONDS)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
 
 @pytest.fixture(scope="module")
 def archives():

@@ -1,7 +1,6 @@
 """A local cluster with process nodes, shared by the tests of this folder; a namespace for each test."""
 
 import json
-import subprocess
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +8,7 @@ from ballast_localcluster import LocalCluster, ProcessNode
 from ballast_localcluster.rest import CallError, Rest
 from kubernetes import client, config, watch
 
-from tests.support.control_plane import ControlPlane, fresh_namespace
+from tests.support.control_plane import ControlPlane, fresh_namespace, kubectl
 from tests.support.waiting import WAIT_SECONDS, eventually
 
 
@@ -24,17 +23,7 @@ class Pods:
         self._begin = self._rest.call("GET", self._path)["metadata"]["resourceVersion"]
 
     def kubectl(self, *words: str, stdin: str | None = None, check: bool = True) -> str:
-        done = subprocess.run(
-            [self.cluster.kubectl, "--kubeconfig", self.cluster.kubeconfig, "-n", self.namespace, *words],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=WAIT_SECONDS,
-            check=False,
-        )
-        if check:
-            assert done.returncode == 0, done.stderr
-        return done.stdout if done.returncode == 0 else done.stderr
+        return kubectl(self.cluster, *words, namespace=self.namespace, stdin=stdin, check=check)
 
     def apply(self, *manifests: dict) -> None:
         items = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}

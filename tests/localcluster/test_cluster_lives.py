@@ -175,17 +175,6 @@ def test_a_component_that_cannot_start_is_named_with_its_log(tmp_path, monkeypat
         LocalCluster(folder=tmp_path / "cluster").start()
 
 
-def test_kinds_given_at_the_start_are_served_and_collected_at_once(pods):
-    """Custom resources installed before the controllers: their pods go with them without a wait."""
-    pods.apply({"apiVersion": "example.dev/v1", "kind": "Thing", "metadata": {"name": "t"}})
-    uid = pods.kubectl("get", "thing", "t", "-o", "jsonpath={.metadata.uid}")
-    owner = {"apiVersion": "example.dev/v1", "kind": "Thing", "name": "t", "uid": uid}
-    pods.create("a", "exec sleep 1000", metadata={"ownerReferences": [owner]})
-    pods.wait_for_phase("a", "Running")
-    pods.kubectl("delete", "thing", "t")
-    pods.wait_until_gone("a")
-
-
 STAYS = {"tolerations": [{"operator": "Exists"}]}
 """Of a pod that no silent node evicts."""
 

@@ -140,12 +140,13 @@ def test_a_process_killed_from_outside_is_seen_at_once(pods):
     assert status["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 137
 
 
-def test_pods_of_a_deleted_owner_are_collected(pods):
-    """The garbage collector deletes what a deleted object owned, quickly enough to wait for."""
-    pods.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "owner"}})
-    uid = pods.kubectl("get", "configmap", "owner", "-o", "jsonpath={.metadata.uid}")
-    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": uid}
+@pytest.mark.parametrize(("group", "kind"), [("v1", "ConfigMap"), ("example.dev/v1", "Thing")])
+def test_pods_of_a_deleted_owner_are_collected(pods, group, kind):
+    """Quickly enough to wait for; of a kind that was installed before the controllers without a wait."""
+    pods.apply({"apiVersion": group, "kind": kind, "metadata": {"name": "owner"}})
+    uid = pods.kubectl("get", kind, "owner", "-o", "jsonpath={.metadata.uid}")
+    owner = {"apiVersion": group, "kind": kind, "name": "owner", "uid": uid}
     pods.create("a", "exec sleep 1000", metadata={"ownerReferences": [owner]})
     pods.wait_for_phase("a", "Running")
-    pods.kubectl("delete", "configmap", "owner")
+    pods.kubectl("delete", kind, "owner")
     pods.wait_until_gone("a")

@@ -11,6 +11,7 @@ from ballast_localcluster.background import BackgroundCluster
 from ballast_operator.cli.local.up import down, up
 from click.testing import CliRunner
 
+from tests.support.control_plane import kubectl
 from tests.support.waiting import WAIT_SECONDS
 
 SCENARIO = "test_a_pod_may_only_follow_its_plan_and_renew_its_lease"
@@ -77,11 +78,5 @@ def test_tests_may_use_a_cluster_of_ones_own(cluster):
     )
     assert tested.returncode == 0, tested.stdout
     assert " passed" in tested.stdout
-    found = subprocess.run(
-        [cluster.kubectl, "--kubeconfig", cluster.kubeconfig, "get", "crd", "-o", "name"],
-        capture_output=True,
-        check=True,
-        text=True,
-        timeout=WAIT_SECONDS,
-    )
-    assert "customresourcedefinition.apiextensions.k8s.io/trainingjobs.ballast.dev" in found.stdout
+    found = kubectl(cluster, "get", "crd", "-o", "name", namespace="default")
+    assert "customresourcedefinition.apiextensions.k8s.io/trainingjobs.ballast.dev" in found

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import os
 import secrets
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 from ballast_localcluster import LocalCluster
 
-from tests.support.waiting import eventually
+from tests.support.waiting import WAIT_SECONDS, eventually
 
 KUBECONFIG_VARIABLE = "BALLAST_TEST_KUBECONFIG"
 CRDS = tuple(sorted((Path(__file__).resolve().parents[2] / "crds").glob("*.yaml")))
@@ -42,6 +43,22 @@ class ControlPlane:
 
         with config.new_client_from_config(str(self.kubeconfig)) as api:
             yield api
+
+
+def kubectl(
+    cluster: LocalCluster, *words: str, namespace: str, stdin: str | None = None, check: bool = True
+) -> str:
+    """What kubectl prints, as a user calls it; without ``check``, what it says where it fails."""
+    done = subprocess.run(
+        [cluster.kubectl, "--kubeconfig", cluster.kubeconfig, "-n", namespace, *words],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=4 * WAIT_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0 or not check, done.stderr
+    return done.stdout if done.returncode == 0 else done.stderr
 
 
 @pytest.fixture(scope="session")
