@@ -215,12 +215,6 @@ def test_refining_by_a_cost_never_makes_it_worse(loads, data):
     assert largest(refine(start, largest, most_evaluations=1)) == largest(start)
 
 
-def test_the_nearest_partition_respects_memory():
-    """The one in force is as good and needs no move, but does not fit the last rank."""
-    capacity = RankCapacity(layer_bytes=[1] * 4, memory=[4, 1])
-    assert nearest_partition(even_partition(4, 2), [1.0] * 4, capacity).bounds == (0, 3, 4)
-
-
 @given(
     st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0, 1.7]), min_size=1, max_size=12).filter(any),
     st.lists(st.sampled_from([0.3, 1.0, 1.9, 3.0]), min_size=1, max_size=12),

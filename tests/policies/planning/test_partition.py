@@ -7,7 +7,6 @@ import pytest
 from ballast_lab.simulated_steps import simulated_step_seconds
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.balancers.fewest_moves import nearest_partition
-from ballast_policies.planning.balancers.registry import BalancerInput
 from ballast_policies.planning.balancers.subset import RankSubsets
 from ballast_policies.planning.diffusion import diffuse
 from ballast_policies.planning.partition import (
@@ -18,7 +17,6 @@ from ballast_policies.planning.partition import (
     moves_between,
 )
 from ballast_policies.planning.rank_capacity import RankCapacity
-from ballast_policies.planning.rebalance import decide_rebalance
 from ballast_policies.planning.repack import repack
 from ballast_policies.planning.step_time import bubble, predict_step_seconds
 from hypothesis import given
@@ -154,43 +152,6 @@ def test_imbalance_is_largest_over_mean_less_one():
     """B2's definition."""
     assert imbalance([2.0, 1.0, 1.0]) == pytest.approx(0.5)
     assert imbalance([0.0, 0.0]) == 0.0
-
-
-def decide(seconds, **changes):
-    how = {"min_gain": 0.05, "horizon_steps": 100, "move_seconds": 0.1} | changes
-    asked = BalancerInput(partition=even_partition(len(seconds), 2), seconds=seconds, microbatches=4)
-    return decide_rebalance(asked, **how)
-
-
-@pytest.mark.parametrize("method", ["exact", "diffusion"])
-def test_a_rebalance_that_pays_is_decided_with_its_moves(method):
-    """A frozen prefix sends layers from the later rank to the earlier one."""
-    decision = decide([0.1, 0.1, 1.0, 1.0], method=method)
-    assert decision.rebalance
-    assert decision.partition.bounds == (0, 3, 4)
-    assert [(m.layer, m.from_rank, m.to_rank) for m in decision.moves] == [(2, 1, 0)]
-    assert decision.step_seconds_after < decision.step_seconds_before
-
-
-@pytest.mark.parametrize(
-    ("changes", "want"),
-    [
-        ({"min_gain": 0.9}, "less than the 90.0% asked for"),
-        ({"move_seconds": 1e6}, "moving costs"),
-        ({"horizon_steps": 0}, "moving costs"),
-    ],
-)
-def test_a_rebalance_that_does_not_pay_is_not_made_and_has_a_reason(changes, want):
-    """Hysteresis and the cost of moving are both in the decision's words."""
-    decision = decide([0.1, 0.1, 1.0, 1.0], **changes)
-    assert not decision.rebalance
-    assert decision.moves == ()
-    assert want in decision.why
-
-
-def test_even_layers_have_nothing_to_gain():
-    """The partition in force is kept where it is the best."""
-    assert decide([1.0, 1.0, 1.0, 1.0]).why == "no other partition is faster"
 
 
 @given(seconds=loads, data=st.data())

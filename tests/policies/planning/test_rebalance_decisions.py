@@ -22,6 +22,37 @@ def decide(partition, seconds, **changes):
     return decide_rebalance(BalancerInput(**given), **how)
 
 
+FROZEN = [0.1, 0.1, 1.0, 1.0]
+"""Seconds of layers of which the first two have learnt enough."""
+
+
+@pytest.mark.parametrize("method", ["exact", "diffusion"])
+def test_a_rebalance_that_pays_is_decided_with_its_moves(method):
+    """A frozen prefix sends layers from the later rank to the earlier one."""
+    decision = decide(even_partition(4, 2), FROZEN, method=method)
+    assert decision.rebalance
+    assert decision.partition.bounds == (0, 3, 4)
+    assert [(m.layer, m.from_rank, m.to_rank) for m in decision.moves] == [(2, 1, 0)]
+    assert decision.step_seconds_after < decision.step_seconds_before
+
+
+@pytest.mark.parametrize(
+    ("seconds", "changes", "want"),
+    [
+        (FROZEN, {"min_gain": 0.9}, "less than the 90.0% asked for"),
+        (FROZEN, {"move_seconds": 1e6}, "moving costs"),
+        (FROZEN, {"horizon_steps": 0}, "moving costs"),
+        ([1.0] * 4, {}, "no other partition is faster"),
+    ],
+)
+def test_a_rebalance_that_does_not_pay_is_not_made_and_has_a_reason(seconds, changes, want):
+    """Hysteresis and the cost of moving are both in the decision's words; the best partition is kept."""
+    decision = decide(even_partition(4, 2), seconds, **changes)
+    assert not decision.rebalance
+    assert decision.moves == ()
+    assert want in decision.why
+
+
 @pytest.mark.parametrize("method", ["exact", "diffusion"])
 @given(seconds=SECONDS, data=st.data())
 def test_no_decision_passes_a_memory_limit(method, seconds, data):
@@ -53,12 +84,6 @@ def test_activations_in_flight_alone_change_the_decision(method):
     assert decide(start, seconds, **given, capacity=by_rank).partition.bounds == (0, 3, 6)
     with pytest.raises(PlanningError, match="do not fit"):
         decide(start, seconds, **(given | {"method": "exact"}), capacity=too_little)
-
-
-def test_a_limit_that_nothing_fits_is_refused_with_the_numbers():
-    """Rather than passed."""
-    with pytest.raises(PlanningError, match="do not fit"):
-        decide(even_partition(4, 2), [1.0] * 4, capacity=RankCapacity(layer_bytes=[5] * 4, memory=[9, 9]))
 
 
 def test_parameters_are_spread_evenly_where_that_is_asked_for_and_helps():
