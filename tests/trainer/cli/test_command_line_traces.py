@@ -34,6 +34,13 @@ def test_a_trace_is_a_picture_or_what_torch_reads(call, tmp_path):
     assert rows[0].startswith("0F0,0F1,0F2,0F3,0B0")
 
 
+def replayed(call, path, *arguments, **fields):
+    """What ``simulate --loads`` finds."""
+    result = call("simulate", "--output", "json", "--loads", str(path), *arguments, **fields)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)["replay"]
+
+
 def test_a_recorded_load_curve_is_replayed(call, tmp_path):
     """The balancer follows it again: each turn of the load is a move, and the step nears the best at each
     look."""
@@ -43,17 +50,10 @@ def test_a_recorded_load_curve_is_replayed(call, tmp_path):
     lines += [{"event": "loads", "step": 10 * n, "seconds": row} for n, row in enumerate(looks, start=1)]
     path = tmp_path / "run.jsonl"
     path.write_text("starting\n" + "\n".join(json.dumps(line) for line in lines))
-    result = call("simulate", "--output", "json", "--ranks", "3", "--loads", str(path))
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)["replay"]
+    found = replayed(call, path, "--ranks", "3")
     assert (found["looks"], found["moves"]) == (20, [60, 110, 160])
     assert found["bestSeconds"] < found["followedSeconds"] < found["staticSeconds"]
-    stays = json.loads(
-        call(
-            "simulate", "--output", "json", "--ranks", "3", "--loads", str(path), rebalance={"minGain": 0.9}
-        ).stdout
-    )["replay"]
-    assert stays["moves"] == []
+    assert replayed(call, path, "--ranks", "3", rebalance={"minGain": 0.9})["moves"] == []
     assert "3 moves over 3 ranks" in call("simulate", "--ranks", "3", "--loads", str(path)).stdout
 
 
@@ -78,11 +78,7 @@ def test_a_replay_decides_as_the_trainer_does(call, tmp_path):
         lines = [first, *({"event": "loads", "step": 10 * n, "seconds": layers, **fields} for n in (2, 3, 4))]
         path = tmp_path / "run.jsonl"
         path.write_text("\n".join(map(json.dumps, lines)))
-        result = call(
-            "simulate", "--output", "json", "--ranks", "2", "--loads", str(path), rebalance={"minGain": 0.01}
-        )
-        assert result.exit_code == 0, result.output
-        moves[name] = json.loads(result.stdout)["replay"]["moves"]
+        moves[name] = replayed(call, path, "--ranks", "2", rebalance={"minGain": 0.01})["moves"]
     assert moves == {"seconds alone": [20], "quiet": [20], "noisy": [], "coming": []}
 
 
@@ -108,8 +104,7 @@ def test_what_a_run_prints_by_each_look_is_replayed(gang, small_config, call, tm
         assert len(look["seconds"]) == len(look["coming"]) == len(look["measured"][0]) == 8
     path = tmp_path / "run.jsonl"
     path.write_text("\n".join(map(json.dumps, running.lines("rank-0"))))
-    result = call("simulate", "--output", "json", "--ranks", "2", "--loads", str(path))
-    assert json.loads(result.stdout)["replay"]["looks"] == 3
+    assert replayed(call, path, "--ranks", "2")["looks"] == 3
 
 
 @pytest.mark.parametrize(

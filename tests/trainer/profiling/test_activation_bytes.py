@@ -68,31 +68,24 @@ def test_a_running_job_counts_what_the_profile_command_counts(gang, small_config
         assert any(report.layer_gradient_bytes) and any(report.layer_repeated_bytes) == (case == "recomputed")
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("schedule", first_daily(["ZeroBubbleV", "Interleaved1F1B", "PipeDream2BW"]))
-def test_every_schedule_counts_one_microbatch(gang, small_config, tmp_path, schedule):
-    """Several stages a rank, and a pipeline that does not drain after a step."""
-    config = small_config(totalSteps=6)
-    config["pipeline"]["schedule"] = schedule
-    running = gang(config, ranks=2, options=["--channel", str(tmp_path / "channel")])
-    assert set(running.exit_codes().values()) == {0}, running.errors()
-    rows = layer_rows(config, steps=1, at_step=5)["layers"]
-    assert counted(tmp_path / "channel") == [row["activationBytes"] for row in rows]
+LAYOUTS = {
+    "ZeroBubbleV": (2, {"pipeline": {"schedule": "ZeroBubbleV"}}),
+    "replicas of a stage": (3, {"pipeline": {"replicas": [2, 1]}}),
+    "replicas of the pipeline": (2, {"parallelism": {"data": 2}}),
+    "Interleaved1F1B": (2, {"pipeline": {"schedule": "Interleaved1F1B"}}),
+    "PipeDream2BW": (2, {"pipeline": {"schedule": "PipeDream2BW"}}),
+}
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("ranks", "change"),
-    first_daily([(3, {"pipeline": {"replicas": [2, 1]}}), (2, {"parallelism": {"data": 2}})]),
-    ids=["stages", "data"],
-)
-def test_replicas_of_a_layer_count_once(gang, small_config, tmp_path, ranks, change):
-    """Of the whole pipeline or of a stage: each keeps as much of a microbatch, and the profile has that."""
-    config = small_config(totalSteps=6)
-    config |= {key: config.get(key, {}) | value for key, value in change.items()}
+@pytest.mark.parametrize(("ranks", "change"), first_daily(LAYOUTS.values(), 2), ids=LAYOUTS)
+def test_every_layout_counts_one_microbatch_once(gang, small_config, tmp_path, ranks, change):
+    """Several stages a rank, replicas, of which each keeps as much, and a pipeline that does not drain."""
+    plain = small_config(totalSteps=6)
+    config = plain | {key: plain.get(key, {}) | value for key, value in change.items()}
     running = gang(config, ranks=ranks, options=["--channel", str(tmp_path / "channel")])
     assert set(running.exit_codes().values()) == {0}, running.errors()
-    rows = layer_rows(small_config(totalSteps=6), steps=1, at_step=5)["layers"]
+    rows = layer_rows(plain, steps=1, at_step=5)["layers"]
     assert counted(tmp_path / "channel") == [row["activationBytes"] for row in rows]
 
 
