@@ -45,10 +45,7 @@ def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str,
     ``recompute`` a layer's input alone.  The measurement is that of a running job; of ranks that share
     layers (``parallelism.tensor``) it is one's part, and what they all-reduce.
 
-    Args:
-        config: the job.
-        steps: how many to measure; the median counts.
-        at_step: measure with the dynamic changes of this step, from the initial weights.
+    The median of so many steps counts, with the dynamic changes of ``at_step``, from the initial weights.
 
     Raises:
         ConfigurationError: a field cannot work.

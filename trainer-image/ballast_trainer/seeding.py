@@ -33,11 +33,8 @@ def mixed_key(*parts: int) -> int:
 def seed_layer(device: torch.device, key: int, layer: int, *, torch_alone: bool = False) -> None:
     """Seed the host's generators and that of ``device`` for one layer's forward.
 
-    Args:
-        device: where the layer runs.
-        key: ``mixed_key(seed, step, microbatch)``, made once for all layers of a stage.
-        layer: its index.
-        torch_alone: the layer draws from no other generator, and the others take as long as a small layer.
+    ``key``: ``mixed_key(seed, step, microbatch)``, made once for all layers of a stage; ``torch_alone``: the
+    layer draws from no other generator, and the others take as long as a small layer.
     """
     seed = _mixed(key, layer) >> 1
     if device.type == "cuda":

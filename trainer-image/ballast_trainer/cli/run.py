@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import dataclasses
 import faulthandler
 import logging
 import multiprocessing
@@ -107,16 +108,19 @@ def _open_store(launched: TorchrunRank, stop: StopSignal, seconds: float) -> Any
     return dist.PrefixStore(attempt_prefix(), store)
 
 
-def _run(
-    config: dict[str, Any],
-    *,
-    log: str,
-    single_process: bool,
-    channel_folder: Path | None,
-    trace: Path | None,
-    trace_step: int,
-    device: DeviceChoice,
-) -> int:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    """How to train, by the options of the command."""
+
+    log: str
+    single_process: bool
+    device: str
+    channel_folder: Path | None
+    trace: Path | None
+    trace_step: int
+
+
+def _run(config: dict[str, Any], options: _Options) -> int:
     from ballast_trainer.channel.base import Channel, ChannelError, DirectoryChannel, StandaloneChannel
     from ballast_trainer.distributed.joining import Returning, wait_for_growth
     from ballast_trainer.launch import RankLaunch, TraceRequest, ValidatedJob, train
@@ -126,10 +130,10 @@ def _run(
     faulthandler.enable(2)
     stop = StopSignal()
     stop.install(interactive=True, seconds=stop_seconds(), overdue=end_on_lost_peer())
-    if single_process:
+    if options.single_process:
         config = _unpartitioned(config)
     job = ValidatedJob.from_mapping(config)
-    launched = TorchrunRank() if single_process else TorchrunRank.from_environment(os.environ)
+    launched = TorchrunRank() if options.single_process else TorchrunRank.from_environment(os.environ)
     rank, ranks = launched.rank, launched.ranks
     job.check_ranks(ranks)
     if rank == 0:
@@ -141,18 +145,18 @@ def _run(
         process = f"{process}.{launched.restarts}"
         plan = wait_for_growth(store, process, stop)
     channel: Channel
-    if channel_folder is None:
+    if options.channel_folder is None:
         channel = alone = StandaloneChannel(plan)
         if launched.store_outlives:
             alone = channel = StandaloneChannel(plan, Returning(store, job.mesh.column).growth)
         regrouped = alone.follow
     else:
-        folder = DirectoryChannel(channel_folder)
+        folder = DirectoryChannel(options.channel_folder)
         if rank == 0:
             try:
                 folder.publish(plan)
             except ChannelError as error:
-                reason = f"cannot write to {channel_folder}: {error}. To fix: name a directory"
+                reason = f"cannot write to {options.channel_folder}: {error}. To fix: name a directory"
                 raise ConfigurationError("--channel", reason) from error
         channel, regrouped = folder, folder.publish
     outcome = train(
@@ -161,14 +165,16 @@ def _run(
             plan=plan,
             process=process,
             channel=channel,
-            reporter=JsonReporter() if log == "json" else TextReporter(job.config.total_steps),
+            reporter=JsonReporter() if options.log == "json" else TextReporter(job.config.total_steps),
             stop=stop,
             lost=end_on_lost_peer(),
-            trace=None if trace is None else TraceRequest(path=trace, first_step=trace_step),
+            trace=None
+            if options.trace is None
+            else TraceRequest(path=options.trace, first_step=options.trace_step),
             store=store,
             local_rank=launched.local_rank,
             local_ranks=launched.local_ranks,
-            device=device,
+            device=DeviceChoice(options.device),
             joining=launched.restarts > 0,
             regrouped=regrouped if launched.store_outlives else None,
         ),
@@ -207,18 +213,9 @@ def _run(
 @click.option(
     "--trace-step", type=click.IntRange(1), default=10, show_default=True, help="The first of them."
 )
-def run(
-    config_path: Path,
-    assignments: tuple[str, ...],
-    log: str,
-    single_process: bool,
-    ranks: int | None,
-    device: str,
-    channel_folder: Path | None,
-    trace: Path | None,
-    trace_step: int,
-) -> None:
+def run(config_path: Path, assignments: tuple[str, ...], ranks: int | None, **given: Any) -> None:
     """Train from a file: alone, with --ranks, or under torchrun."""
+    options = _Options(**given)
     # On a terminal a message takes the place of the line that moves.
     erase = ProgressLine.ERASE if sys.stdout.isatty() and sys.stderr.isatty() else ""
     form = "%(levelname)s %(name)s %(message)s"
@@ -234,20 +231,12 @@ def run(
             for handler in logging.root.handlers:
                 handler.setFormatter(logging.Formatter(f"{erase}[rank {os.environ['RANK']}] {form}"))
         try:
-            if trace is not None and not trace.parent.is_dir():
-                reason = f"no folder {trace.parent}. To fix: make it, or write elsewhere"
+            if options.trace is not None and not options.trace.parent.is_dir():
+                reason = f"no folder {options.trace.parent}. To fix: make it, or write elsewhere"
                 raise ConfigurationError("--trace", reason)
             # One that starts again has what the others have.
             config = copy.deepcopy(known) or read_config(config_path, assignments)
-            return _run(
-                config,
-                log=log,
-                single_process=single_process,
-                channel_folder=channel_folder,
-                trace=trace,
-                trace_step=trace_step,
-                device=DeviceChoice(device),
-            )
+            return _run(config, options)
         except Exception as error:
             reason = reason_of(error)
             if reason in _SAID_ONCE and not unsaid.acquire(block=False):
@@ -258,9 +247,9 @@ def run(
                 causes.add(describe(error))
             return end(reason, describe(error))
 
-    if ranks is not None and ranks > 1 and not single_process and "RANK" not in os.environ:
+    if ranks is not None and ranks > 1 and not options.single_process and "RANK" not in os.environ:
         with contextlib.suppress(ConfigurationError):  # the ranks say what is wrong
             known.update(read_config(config_path, assignments))
-        restarts = _restarts(known, follows_plans=channel_folder is not None)
+        restarts = _restarts(known, follows_plans=options.channel_folder is not None)
         sys.exit(run_local_ranks(ranks, body, causes, restarts=restarts))
     leave(body())

@@ -59,18 +59,12 @@ class InPlace:
         newest_plan: Callable[[], Plan | None] = lambda: None,
         store_of: Callable[[Plan, Model], Any] | None = None,
     ) -> None:
-        """Prepare.
+        """Prepare for ``process``, at a store that outlives the ranks.
 
-        Args:
-            memory: the copies to go on from.
-            store: where ranks meet; outlives them.
-            process: name of this one.
-            regrouped: told on rank 0 of each plan by which the job goes on without the lost ranks; None: all
-                go on by the operator's plan, with those of its ranks that start again.
-            restarts: how often this process was started before.
-            newest_plan: reads the operator's, which leaves out pods that are lost.
-            store_of: reaches the store of a plan's first pod, and tells it what ranks read there of the job
-                and its model; None: they meet at this one alone.
+        ``regrouped`` is told on rank 0 of each plan by which the job goes on without the lost ranks; None:
+        all go on by the operator's (``newest_plan``), which leaves out pods that are lost, with those of its
+        ranks that start again.  ``store_of`` reaches the store of a plan's first pod, and tells it what ranks
+        read there of the job and its model; None: they meet at this one alone.
         """
         self.memory, self.survivors = memory, Survivors(store, process)
         self.store, self._process, self._regrouped = store, process, regrouped

@@ -265,9 +265,12 @@ def migrate(
     except _FAILURES as error:
         failure = failure or error
     watch.lap("load")
-    byte_count = _agree(world, moves, failure, now.byte_count + later.byte_count)
+    failures, total = world.sum([float(failure is not None), float(now.byte_count + later.byte_count)])
+    if failures > 0:
+        raise MigrationFailed(f"layers {[m.layer for m in moves]} stay where they were") from failure
     watch.lap("agree")
     layers.hold(arrived.values())
+    byte_count = round(total / world.mesh.column)
     return Migration(moves=tuple(moves), byte_count=byte_count, _rest=later, _awaited=awaited)
 
 
@@ -277,15 +280,3 @@ def _not_sent() -> dict[str, torch.Tensor]:
 
 def _arrival(message: _Message, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return dict(zip(like, split_bytes(message.wait(), list(like.values())), strict=True))
-
-
-def _agree(world: World, moves: Sequence[LayerMove], failure: Exception | None, byte_count: int = 0) -> int:
-    """Agree on whether every rank is without a failure; the ``byte_count`` of a pipeline's ranks. Collective.
-
-    Raises:
-        MigrationFailed: on every rank, where ``failure`` is set on one.
-    """
-    failures, total = world.sum([float(failure is not None), float(byte_count)])
-    if failures > 0:
-        raise MigrationFailed(f"layers {[m.layer for m in moves]} stay where they were") from failure
-    return round(total / world.mesh.column)

@@ -151,10 +151,7 @@ class Progress:
     def step_done(self, loss: float, seconds: float, peak_flops: float) -> None:
         """Count a step, print it and tell the operator.
 
-        Args:
-            loss: of the step.
-            seconds: it took.
-            peak_flops: operations/s of all ranks by their data sheets; infinitely negative: unknown.
+        ``peak_flops``: operations/s of all ranks by their data sheets; infinitely negative: unknown.
         """
         model = self.model
         for number, error in model.batches.bad_samples.items():

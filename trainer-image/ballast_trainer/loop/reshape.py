@@ -87,8 +87,8 @@ def move_layers(model: ModelState, run: RunState, stages: tuple[Stage, ...]) -> 
 def _resumed(
     model: ModelState, step: int, boundaries: Boundaries, migration: Migration, watch: Stopwatch
 ) -> ReshapeResult:
-    """The pipeline of the new stages is rebuilt, with the layers that this rank keeps."""
-    _keep_own(model)
+    """The pipeline of the new stages is rebuilt, and layers that this rank has sent are released."""
+    model.layers.drop(set(model.layers.indices()).difference(model.held_layers()))
     model.rebuild(step, boundaries)
     watch.lap("rebuild")
     return ReshapeResult(migration=migration, pause_ms=watch.milliseconds(), phases_ms=watch.phases)
@@ -135,11 +135,6 @@ def _move_and_try(
         raise CutRefused(f"these stages cannot run, all stays as it was: {error}") from error
     watch.lap("trial")
     return migration, boundaries
-
-
-def _keep_own(model: ModelState) -> None:
-    """Release the layers that this rank has sent."""
-    model.layers.drop(set(model.layers.indices()).difference(model.held_layers()))
 
 
 def shrink(model: ModelState, run: RunState, plan: Plan, stages: tuple[Stage, ...]) -> ReshapeResult:

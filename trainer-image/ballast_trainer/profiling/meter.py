@@ -71,14 +71,10 @@ class Meter:
         *,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """Prepare.
+        """Prepare; ``speed``: the slower device that is emulated, if any.
 
-        Args:
-            layer_count: of the whole model.
-            device: where this rank computes.
-            speed: the slower device that is emulated, if any.
-            clock: seconds; default: the thread's CPU time where this rank computes on one thread of a
-                CPU, else wall time.  Layers that wait rather than compute need wall time.
+        The clock's default is the thread's CPU time where this rank computes on one thread of a CPU, else
+        wall time.  Layers that wait rather than compute need wall time.
         """
         self.layer_count = layer_count
         self.microbatch: int | None = None

@@ -89,9 +89,7 @@ def link_seconds(world: World, message_bytes: int) -> list[float]:
     Both ends of a link send a message back and forth; links are measured one after the other, columns of
     the mesh at the same time, as in training, and their mean is returned.
 
-    Args:
-        world: the ranks.
-        message_bytes: bytes that this rank sends on for a microbatch; ignored for the last position.
+    ``message_bytes``: what this rank sends on for a microbatch; ignored for the last position.
 
     Returns:
         Shape (positions - 1,).

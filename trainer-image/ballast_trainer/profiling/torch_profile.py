@@ -62,14 +62,8 @@ class StepProfiler:
 
     def after_step(self, done: int) -> None:
         """``done`` steps are done: write the trace if it has all of its steps."""
-        config = self._config
-        if self._running is not None and config is not None and done >= config.first_step - 1 + config.steps:
-            self._write(done)
-
-    def close(self, done: int) -> None:
-        """The job ends after ``done`` steps."""
-        if self._running is not None:
-            self._write(done)
+        if self._config is not None and done >= self._config.first_step - 1 + self._config.steps:
+            self.close(done)
 
     @contextlib.contextmanager
     def on_out_of_memory(self) -> Iterator[None]:
@@ -86,10 +80,12 @@ class StepProfiler:
                     logger.warning("no memory snapshot: %s", failure)
             raise
 
-    def _write(self, done: int) -> None:
-        assert self._config is not None
-        path = Path(self._config.path) / f"rank-{self._rank}.steps-{self._began + 1}-{done}.json"
+    def close(self, done: int) -> None:
+        """Write the trace that runs, if one does: it ends after ``done`` steps."""
         running, self._running = self._running, None
+        if running is None or self._config is None:
+            return
+        path = Path(self._config.path) / f"rank-{self._rank}.steps-{self._began + 1}-{done}.json"
         try:
             running.stop()
             running.export_chrome_trace(str(path))

@@ -31,14 +31,10 @@ class ExecutedPipeline:
         line: Sequence[int] | None = None,
         lines: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Prepare; collective over all ranks.
+        """Prepare for the schedule of one step (``flush``), at position ``rank``; collective over all ranks.
 
-        Args:
-            flush: the schedule of one step.
-            held: the rank's stages.
-            rank: position of this one.
-            line: the rank at each position of this pipeline; None: there is one, of all ranks.
-            lines: those of every pipeline, in one order everywhere; none: there is one.
+        ``line``: the rank at each position of this pipeline; None: there is one, of all ranks; ``lines``:
+        those of every pipeline, in one order everywhere; none: there is one.
         """
         self._flush = RankOrder(flush, rank, 1)
         self._held, self._stacks = held, held.stacks
