@@ -147,7 +147,7 @@ def forecasts(
     machines: Machines = ALIKE,
     steps: int = FLOW_STEPS,
 ) -> tuple[Forecast, ...]:
-    """The partition that the job starts with, and the balanced one if that is another.
+    """The partition that the job starts with (its plan's for as many stages), and the balanced one.
 
     Args:
         config: the job.
@@ -166,7 +166,12 @@ def forecasts(
         raise ConfigurationError("pipeline.maxStages", reason)
     replicas = [float(len(holders)) for holders in schedule.stage_ranks]
     start = even_partition(len(rows), schedule.stages)
-    if max(replicas) > 1:
+    if config.plan is not None and len(config.plan.layers) == schedule.stages:
+        start = Partition(bounds=config.plan.bounds)
+        if start.layers != len(rows):
+            reason = f"has {start.layers} layers, the profile {len(rows)}. To fix: a plan of this model"
+            raise ConfigurationError("plan.layers", reason)
+    elif max(replicas) > 1:
         start = exact_partition([1.0] * len(rows), schedule.stages, RankCapacity(speeds=replicas))
     microbatches = config.pipeline.microbatches // config.parallelism.data
     # How fast each stage is done with its layers: its replicas together, the slowest pipeline's.
