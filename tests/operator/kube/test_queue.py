@@ -2,23 +2,27 @@
 
 import asyncio
 
+import pytest
 from ballast_operator.kube.queue import TURNS, KeyQueue, Lane
 
 from tests.support.waiting import WAIT_SECONDS, Clock
 
 
-async def test_a_key_added_twice_is_taken_once():
+@pytest.fixture
+def queue() -> KeyQueue:
+    return KeyQueue(Clock())
+
+
+async def test_a_key_added_twice_is_taken_once(queue):
     """Level-triggered: what matters is that someone looks, not how often it was said."""
-    queue: KeyQueue[str] = KeyQueue(Clock())
     queue.add("a")
     queue.add("a")
     assert await queue.take() == "a"
     assert len(queue) == 0
 
 
-async def test_a_key_added_while_in_work_is_taken_again_only_afterwards():
+async def test_a_key_added_while_in_work_is_taken_again_only_afterwards(queue):
     """No two passes over one job at a time, and no change unseen."""
-    queue: KeyQueue[str] = KeyQueue(Clock())
     queue.add("a")
     await queue.take()
     queue.add("a")
@@ -70,9 +74,8 @@ async def test_workers_share_the_keys_and_never_meet_on_one():
     assert set(passes) == set(range(5))
 
 
-async def test_a_worker_that_is_cancelled_as_a_key_comes_ends():
+async def test_a_worker_that_is_cancelled_as_a_key_comes_ends(queue):
     """An operator that is told to end does so, however busy it is."""
-    queue: KeyQueue[str] = KeyQueue(Clock())
 
     async def never(key: str) -> None:
         raise AssertionError(f"{key} was worked on")
@@ -87,9 +90,8 @@ async def test_a_worker_that_is_cancelled_as_a_key_comes_ends():
     assert done and worker.cancelled()
 
 
-async def test_passes_that_wait_for_nothing_let_others_have_their_turn():
+async def test_passes_that_wait_for_nothing_let_others_have_their_turn(queue):
     """A launch that waits for an answer is not held up by thousands of passes that write nothing."""
-    queue: KeyQueue[int] = KeyQueue(Clock())
     done: list[int] = []
     most_between_turns = 0
 
@@ -108,9 +110,8 @@ async def test_passes_that_wait_for_nothing_let_others_have_their_turn():
     assert most_between_turns <= len(workers)
 
 
-async def test_who_only_tells_people_leaves_urgent_keys_to_others():
+async def test_who_only_tells_people_leaves_urgent_keys_to_others(queue):
     """However many launches there are, why others wait is written beside them."""
-    queue: KeyQueue[str] = KeyQueue(Clock())
     queue.add("launch", lane=Lane.URGENT)
     queue.add("waits", lane=Lane.BACKGROUND)
     assert await queue.take(most=Lane.BACKGROUND) == "waits"
@@ -123,18 +124,16 @@ async def test_who_only_tells_people_leaves_urgent_keys_to_others():
     assert await asyncio.wait_for(telling, WAIT_SECONDS) == "waits too"
 
 
-async def test_others_take_what_tells_people_while_gpus_wait():
+async def test_others_take_what_tells_people_while_gpus_wait(queue):
     """However many launches there are, why others wait is written, too."""
-    queue: KeyQueue[int] = KeyQueue(Clock())
     queue.add(-1, lane=Lane.BACKGROUND)
     for number in range(2 * TURNS):
         queue.add(number, lane=Lane.URGENT)
     assert -1 in [await queue.take() for _ in range(TURNS)]
 
 
-async def test_a_launch_overtakes_thousands_that_only_wait():
+async def test_a_launch_overtakes_thousands_that_only_wait(queue):
     """Findings of production: a job that fits stood behind 4,500 statuses that say "you wait"."""
-    queue: KeyQueue[str] = KeyQueue(Clock())
     for number in range(1000):
         queue.add(f"waits-{number}", lane=Lane.BACKGROUND)
     queue.add("launch", lane=Lane.URGENT)
@@ -142,9 +141,8 @@ async def test_a_launch_overtakes_thousands_that_only_wait():
     assert await queue.take() == "waits-0"
 
 
-async def test_a_key_that_waits_becomes_urgent():
+async def test_a_key_that_waits_becomes_urgent(queue):
     """A job whose turn has come does not stay where it was."""
-    queue: KeyQueue[str] = KeyQueue(Clock())
     queue.add("a", lane=Lane.BACKGROUND)
     queue.add("b", lane=Lane.BACKGROUND)
     assert queue.due() == 2
@@ -154,9 +152,8 @@ async def test_a_key_that_waits_becomes_urgent():
     assert len(queue) == 0
 
 
-async def test_urgent_keys_without_end_starve_no_other():
+async def test_urgent_keys_without_end_starve_no_other(queue):
     """One of sixteen is the least urgent."""
-    queue: KeyQueue[str] = KeyQueue(Clock())
     queue.add("waits", lane=Lane.BACKGROUND)
     taken = []
     for number in range(TURNS):
@@ -167,9 +164,8 @@ async def test_urgent_keys_without_end_starve_no_other():
     assert "waits" in taken
 
 
-async def test_an_urgent_worker_leaves_the_rest_to_others():
+async def test_an_urgent_worker_leaves_the_rest_to_others(queue):
     """Workers kept for urgent keys are free when one comes."""
-    queue: KeyQueue[str] = KeyQueue(Clock())
     queue.add("waits", lane=Lane.BACKGROUND)
     queue.add("launch", lane=Lane.URGENT)
     assert await queue.take(Lane.URGENT) == "launch"
@@ -177,9 +173,8 @@ async def test_an_urgent_worker_leaves_the_rest_to_others():
     assert await queue.take() == "waits"
 
 
-async def test_a_busy_key_that_became_due_is_not_lost():
+async def test_a_busy_key_that_became_due_is_not_lost(queue):
     """It was passed over while in work, and is taken when the work is done."""
-    queue: KeyQueue[str] = KeyQueue(Clock())
     queue.add("a", lane=Lane.URGENT)
     await queue.take()
     queue.add("a", lane=Lane.URGENT)

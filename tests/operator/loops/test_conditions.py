@@ -10,70 +10,54 @@ from ballast_policies.contract import CONFIG_KEY, lease_name, plan_config_map_na
 from tests.operator.loops.simulated.machines import node
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, fast_and_slow, policy
 
+TWO_STAGES = {"minStages": 2, "maxStages": 2, "microbatches": 8, "globalBatchSize": 16}
+ODD_BATCH = {"microbatches": 7, "globalBatchSize": 7}
 JOB_CASES = {
-    "a GPU type that no pool has": {
-        "job": {"gpuTypes": ["h100"]},
-        "want_reason": JobReason.NO_MATCHING_GPU_TYPE,
-        "want_words": "gpuTypes allows h100; the node pools have fast, slow",
-    },
-    "more stages than any pool has GPUs": {
-        "job": {"stages": (4, 4)},
-        "want_reason": JobReason.EXCEEDS_CAPACITY,
-        "want_words": "needs 4 GPUs of one pool; its pools have: fast 2, slow 2",
-    },
-    "more stages than layers, from before the rule": {
-        "job": {"stages": (3, 4), "model": {"name": "gpt", "layers": 2}},
-        "want_reason": JobReason.MISCONFIGURED,
-        "want_words": "maxStages is above model.layers",
-    },
-    "more stages a rank than layers": {
-        "job": {
+    "a GPU type that no pool has": (
+        {"gpuTypes": ["h100"]},
+        JobReason.NO_MATCHING_GPU_TYPE,
+        "gpuTypes allows h100; the node pools have fast, slow",
+    ),
+    "more stages than any pool has GPUs": (
+        {"stages": (4, 4)},
+        JobReason.EXCEEDS_CAPACITY,
+        "needs 4 GPUs of one pool; its pools have: fast 2, slow 2",
+    ),
+    "more stages than layers, from before the rule": (
+        {"stages": (3, 4), "model": {"name": "gpt", "layers": 2}},
+        JobReason.MISCONFIGURED,
+        "maxStages is above model.layers",
+    ),
+    "more stages a rank than layers": (
+        {
             "model": {"name": "gpt", "layers": 3},
-            "pipeline": {
-                "minStages": 2,
-                "maxStages": 2,
-                "microbatches": 8,
-                "globalBatchSize": 16,
-                "schedule": "Interleaved1F1B",
-            },
+            "pipeline": {**TWO_STAGES, "schedule": "Interleaved1F1B"},
         },
-        "want_reason": JobReason.MISCONFIGURED,
-        "want_words": "pipeline.minStages=2 with 2 stages each exceeds model.layers=3",
-    },
-    "microbatches that do not go into rounds": {
-        "job": {
-            "pipeline": {
-                "minStages": 2,
-                "maxStages": 2,
-                "microbatches": 7,
-                "globalBatchSize": 7,
-                "schedule": "ZeroBubbleH1",
-            },
-        },
-        "want_reason": JobReason.MISCONFIGURED,
-        "want_words": "pipeline.microbatches=7 does not suit ZeroBubbleH1 on 2 ranks",
-    },
-    "a field of a newer release": {
-        "job": {"quantumStages": 3},
-        "want_reason": JobReason.MISCONFIGURED,
-        "want_words": "spec.quantumStages: there is no such field",
-    },
-    "suspended from the start": {
-        "job": {"suspend": True},
-        "want_reason": JobReason.SUSPENDED,
-        "want_words": "spec.suspend is set",
-    },
+        JobReason.MISCONFIGURED,
+        "pipeline.minStages=2 with 2 stages each exceeds model.layers=3",
+    ),
+    "microbatches that do not go into rounds": (
+        {"pipeline": {**TWO_STAGES, **ODD_BATCH, "schedule": "ZeroBubbleH1"}},
+        JobReason.MISCONFIGURED,
+        "pipeline.microbatches=7 does not suit ZeroBubbleH1 on 2 ranks",
+    ),
+    "a field of a newer release": (
+        {"quantumStages": 3},
+        JobReason.MISCONFIGURED,
+        "spec.quantumStages: there is no such field",
+    ),
+    "suspended from the start": ({"suspend": True}, JobReason.SUSPENDED, "spec.suspend is set"),
 }
 
 
-@pytest.mark.parametrize("case", JOB_CASES.values(), ids=JOB_CASES.keys())
-async def test_a_job_that_cannot_run_says_why_and_the_others_run(case):
+@pytest.mark.parametrize(("spec", "reason", "words"), JOB_CASES.values(), ids=JOB_CASES.keys())
+async def test_a_job_that_cannot_run_says_why_and_the_others_run(spec, reason, words):
     """Admitted is False with a stable reason and numbers; a good job beside it is launched."""
     simulation = fast_and_slow()
-    simulation.add_job("bad", **case["job"])
+    simulation.add_job("bad", **spec)
     simulation.add_job("good")
     await simulation.until(lambda: simulation.state("good") == "Succeeded")
-    await simulation.refused("bad", case["want_reason"], case["want_words"])
+    await simulation.refused("bad", reason, words)
     assert simulation.pods("bad") == []
 
 
