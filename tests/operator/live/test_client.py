@@ -61,18 +61,7 @@ def test_a_job_is_submitted_followed_and_deleted_by_commands(stage, ballast, tmp
     """From flags; its ranks' lines come as one log by step; it is listed by namespace, state and team."""
     until = tmp_path / "until"
     with stage.operator():
-        flags = [
-            "--name",
-            "one",
-            "--image",
-            "not-read",
-            "--steps",
-            "4",
-            "--gpus",
-            "2",
-            "--env",
-            f"UNTIL={until}",
-        ]
+        flags = f"--name one --image not-read --steps 4 --gpus 2 --env UNTIL={until}".split()
         done = ballast("submit", *flags, "--", sys.executable, "-c", TALKS)
         assert done.exit_code == 0, done.output
         assert f"{stage.namespace}/one submitted" in done.stdout
