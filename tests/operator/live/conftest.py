@@ -140,10 +140,7 @@ class Stage:
             "image": "not-read-by-process-nodes",
             "command": [sys.executable, str(HERE / "script_with_client.py")],
         }
-        content = {
-            "totalSteps": total,
-            "pipeline": {"minStages": ranks, "maxStages": ranks},
-        }
+        content = {"totalSteps": total, "pipeline": {"minStages": ranks, "maxStages": ranks}}
         self._create(name, None, container, {**content, **spec})
 
     def _create(

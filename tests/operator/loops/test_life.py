@@ -7,11 +7,7 @@ import pytest
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.kube.kinds import JOB, NODE
 from ballast_operator.views.clock import show
-from ballast_policies.contract import (
-    ExitCode,
-    ExitReason,
-    TerminationMessage,
-)
+from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
 from ballast_policies.protocol.observed import Cause
 
 from tests.operator.loops.simulated.machines import end_pod

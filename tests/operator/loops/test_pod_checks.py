@@ -253,10 +253,7 @@ def required_terms(pod: dict[str, Any]) -> list[dict[str, Any]]:
             f"0 {GPU} instead of 1: container trainer 0",
         ),
         (lambda pod: pod["spec"].pop("affinity"), "node affinity or nodeName"),
-        (
-            lambda pod: required_terms(pod).append({"matchExpressions": [OTHER]}),
-            "node affinity or nodeName",
-        ),
+        (lambda pod: required_terms(pod).append({"matchExpressions": [OTHER]}), "node affinity or nodeName"),
         (lambda pod: pod["spec"].update(nodeName="fast-1"), "node affinity or nodeName"),
     ],
     ids=["its owner", "its GPUs", "its node", "its node, in one term of two", "the scheduler's choice"],

@@ -69,11 +69,7 @@ async def test_two_jobs_share_a_gpu_and_the_third_waits():
     assert "team/a is on its GPU as well" in told
     assert "shares it with team/a, at 0.60 of its speed alone (estimated)" in told
     assert [line.partner for line in overview(jobs, [policy]).jobs] == ["team/b", "team/a", ""]
-    assert [line.partner for line in simulation.costs().jobs] == [
-        "team/b",
-        "team/a",
-        "",
-    ]
+    assert [line.partner for line in simulation.costs().jobs] == ["team/b", "team/a", ""]
 
 
 async def test_the_resource_may_have_the_plugins_other_name():

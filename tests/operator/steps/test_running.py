@@ -135,11 +135,7 @@ CASES = {
     "repacking is not wanted": ({"enabled": False}, {}, "spec.repack.enabled is false"),
     "too few stay": ({"minStages": 3}, {}, "keeps 2 pods, below spec.repack.minStages=3"),
     "as many stay as are wanted": ({"targetStages": 2}, {}, ""),
-    "others stay than are wanted": (
-        {"targetStages": 3},
-        {},
-        "keeps 2 pods, spec.repack.targetStages=3",
-    ),
+    "others stay than are wanted": ({"targetStages": 3}, {}, "keeps 2 pods, spec.repack.targetStages=3"),
     "it would be too slow": (
         {},
         {"step_seconds_after": 1.2},

@@ -3,16 +3,7 @@
 from typing import Any
 
 import pytest
-from ballast_operator.kube.kinds import (
-    CONFIG_MAP,
-    JOB,
-    LEASE,
-    POD,
-    ROLE,
-    ROLE_BINDING,
-    SERVICE_ACCOUNT,
-    Kind,
-)
+from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, POD, ROLE, ROLE_BINDING, SERVICE_ACCOUNT, Kind
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 from tests.support.examples import first_daily
@@ -43,7 +34,7 @@ OWNERS = {
     "nobody": {},
     "a controller": {"ownerReferences": [STRANGER]},
     "a job of the same name that is gone": {
-        "ownerReferences": [{"kind": "TrainingJob", "name": "one", "uid": "earlier", "controller": True}],
+        "ownerReferences": [{"kind": "TrainingJob", "name": "one", "uid": "earlier", "controller": True}]
     },
 }
 

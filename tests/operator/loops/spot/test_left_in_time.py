@@ -9,13 +9,7 @@ from ballast_policies.contract import Directive, plan_config_map_name
 
 from tests.operator.loops.simulated.machines import node
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
-from tests.operator.loops.spot.test_notices import (
-    FOUR_NODES,
-    ITN,
-    elastic,
-    mark,
-    node_of_rank,
-)
+from tests.operator.loops.spot.test_notices import FOUR_NODES, ITN, elastic, mark, node_of_rank
 from tests.support.examples import first_daily
 
 USUAL_GRACE = 30
