@@ -31,7 +31,7 @@ from ballast_policies.rounds.divisions import best_parts
 from ballast_policies.rounds.gangs import MixedGang
 from ballast_policies.rounds.ledger import Ledger
 from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.values import Node, Placement, RoundSettings, RoundState
+from ballast_policies.rounds.values import Node, Placement
 
 SHARE_EPSILON = 1e-6
 """A smaller fraction is a solver's rounding error."""
@@ -187,7 +187,7 @@ def ordered_claims(question: Question, pools: Pools, valid: Mapping[str, Placeme
         valid: job -> placement, of running jobs that could continue where they are.
     """
     jobs, shares, state, settings = question.jobs, question.shares, question.state, question.settings
-    elapsed = _elapsed(question.now, state, settings)
+    elapsed = longest_run(question)
     rows = []
     received_fraction = dict[tuple[str, str], float]()
     for index, job in enumerate(jobs):
@@ -241,11 +241,11 @@ def ordered_claims(question: Question, pools: Pools, valid: Mapping[str, Placeme
     )
 
 
-def _elapsed(now: float, state: RoundState, settings: RoundSettings) -> float:
+def longest_run(question: Question) -> float:
     """Seconds that the longest-running job can look back on; at least a round."""
-    received = (sum(row.values()) for row in state.received.values())
-    running = (now - since for since in state.running_since.values())
-    return max([settings.round_seconds, *received, *running])
+    received = (sum(row.values()) for row in question.state.received.values())
+    running = (question.now - since for since in question.state.running_since.values())
+    return max([question.settings.round_seconds, *received, *running])
 
 
 Split = Mapping[str, int]

@@ -91,8 +91,8 @@ class _Pairs:
         return self._draft(decided, placements, beside, ended)
 
     def _must_stay(self, name: str) -> bool:
-        ran = self.now - self.state.running_since.get(name, self.now)
-        return self.settings.within_round or ran < self.settings.min_run_seconds or name not in self.jobs
+        young = self.question.ran(name) < self.settings.min_run_seconds
+        return self.settings.within_round or young or name not in self.jobs
 
     def _keep_nodes(self, placements: dict[str, Placement]) -> None:
         """Second jobs that are given a GPU of their pool get the one that they are on, where that is free."""
@@ -296,7 +296,7 @@ def consolidate(decided: Draft, moves: int) -> Draft:
         moves: running gangs that may still be moved within the hour.
     """
     question = decided.question
-    spread, now, state, settings = question.spread, question.now, question.state, question.settings
+    spread, state, settings = question.spread, question.state, question.settings
     candidates = {
         name: spread[name]
         for name in decided.changes.extended
@@ -311,7 +311,7 @@ def consolidate(decided: Draft, moves: int) -> Draft:
     placements, reasons = dict[str, Placement](), dict[str, Reason]()
     for name in sorted(candidates, key=lambda name: (-_gain(candidates[name]), name)):
         gang, at = candidates[name], decided.placements[name]
-        ran = now - state.running_since.get(name, now)
+        ran = question.ran(name)
         won = gang.speed_after_restart(max(settings.round_seconds, ran))
         if len(placements) >= moves or ran < settings.min_run_seconds or won < gang.speed * (1 + LEAST_GAIN):
             continue

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from ballast_policies.allocation.problem import Job
+from ballast_policies.rounds.ledger import Ledger
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import (
     ANY_NODES,
@@ -130,9 +131,7 @@ class Explained:
         kept_for: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """``kept_for``: pool -> job for which its free GPUs are kept."""
-        left = Counter({node.name: node.gpus for node in question.nodes})
-        for at in placements.values():
-            left.subtract(at.nodes)
+        left = Ledger(question.nodes, (at.nodes for at in placements.values())).left
         self._question, self._kept_for = question, kept_for
         self._rooms = pool_rooms(question.nodes, left)
         self._served = frozenset(kept_for.values())

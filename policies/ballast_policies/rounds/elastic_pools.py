@@ -275,7 +275,7 @@ class _PoolMarket:
             and name in self._inside
             and name not in cluster.pending
             and cluster.elastic[name].may_move
-            and self._ran(name) >= cluster.settings.min_run_seconds
+            and cluster.ran(name) >= cluster.settings.min_run_seconds
         }
 
     def is_best_off(self, name: str, pool: str, columns: Collection[str]) -> bool:
@@ -391,9 +391,6 @@ class _PoolMarket:
             self._open[alike] = most
         return self._open[alike]
 
-    def _ran(self, name: str) -> float:
-        return self._cluster.now - self._cluster.state.running_since.get(name, self._cluster.now)
-
     def _entrant(self, name: str, pool: str, *, from_pool: str = "") -> _PoolCandidate | None:
         """The gang in the pool, coming from another one by a restart or not; None: it cannot be there."""
         cluster, job, gang = self._cluster, self._jobs[name], self._cluster.elastic[name]
@@ -418,7 +415,7 @@ class _PoolMarket:
             most = min(most, least + max(0, cluster.room[tenant]))
         runs = name in cluster.state.running
         stay = max(
-            cluster.sizes.stay_rounds * cluster.settings.round_seconds, self._ran(name) if runs else 0.0
+            cluster.sizes.stay_rounds * cluster.settings.round_seconds, cluster.ran(name) if runs else 0.0
         )
         return _PoolCandidate(
             one=one,

@@ -28,7 +28,7 @@ from ballast_policies.allocation.problem import Configuration, Job
 from ballast_policies.contract.limits import MOST_SECONDS
 from ballast_policies.elastic.completion_time import BASE, CompletionTime
 from ballast_policies.elastic.job import LEAST_SECONDS, ElasticCluster, ElasticJob, JobState
-from ballast_policies.rounds.claims import priorities
+from ballast_policies.rounds.claims import longest_run, priorities
 from ballast_policies.rounds.divisions import best_parts, mixtures, open_nodes, room_on
 from ballast_policies.rounds.draft import Draft, Explained, Reason
 from ballast_policies.rounds.elastic import grant_elastic
@@ -311,8 +311,7 @@ def _urgency(question: Question) -> dict[str, float]:
     """Job -> its priority over all columns together, as :func:`.priorities` has it for one."""
     jobs, state = question.jobs, question.state
     received = {job.name: sum(state.received.get(job.name, {}).values()) for job in jobs}
-    running = (question.now - since for since in state.running_since.values())
-    elapsed = max([question.settings.round_seconds, *received.values(), *running])
+    elapsed = longest_run(question)
     share = np.array([sum(question.shares.get(job.name, {}).values()) for job in jobs])
     promised = share * elapsed
     if state.promised is not None:
@@ -376,7 +375,7 @@ class _Backfill:
     def _move(self, name: str, gang: MixedGang, now: Placement) -> bool:
         """Whether the gang is started elsewhere."""
         q, here = self._q, self._speed(name, gang, now)
-        stays = max(q.settings.round_seconds, q.now - q.state.running_since.get(name, q.now))
+        stays = max(q.settings.round_seconds, q.ran(name))
         worked = 1 - gang.restart_seconds / stays
         if here <= 0 or worked <= 0:
             return False
