@@ -317,7 +317,7 @@ def _trainer(
         {"name": "BALLAST_POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
         {"name": POD_IP_ENV, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": POD_RANKS_ENV, "value": str(ranks)},
-        {"name": "BALLAST_CHECKPOINT_PATH", "value": spec.checkpoint_path or ""},
+        {"name": "BALLAST_CHECKPOINT_PATH", "value": spec.config.checkpoint.path or ""},
         {
             "name": "BALLAST_TERMINATION_LOG",
             "value": container.get("terminationMessagePath", TERMINATION_LOG),

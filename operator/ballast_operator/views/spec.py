@@ -174,11 +174,6 @@ class JobSpec:
         return most
 
     @property
-    def checkpoint_path(self) -> str | None:
-        """Where checkpoints go, as the pods see it; None: a script that says nothing of it."""
-        return self.config.checkpoint.path
-
-    @property
     def layers(self) -> int | None:
         """Number of layers of the model; None: not known, or no model."""
         return self.config.model.layers if self.config.model is not None else None

@@ -116,9 +116,8 @@ class _SizeAssignment:
                 nodes, positions = self._own_positions(at, most)
                 if not nodes:
                     break
-                if self._is_a_size(seat, self.size(at) + len(nodes)) and self._ledger.room_of(
-                    seat.tenant
-                ) >= len(nodes):
+                is_a_size = self.size(at) + len(nodes) in seat.one.gang.speeds.get(seat.one.gpu_type, {})
+                if is_a_size and self._ledger.room_of(seat.tenant) >= len(nodes):
                     self._take(at, nodes)
                     self._kept[at] |= positions
                     break
@@ -203,9 +202,6 @@ class _SizeAssignment:
             elif self._seats[at].several is not None and number not in self._kept[at]:
                 break  # its first ranks stay
         return tuple(nodes), positions
-
-    def _is_a_size(self, seat: _GangSize, gpus: int) -> bool:
-        return gpus in seat.one.gang.speeds.get(seat.one.gpu_type, {})
 
     def _find(self, gpus: int, seat: _GangSize, near: Iterable[str]) -> tuple[str, ...] | None:
         """A node of the gang's pool for each GPU, ``near`` first, then by domain; None: too few are left."""

@@ -249,7 +249,8 @@ def build_problem(state: ClusterState, policy: SchedulingPolicy, *, now: float) 
         ProblemError: there is no such policy.
     """
     inputs = complete(policy.objective, policy.teams, state.problem, state.unmeasured)
-    besides, closed = data_costs(policy.objective, state), state.closed_pools
+    besides = data_costs(policy.objective, state)
+    closed = {job.name: job.closed_pools for job in state.jobs if job.closed_pools}
     classes = price_classes(
         policy.objective,
         state.useful_prices or state.usable_pools,
@@ -319,9 +320,9 @@ def apply_allocation(
                 max_moves_per_hour=policy.max_moves_per_hour,
                 within_round=not at_boundary,
             ),
-            elastic=state.elastic,
+            elastic={job.name: job.elastic for job in state.jobs if job.elastic is not None},
             mixed=state.mixed,
-            spread=state.spread,
+            spread={job.name: job.spread for job in state.jobs if job.spread is not None},
             shared=state.shared,
             spot=state.spot,
             sizes=SizeSettings(surplus=find_policy(policy.objective).surplus),

@@ -277,29 +277,14 @@ class ClusterState:
         return {job.name: job.running_since for job in self.jobs if job.placement is not None}
 
     @functools.cached_property
-    def elastic(self) -> Mapping[str, ElasticGang]:
-        """Job name -> its sizes, for jobs that may have several."""
-        return {job.name: job.elastic for job in self.jobs if job.elastic is not None}
-
-    @functools.cached_property
     def mixed(self) -> Mapping[str, MixedGang]:
         """Job name -> what is known of it as a gang in several pools, for jobs that may be one."""
         return {job.name: job.mixed for job in self.jobs if job.mixed is not None}
 
     @functools.cached_property
-    def spread(self) -> Mapping[str, SpreadGang]:
-        """Job name -> its gang, for running gangs on more nodes than would hold them."""
-        return {job.name: job.spread for job in self.jobs if job.spread is not None}
-
-    @functools.cached_property
     def asks(self) -> Mapping[str, NodeRequest]:
         """Job name -> what it asks of its nodes, for jobs that ask for anything."""
         return {job.name: job.asks for job in self.jobs if job.asks != ANY_NODES}
-
-    @functools.cached_property
-    def closed_pools(self) -> Mapping[str, frozenset[str]]:
-        """Job name -> pools that are closed to it by what it asks for, for jobs with such pools."""
-        return {job.name: job.closed_pools for job in self.jobs if job.closed_pools}
 
     @functools.cached_property
     def unmeasured(self) -> frozenset[str]:
