@@ -73,10 +73,7 @@ class ForecastInput:
     ) -> tuple[ProfiledLayer, ...]:
         """The layers of the profile in the file, or of one that is measured now.
 
-        Args:
-            config: of the job.
-            microbatches: of a step, which a report's seconds are of.
-            parallelism: what ranks share. A report has the bytes and seconds of the job that ran.
+        A report has the bytes of the job that ran, and the seconds of a step, of so many microbatches.
 
         Raises:
             ConfigurationError: the file is no profile, or a field cannot work.

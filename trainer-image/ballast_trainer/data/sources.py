@@ -161,14 +161,8 @@ def read_batch(
 ) -> Batch:
     """A batch of the user's data, whose own errors are told in words.
 
-    Args:
-        batch: gives it.
-        seed: that ``batch`` is called with.
-        number: of the batch, from 0.
-        size: samples.
-        field: of the configuration that names the data.
-        name: its value.
-        what: the batch in words, e.g. ``the batch of step 4``.
+    ``field`` of the configuration names the data, by ``name``; ``what`` is the batch in words, e.g. ``the
+    batch of step 4``.
 
     Raises:
         DataError: reading it fails.

@@ -6,6 +6,7 @@ own.  The loss counts as part of the microbatch's: the trainer divides the gradi
 microbatches.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -89,10 +90,13 @@ class BlockChange(Dynamic):
 
     def _tell(self, layers: LayerSet, step: int) -> None:
         strength = self._target * self._steps.progress(step)
-        for layer in layers:
-            for module in layer.module.modules():
-                if isinstance(module, self.part):
-                    module.strength = strength
+        for _, part in self.parts(layers):
+            part.strength = strength
+
+    def parts(self, layers: LayerSet) -> Iterator[tuple[int, Any]]:
+        """The changing parts of the layers held, each with its layer's index."""
+        modules = ((layer.index, module) for layer in layers for module in layer.module.modules())
+        return (pair for pair in modules if isinstance(pair[1], self.part))
 
 
 def run_at(block: nn.Module, hidden: torch.Tensor, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

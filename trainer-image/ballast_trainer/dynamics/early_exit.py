@@ -222,11 +222,7 @@ class EarlyExit(BlockChange):
 
     def measured(self, layers: LayerSet) -> dict[str, dict[int, Any]]:
         """Fraction of the positions that are out after each block."""
-        return {
-            "layers": {
-                layer.index: m.left for layer in layers for m in [layer.module] if isinstance(m, ExitingBlock)
-            }
-        }
+        return {"layers": {index: part.left for index, part in self.parts(layers)}}
 
     def idle(self, figures: Mapping[str, Mapping[int, Any]]) -> str:
         """No position is out."""

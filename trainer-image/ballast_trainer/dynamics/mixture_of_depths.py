@@ -93,10 +93,9 @@ class MixtureOfDepths(BlockChange):
 
     def measured(self, layers: LayerSet) -> dict[str, dict[int, Any]]:
         """What each routed block computes, and how often its predictor says what its router does."""
-        found = {at.index: at.module for at in layers if isinstance(at.module, RoutedBlock)}
         return {
-            "layers": {index: block.agreement for index, block in found.items()},
-            "computed": {index: block.computed for index, block in found.items()},
+            "layers": {index: block.agreement for index, block in self.parts(layers)},
+            "computed": {index: block.computed for index, block in self.parts(layers)},
         }
 
     def idle(self, figures: Mapping[str, Mapping[int, Any]]) -> str:

@@ -16,7 +16,7 @@ import copy
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -49,13 +49,7 @@ def rank_loads(placement: Sequence[int], tokens: Sequence[int], ranks: int) -> l
 
 
 def better_placement(placement: tuple[int, ...], tokens: Sequence[int], ranks: int) -> tuple[int, ...]:
-    """The rank of each expert by the tokens of the last step, or ``placement`` where that gains little.
-
-    Args:
-        placement: in force, by expert.
-        tokens: that each expert had, over all ranks.
-        ranks: that share the experts.
-    """
+    """Each expert's rank by all ranks' tokens of the last step, or ``placement`` where that gains little."""
     found, loads = list(placement), [0] * ranks
     for expert in sorted(range(len(tokens)), key=lambda e: (-tokens[e], e)):
         # Of ranks with as little, the one that has it now.
@@ -351,26 +345,29 @@ class MixtureOfExperts(BlockChange):
     def apply(self, step: int, layers: LayerSet, world: World) -> bool:
         """Let the replicas share the experts of the layers held, where the configuration asks for it."""
         if self._settings.parallel and world.data.size > 1:
-            for experts in (_experts(layers) | _own_experts(layers)).values():
+            for experts in self._all_experts(layers):
                 if experts.shared is None or experts.shared.axis is not world.data:
                     experts.shared = SharedExperts.over(world.data, experts.count)
         return super().apply(step, layers, world)
 
     def after_optimizer(self, layers: LayerSet) -> None:
         """The bias follows the step's counts, and the experts' ranks its tokens."""
-        for experts in (_experts(layers) | _own_experts(layers)).values():
+        for experts in self._all_experts(layers):
             if experts.shared is not None:
                 experts.shared.follow_tokens()
         if self._settings.balance == LoadBalance.BIAS:
-            for experts in _experts(layers).values():
+            for _, experts in self.parts(layers):
                 experts.follow_counts()
+
+    def _all_experts(self, layers: LayerSet) -> Iterable[Any]:
+        return (dict(self.parts(layers)) | _own_experts(layers)).values()
 
     def measured(self, layers: LayerSet) -> dict[str, dict[int, Any]]:
         """In each layer's newest microbatch: fullest expert over the mean, all loads, fraction dropped.
 
         Of experts that ranks share, also the tokens that each rank computed, and each expert's rank.
         """
-        found = {index: experts for index, experts in _experts(layers).items() if experts.loads}
+        found = {index: experts for index, experts in self.parts(layers) if experts.loads}
         sharing = found | _own_experts(layers)
         shared = {i: e.shared for i, e in sharing.items() if e.shared is not None}
         by_rank: dict[str, dict[int, Any]] = {
@@ -396,15 +393,6 @@ def _own_loads(layers: LayerSet) -> dict[int, list[int]]:
 def _imbalance(loads: dict[int, list[int]]) -> dict[str, dict[int, Any]]:
     """By layer, the fullest expert over the mean, and all loads."""
     return {"layers": {i: max(of) * len(of) / sum(of) for i, of in loads.items()}, "loads": loads}
-
-
-def _experts(layers: LayerSet) -> dict[int, Experts]:
-    return {
-        layer.index: module
-        for layer in layers
-        for module in layer.module.modules()
-        if isinstance(module, Experts)
-    }
 
 
 def _own_experts(layers: LayerSet) -> dict[int, OwnExperts]:

@@ -384,14 +384,7 @@ class SparseAttention(BlockChange):
     def measured(self, layers: LayerSet) -> dict[str, dict[int, Any]]:
         """Fraction of the attention that each layer computes."""
         self._possible = sparse_pays_on(layers.device)
-        return {
-            "layers": {
-                layer.index: module.kept
-                for layer in layers
-                for module in layer.module.modules()
-                if isinstance(module, ChosenAttention)
-            }
-        }
+        return {"layers": {index: part.kept for index, part in self.parts(layers)}}
 
     def idle(self, figures: Mapping[str, Mapping[int, Any]]) -> str:
         """All attention is dense."""

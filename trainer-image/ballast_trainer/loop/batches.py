@@ -59,12 +59,8 @@ def compared(digest: float | None) -> list[float]:
 def refuse_other_targets(summed: Sequence[float], *, field: str, what: str) -> None:
     """Refuse a batch whose targets differ among the ranks that have read it.
 
-    The first stage's rank uses the inputs that it has read, the last one's its targets.
-
-    Args:
-        summed: over the ranks, their :func:`compared`.
-        field: of the configuration that names the data.
-        what: the batch in words.
+    The first stage's rank uses the inputs that it has read, the last one's its targets.  ``summed`` is over
+    the ranks, of their :func:`compared`; ``field`` of the configuration names the data, ``what`` the batch.
 
     Raises:
         DataError: the variance of the digests is not 0.

@@ -116,14 +116,10 @@ class GradientBuckets:
         each_backward: bool = False,
         mean: bool = True,
     ) -> None:
-        """Begin a step, with no gradients yet.
+        """Begin a step of this replica, with no gradients yet.
 
-        Args:
-            axis: the replicas.
-            layers: that this rank holds.
-            microbatches: of the step on this replica, by which gradients are divided after the backward.
-            each_backward: layers end in each of their backwards (ZeRO-2), not in the last one alone.
-            mean: not the sum.
+        They are divided by its microbatches after the backward.  With ``each_backward`` layers end in each of
+        their backwards (ZeRO-2), not in the last one alone; without ``mean`` replicas get the sum.
         """
         self._axis, self._microbatches, self._each_backward = axis, microbatches, each_backward
         self._parts = axis.size if mean else 1

@@ -79,11 +79,8 @@ class SavedTensors:
 def weight_gradient_bytes(output: Tree, sources: Iterable[Any] = ()) -> int:
     """Bytes of the gradients from which those of weights are computed, of one layer's graph.
 
-    They flow into the nodes on the way to the layer's input that have weights beside them.
-
-    Args:
-        output: of the layer.
-        sources: nodes whose outputs are its input; none: its input is a leaf, or has no gradient.
+    They flow into the nodes on the way to the layer's input that have weights beside them.  ``sources``:
+    nodes whose outputs are its input; none: its input is a leaf, or has no gradient.
     """
     leads_to_input: dict[Any, bool] = {None: False}
     leads_to_input.update(dict.fromkeys(sources, True))

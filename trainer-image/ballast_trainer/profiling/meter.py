@@ -213,10 +213,7 @@ class Meter:
     def begin(self, microbatch: int, into: list[float], layer: int | Mapping[int, float] | None) -> None:
         """Work on a microbatch begins; its seconds go to ``into`` (forward or backward).
 
-        Args:
-            microbatch: its number.
-            into: the seconds of all layers.
-            layer: the first that works; or the parts that several have in it, as it cannot be seen.
+        ``layer``: the first that works; or the parts that several have in it, as it cannot be seen.
         """
         self.microbatch = microbatch
         self._into = into

@@ -106,11 +106,7 @@ class AsynchronousPipeline(ExecutedPipeline):
     ) -> Executor:
         """Start a run of ``steps`` steps; the caller advances it to its end and finishes it.
 
-        Args:
-            first_step: the first of them, 0-based.
-            steps: how many.
-            batch: inputs and targets of a step.
-            apply_gradients: called for each update, with the sum of this rank's gradients in the parameters.
+        ``apply_gradients`` is called for each update, with the sum of this rank's gradients in place.
 
         Raises:
             ConfigurationError: the counts do not suit the schedule.
