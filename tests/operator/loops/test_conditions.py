@@ -115,9 +115,8 @@ async def test_a_node_that_matches_two_pools_takes_no_gangs_and_the_others_do():
     await simulation.run_job("one", **endless)
     (held,) = set(simulation.status("one").allocation.nodes)
     simulation.world.patch(NODE, "", held, {"metadata": {"labels": {"zone": "z"}}})
-    twice = policy("fast", roundSeconds=5)
-    twice["spec"]["nodePools"].append({"name": "all", "nodeSelector": {"zone": "z"}, "gpuType": "slow"})
-    simulation.world.put(POLICY, twice)
+    with simulation.changed_pools() as pools:
+        pools["all"] = {"name": "all", "nodeSelector": {"zone": "z"}, "gpuType": "slow"}
     await simulation.run_job("two", stages=(1, 1), **endless)
     await simulation.ticks(10)
     assert (held, simulation.status("two").allocation.nodes) == ("b", ("a",))

@@ -34,9 +34,7 @@ async def run_to_the_end(simulation: Simulation, *, followed: bool = False) -> N
     if "second" not in simulation.trainers and "first" in simulation.trainers:
         await simulation.until(lambda: simulation.status("first").allocation is not None, seconds=2.0)
         simulation.add_job("second", stages=(1, 1), totalSteps=8)
-    await simulation.until(
-        lambda: all(simulation.state(name) == "Succeeded" for name in simulation.trainers), seconds=2.0
-    )
+    await simulation.reached("Succeeded", *simulation.trainers, seconds=2.0)
 
 
 async def number_of_writes() -> int:

@@ -180,9 +180,7 @@ async def test_two_jobs_take_turns_on_one_gpu():
     simulation = Simulation(nodes={"a": ("fast", 1)}, roundSeconds=20, moves={"maxMovesPerHour": 100})
     for name in ("one", "two"):
         simulation.add_job(name, stages=(1, 1), totalSteps=600)
-    await simulation.until(
-        lambda: all(simulation.state(name) == "Succeeded" for name in ("one", "two")), ticks=600
-    )
+    await simulation.reached("Succeeded", "one", "two", ticks=600)
     restarts = [simulation.status(name).restarts.get(Cause.PREEMPTED, 0) for name in ("one", "two")]
     assert min(restarts) >= 1
     for name in ("one", "two"):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from ballast_operator.errors import Forbidden, NotAllowed, Rejected, ServerInternalError
-from ballast_operator.kube.kinds import CLAIM, CONFIG_MAP, JOB, NODE, POD, POLICY, STORAGE_CLASS, Kind
+from ballast_operator.kube.kinds import CLAIM, CONFIG_MAP, JOB, NODE, POD, STORAGE_CLASS, Kind
 from ballast_operator.reconcile.pod_checks import ANSWER_LASTS_SECONDS
 from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
 
@@ -176,9 +176,8 @@ async def test_a_template_is_tried_again_once_the_pools_have_other_gpus():
         simulation.add_job(f"job-{number}", totalSteps=10**6)
     await simulation.ticks(10)
     assert simulation.world.dry_runs == 1
-    (policy,) = simulation.world.items(POLICY)
-    pools = [{**pool, "gpuResource": "amd.com/gpu"} for pool in policy["spec"]["nodePools"]]
-    simulation.world.patch(POLICY, "", policy["metadata"]["name"], {"spec": {"nodePools": pools}})
+    with simulation.changed_pools() as pools:
+        pools["fast"]["gpuResource"] = "amd.com/gpu"
     await simulation.until(lambda: simulation.world.dry_runs == 2, ticks=120)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from ballast_operator.cli.live.explain import as_text
-from ballast_operator.kube.kinds import JOB, NODE, POD, POLICY
+from ballast_operator.kube.kinds import JOB, NODE, POD
 from ballast_operator.report.explanation import explanation
 from ballast_operator.report.overview import overview
 from ballast_policies.contract import JOB_LABEL
@@ -75,9 +75,8 @@ async def test_two_jobs_share_a_gpu_and_the_third_waits():
 async def test_the_resource_may_have_the_plugins_other_name():
     """With ``renameByDefault`` nodes offer, and pods ask for, nvidia.com/gpu.shared."""
     simulation = sharing_cluster("n")
-    policy = simulation.policy()
-    policy["spec"]["nodePools"][0]["gpuResource"] = "nvidia.com/gpu.shared"
-    simulation.world.put(POLICY, policy)
+    with simulation.changed_pools() as pools:
+        pools["fast"]["gpuResource"] = "nvidia.com/gpu.shared"
     item = simulation.world.get(NODE, "", "n")
     item["status"]["allocatable"] = {"nvidia.com/gpu.shared": "2"}
     simulation.world.put(NODE, item)

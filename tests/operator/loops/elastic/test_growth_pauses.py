@@ -94,9 +94,7 @@ async def test_gpus_that_are_offered_and_wanted_back_again_and_again_do_not_wear
         before = size(simulation)
     assert growths <= ticks / SETTLING_SECONDS + 1
     assert simulation.never_restarted("one")
-    await simulation.until(
-        lambda: all(simulation.state(name) == "Succeeded" for name in simulation.trainers if name != "one")
-    )
+    await simulation.reached("Succeeded", *(name for name in simulation.trainers if name != "one"))
     await simulation.until(lambda: size(simulation) == 2)
 
 

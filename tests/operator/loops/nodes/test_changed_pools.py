@@ -28,10 +28,9 @@ MOVES = st.fixed_dictionaries(
 
 def named(simulation: Simulation, **names: str) -> None:
     """Rename pools, in the one edit of the ClusterPolicy that people make."""
-    policy = simulation.policy()
-    for pool in policy["spec"]["nodePools"]:
-        pool["name"] = names.get(pool["name"], pool["name"])
-    simulation.world.put(POLICY, policy)
+    with simulation.changed_pools() as pools:
+        for old, new in names.items():
+            pools[old]["name"] = new
 
 
 def pools_of(simulation: Simulation) -> dict[str, str]:
@@ -76,9 +75,8 @@ async def test_a_gang_on_both_sides_of_a_split_is_started_in_one_of_them():
     await simulation.run_job("side", stages=(1, 1), **ENDLESS)
     apart = next(name for name in simulation.status("both").allocation.nodes if name != "n2")
     simulation.world.patch(NODE, "", apart, {"metadata": {"labels": {"pool": "a2"}}})
-    policy = simulation.policy()
-    policy["spec"]["nodePools"].append({"name": "a2", "nodeSelector": {"pool": "a2"}, "gpuType": "a"})
-    simulation.world.put(POLICY, policy)
+    with simulation.changed_pools() as pools:
+        pools["a2"] = {"name": "a2", "nodeSelector": {"pool": "a2"}, "gpuType": "a"}
     simulation.add_job("new", stages=(1, 1), **ENDLESS)
     await simulation.until(lambda: simulation.status("both").allocation.ending is not None)
     why = "it held 4 x a of pool a: its nodes are not in such a pool of the ClusterPolicy any more"
@@ -109,9 +107,8 @@ async def test_a_gang_outlives_the_loss_of_its_nodes_labels_or_gpus(lost, back, 
     await simulation.running("new")
     assert (simulation.state("one"), simulation.status("one").launches) == ("Running", 1)
     # Its pool is gone as well: it moves.
-    policy = simulation.policy()
-    policy["spec"]["nodePools"][0] |= {"name": "b", "nodeSelector": {"pool": "b"}}
-    simulation.world.put(POLICY, policy)
+    with simulation.changed_pools() as pools:
+        pools["a"] |= {"name": "b", "nodeSelector": {"pool": "b"}}
     await simulation.until(lambda: simulation.status("one").allocation is None)
 
 

@@ -357,19 +357,23 @@ class Simulation:
 
     @contextlib.contextmanager
     def changed_pools(self) -> Iterator[dict[str, dict[str, Any]]]:
-        """The policy's pools by name, to be changed in one edit."""
-        pools = as_sent(self.policy()["spec"]["nodePools"])
-        yield {pool["name"]: pool for pool in pools}
-        self.change_policy(nodePools=pools)
+        """The policy's pools by name, to be changed, added and taken out in one edit."""
+        pools = {pool["name"]: pool for pool in as_sent(self.policy()["spec"]["nodePools"])}
+        yield pools
+        self.change_policy(nodePools=list(pools.values()))
 
     def policy(self, name: str = "default") -> dict[str, Any]:
         item = self.world.get(POLICY, "", name)
         assert item is not None
         return item
 
+    async def reached(self, state: str, *names: str, **how: Any) -> int:
+        """Tick until all of these jobs are in the state; how many ticks it took."""
+        return await self.until(lambda: all(self.state(name) == state for name in names), **how)
+
     async def running(self, *names: str, **how: Any) -> int:
-        """Tick until all of these jobs run; how many ticks it took."""
-        return await self.until(lambda: all(self.state(name) == "Running" for name in names), **how)
+        """The same of ``Running``."""
+        return await self.reached("Running", *names, **how)
 
     async def ticks(self, count: int, **how: Any) -> None:
         for _ in range(count):
