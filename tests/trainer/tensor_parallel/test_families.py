@@ -99,7 +99,7 @@ def test_families_that_are_cut_learn_as_in_one_process(names):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", first_daily([MIXTURE, "qwen3", "gpt_neox", "phi3", "gemma2"]))
+@pytest.mark.parametrize("name", first_daily([MIXTURE, "gpt2", "qwen3", "gpt_neox", "phi3", "gemma2"]))
 def test_layers_that_are_cut_move_and_continue_whole_from_a_checkpoint(gang, tmp_path, name):
     """Pipeline 2 x tensor 2, a move, then one process: the curve, and the exported weights, of one process.
 
