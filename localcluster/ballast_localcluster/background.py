@@ -14,8 +14,7 @@ from ballast_localcluster.cluster import LocalCluster
 from ballast_localcluster.components import Layout
 from ballast_localcluster.errors import LocalClusterError
 from ballast_localcluster.nodes.node import ProcessNode
-from ballast_localcluster.supervision.warden import warden_pid
-from ballast_localcluster.waiting import Limit, wait_until
+from ballast_localcluster.supervision.warden import await_end, warden_pid
 
 if TYPE_CHECKING:
     from ballast_localcluster.kubelets.start import RealNodes
@@ -100,7 +99,7 @@ def down(name: str) -> bool:
     pid = warden_pid(folder)
     if pid is not None:
         os.kill(pid, signal.SIGTERM)
-        wait_until(lambda: warden_pid(folder) is None, f"cluster {name} to end", Limit.STOPPED)
+        await_end(folder, lambda: warden_pid(folder) is None)
     existed = pid is not None or folder.exists()
     _tidy(folder)
     return existed

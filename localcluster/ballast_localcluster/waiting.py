@@ -22,6 +22,8 @@ class Limit(enum.Enum):
     KINDS_ESTABLISHED = 30.0
     NODES_READY = 60.0
     STOPPED = 30.0
+    REMOVED = 600.0
+    """Images of real nodes are gigabytes."""
 
     @property
     def seconds(self) -> float:

@@ -1,19 +1,22 @@
 """Clusters start and stop, side by side, and leave nothing, whatever their owner dies of."""
 
+import itertools
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
-from ballast_localcluster import LocalCluster, ProcessNode
+from ballast_localcluster import LocalCluster, ProcessNode, waiting
 from ballast_localcluster.components import Settings
 from ballast_localcluster.errors import StartError
 from ballast_localcluster.supervision.processes import MARK_VARIABLE, marked_processes
-from ballast_localcluster.supervision.warden import warden_pid
+from ballast_localcluster.supervision.warden import await_end, warden_pid
+from ballast_localcluster.waiting import Limit
 
 from tests.chaos.processes.machine import parent
 from tests.support.control_plane import ControlPlane, fresh_namespace
@@ -25,7 +28,7 @@ pytestmark = pytest.mark.api
 
 OWNER = """
 import signal, sys, time
-from ballast_localcluster import LocalCluster, ProcessNode
+from ballast_localcluster import LocalCluster, ProcessNode, waiting
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
 cluster = LocalCluster(nodes=[ProcessNode(name="n")]).start()
 print(cluster.folder, cluster.kubeconfig, cluster.kubectl, flush=True)
@@ -129,6 +132,18 @@ def test_pods_end_with_their_agent_and_everything_ends_with_the_warden(owner):
     os.kill(warden_pid(folder), signal.SIGKILL)
     eventually(lambda: not processes_of(folder), "the processes to be gone")
     shutil.rmtree(folder)  # nothing was left to remove it
+
+
+def test_a_warden_that_removes_gigabytes_is_waited_for(tmp_path, monkeypatch):
+    """The limit of the processes is not that of their files: killed, it would leave them."""
+    clock = itertools.count(step=10)
+    monkeypatch.setattr(
+        waiting, "time", types.SimpleNamespace(monotonic=clock.__next__, sleep=lambda _: None)
+    )
+    waited = Limit.STOPPED.seconds + 100
+    await_end(tmp_path, lambda: next(clock) > waited)
+    with pytest.raises(TimeoutError, match="to be removed"):
+        await_end(tmp_path, lambda: False)
 
 
 def command_line(pid):

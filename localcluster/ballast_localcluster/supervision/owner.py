@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ballast_localcluster.errors import StartError
-from ballast_localcluster.supervision.warden import EXITS_NAME
-from ballast_localcluster.waiting import Limit
+from ballast_localcluster.supervision.warden import EXITS_NAME, await_end
 
 _LOG_TAIL_LINES = 15
 
@@ -68,8 +67,8 @@ class WardenHandle:
             pass  # the warden has ended already
         assert self._process.stdin is not None
         try:
-            self._process.wait(Limit.STOPPED.seconds)
-        except subprocess.TimeoutExpired:
+            await_end(self._folder, lambda: self._process.poll() is not None)
+        except TimeoutError:
             # Its children ask the kernel to die with it.
             self._process.kill()
             self._process.wait()

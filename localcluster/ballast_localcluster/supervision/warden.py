@@ -24,6 +24,7 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,10 @@ from ballast_localcluster.supervision.processes import (
     PART_VARIABLE,
     die_with_parent,
     kill_marked,
+    marked_processes,
     signal_group,
 )
+from ballast_localcluster.waiting import Limit, wait_until
 
 LOCK_NAME = "warden.lock"
 EXITS_NAME = "exits.jsonl"
@@ -170,16 +173,17 @@ class Warden:
         self._tidy()
 
     def _tidy(self) -> None:
-        if not self._keep:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            return
+        # The lock goes last: who waits for it may use the folder again.
+        kept = {*KEPT_FOLDERS, EXITS_NAME} if self._keep else {LOCK_NAME}
         for entry in self._folder.iterdir():
-            if entry.name in KEPT_FOLDERS or entry.name == EXITS_NAME:
+            if entry.name in kept:
                 continue
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry, ignore_errors=True)
             else:
                 entry.unlink()
+        if not self._keep:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def is_alive(folder: Path) -> bool:
@@ -198,6 +202,19 @@ def warden_pid(folder: Path) -> int | None:
     except FileNotFoundError:
         pass
     return None
+
+
+def await_end(folder: Path, ended: Callable[[], bool]) -> None:
+    """Wait until the warden of ``folder``, told to stop, has ended: its processes, then it removes files.
+
+    Raises:
+        TimeoutError: it does not.
+    """
+    marked = f"{MARK_VARIABLE}={folder}"
+    wait_until(
+        lambda: ended() or not marked_processes(marked), f"processes of {folder} to end", Limit.STOPPED
+    )
+    wait_until(ended, f"the files of {folder} to be removed", Limit.REMOVED)
 
 
 def main() -> int:
