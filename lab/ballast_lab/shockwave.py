@@ -10,7 +10,9 @@ seconds alone before the arrival) and ``published_results.json`` (``32gpus/NAME`
 How long a job runs alone with its batch size changed is not in the trace: it follows from the published
 completion times and their fairness, whose quotient is these seconds times jobs over GPUs. Where there is
 none, the seconds of the trace stand. Finish-time fairness is the completion time over the seconds alone
-times the mean, over the job's time there, of jobs over GPUs (at least 1): Themis's, as published.
+times the mean, over the job's time there, of jobs over GPUs (at least 1): Themis's, as published. So a job is
+owed a job's part of the time whatever its GPUs; a policy's shares are of GPUs, and jobs that state as much
+``weight`` as they have GPUs are owed the same by both.
 """
 
 import json
@@ -30,14 +32,16 @@ from ballast_policies.simulator.workloads import TraceJob, Workload
 from ballast_policies.throughput.table import JobType, ThroughputTable
 
 COLUMNS = {"GPUs": 6, "seconds": 10, "arrival": 11}
-POLICIES = (
-    "finish-time-fairness",
-    "max-min-fairness",
-    "allox",
-    "shortest-job-first",
-    "completion-time",
-    "makespan",
+OURS = (
+    ("finish-time-fairness", ""),
+    ("max-min-fairness", ""),
+    ("max-min-fairness", "weight as GPUs"),
+    ("allox", ""),
+    ("shortest-job-first", ""),
+    ("completion-time", ""),
+    ("makespan", ""),
 )
+"""(policy, how jobs are weighted)."""
 GPU = "v100"
 
 
@@ -118,15 +122,20 @@ def fairness(arrival: np.ndarray, took: np.ndarray, alone: np.ndarray, gpus: int
 
 
 def completion_times(
-    jobs: np.ndarray, alone: np.ndarray, gpus: int, policy: str, round_seconds: float
+    jobs: np.ndarray, alone: np.ndarray, gpus: int, policy: str, round_seconds: float, *, weighted: bool
 ) -> np.ndarray:
-    """(n,) s by the operator's rules."""
+    """(n,) s by the operator's rules; ``weighted``: each job by its GPUs."""
     types = [JobType(name=f"job {i}", gpus=int(row[0])) for i, row in enumerate(jobs)]
     table = ThroughputTable(source="trace", alone_rates={GPU: dict.fromkeys(types, 1.0)})
     rows = zip(types, alone, jobs[:, 2], strict=True)
     workload = Workload(
         name="trace",
-        jobs=[TraceJob(type=kind, steps=float(s), arrival=float(at)) for kind, s, at in rows],
+        jobs=[
+            TraceJob(
+                type=kind, steps=float(s), arrival=float(at), weight=float(kind.gpus) if weighted else 1.0
+            )
+            for kind, s, at in rows
+        ],
     )
     settings = SimulationSettings(policy=policy, round_seconds=round_seconds)
     result = simulate(workload, SimulatedCluster(gpus={GPU: gpus}), table, settings)
@@ -168,12 +177,13 @@ def main(folder: Path, gpus: int | None, round_seconds: float) -> None:
         click.echo(f"{path.name}: {len(jobs)} jobs on {count} GPUs, rounds of {round_seconds:g} s")
         headings = f"{'mean s':>9}{'makespan':>10}{'mean':>8}{'worst':>8}{'over 1':>8}"
         click.echo(f"{'policy':24}{'run':40}{headings}")
-        for policy in POLICIES:
+        for policy, weights in OURS:
             try:
-                took = completion_times(jobs, alone, count, policy, round_seconds)
+                took = completion_times(jobs, alone, count, policy, round_seconds, weighted=bool(weights))
             except ProblemError as error:
                 raise click.ClickException(str(error)) from error
-            click.echo(_line(policy, "ours", arrival, took, fairness(arrival, took, alone, count).tolist()))
+            name = ", ".join(filter(None, ("ours", weights)))
+            click.echo(_line(policy, name, arrival, took, fairness(arrival, took, alone, count).tolist()))
         apart = 0.0
         for name, run in published.items():
             rho = run["finish_time_fairness_themis_list"].tolist()

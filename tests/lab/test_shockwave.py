@@ -35,7 +35,7 @@ def test_jobs_run_as_long_alone_as_the_published_times_and_fairness_say(tmp_path
     done = write(tmp_path, [row(1, 80, 0), row(1, 80, 0)], {"two_2gpus/themis_simulation": run})
     assert done.exit_code == 0, done.output
     ours = [line.split() for line in done.output.splitlines() if line.startswith("max-min-fairness")]
-    assert ours == [["max-min-fairness", "ours", "50", "50", "1.000", "1.000", "0%"]]
+    assert [line[-5:] for line in ours] == [["50", "50", "1.000", "1.000", "0%"]] * 2
     assert "within 0.0% of the published" in done.output
 
 
