@@ -21,7 +21,7 @@ from ballast_policies.contract import (
     rendezvous_config_map_name,
 )
 
-from ballast_operator.api.conditions import JobCondition, JobReason
+from ballast_operator.api.conditions import JobCondition, JobReason, some_of
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.desired import (
     access_objects,
@@ -248,14 +248,19 @@ class PodChecks:
             (CONFIG_MAP, owned(view, CONFIG_MAP, rendezvous_config_map_name(view.name))),
             (POD, owned(view, POD, pod_name(view.name, view.status.launches + 1, 0))),
         ]
+        taken: dict[str, str] = {}
         for kind, body in needed:
             try:
                 await own_object(self._cluster, kind, body)
             except (Conflict, NotFound):
                 continue
             except NameTaken as error:
-                return Blocked(reason=JobReason.NAME_TAKEN, message=str(error), may_pass=True)
-        return None
+                taken[f"{kind.kind} {body['metadata']['name']}"] = str(error)
+        if not taken:
+            return None
+        first, *others = taken
+        message = taken[first] + (f". The same is true of {some_of(others, len(needed))}" if others else "")
+        return Blocked(reason=JobReason.NAME_TAKEN, message=message, may_pass=True)
 
 
 def _waits_for(message: str) -> Blocked:

@@ -64,6 +64,18 @@ async def test_an_object_of_somebody_else_is_left_alone_and_named(kind, name, co
     assert not status.is_true("Failed")
 
 
+async def test_all_that_is_in_the_way_is_named_at_once():
+    """As of a job that was deleted with ``--cascade=orphan``: each would cost a wait otherwise."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
+    for kind, name, content in IN_THE_WAY.values():
+        simulation.world.put(kind, foreign(kind, name, content))
+    simulation.add_job("one")
+    await simulation.until(lambda: bool(simulation.status("one").restarts), ticks=30)
+    await simulation.until(lambda: "The same" in simulation.condition("one", "Admitted").message, ticks=60)
+    message = simulation.condition("one", "Admitted").message
+    assert all(f"{kind.kind} {name}" in message for kind, name, _ in IN_THE_WAY.values() if kind is not POD)
+
+
 async def test_a_job_that_goes_takes_nothing_of_others_with_it():
     """The garbage collector deletes what the job controls: not the account that was there before."""
     simulation = Simulation(nodes={"fast-0": ("fast", 2)})
