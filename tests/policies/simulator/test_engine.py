@@ -1,40 +1,17 @@
 """Small worlds whose outcome can be said beforehand."""
 
+import functools
 import itertools
 
 import pytest
 from ballast_lab.gavel.shares import GAVEL_RULES
 from ballast_policies.simulator.settings import SettingsError, SimulatedCluster
-from ballast_policies.simulator.workloads import TraceJob, Workload, WorkloadError
-from ballast_policies.throughput.table import JobType, ThroughputTable
+from ballast_policies.simulator.workloads import Workload, WorkloadError
+from ballast_policies.throughput.table import JobType
 
-from tests.support.simulations import ALL_RULES, simulation
+from tests.support.simulations import ALL_RULES, job, simulated, simulation, table
 
-
-def table(rates, pairs=None):
-    """``rates``: (name, gpus) -> {type: steps/s}; ``pairs``: two such keys -> {type: (of a, of b)}."""
-    alone, shared = {}, {}
-    for (name, gpus), by_type in rates.items():
-        for gpu_type, rate in by_type.items():
-            alone.setdefault(gpu_type, {})[JobType(name=name, gpus=gpus)] = rate
-    for pair, by_type in (pairs or {}).items():
-        a, b = (JobType(name=name, gpus=gpus) for name, gpus in pair)
-        for gpu_type, (of_a, of_b) in by_type.items():
-            shared.setdefault(gpu_type, {}).setdefault(a, {})[b] = (of_a, of_b)
-            shared[gpu_type].setdefault(b, {})[a] = (of_b, of_a)
-    return ThroughputTable(source="a test's table", alone_rates=alone, pair_rates=shared)
-
-
-def job(name="a", steps=720.0, arrival=0.0, gpus=1, **rest):
-    return TraceJob(type=JobType(name=name, gpus=gpus), steps=steps, arrival=arrival, **rest)
-
-
-def run(jobs, gpus, oracle, **settings):
-    workload = Workload(name="test", jobs=tuple(jobs))
-    run_it = simulation(**{"policy": "max-min-fairness", "rules": "gavel", **settings})
-    return run_it(workload, SimulatedCluster(gpus=gpus, prices={"fast": 2.0}), oracle)
-
-
+run = functools.partial(simulated, prices={"fast": 2.0}, rules="gavel")
 FAST = table({("a", 1): {"fast": 1.0}, ("b", 1): {"fast": 1.0}, ("a", 2): {"fast": 1.0}})
 
 

@@ -4,33 +4,23 @@ import itertools
 
 import numpy as np
 import pytest
-from ballast_policies.simulator.settings import SettingsError, SimulatedCluster
-from ballast_policies.simulator.workloads import TraceJob, Workload
-from ballast_policies.throughput.table import JobType, ThroughputTable
+from ballast_policies.simulator.settings import SettingsError
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
-from tests.support.simulations import simulation
+from tests.support.simulations import job, simulated, simulation, table
 
-TABLE = ThroughputTable(
-    source="test",
-    alone_rates={
-        "fast": {JobType(name="job", gpus=gpus): 2.0 * gpus for gpus in (1, 2, 4)},
-        "slow": {JobType(name="job", gpus=gpus): 1.0 * gpus for gpus in (1, 2, 4)},
-    },
-)
+TABLE = table({("job", gpus): {"fast": 2.0 * gpus, "slow": 1.0 * gpus} for gpus in (1, 2, 4)})
 
 
 def a_job(gpus=1, *, steps=20_000.0, arrival=0.0):
-    return TraceJob(type=JobType(name="job", gpus=gpus), steps=steps, arrival=arrival)
+    return job("job", steps, arrival, gpus)
 
 
 def run(jobs, *, fast=1, slow=0, **options):
-    options = {"policy": "max-min-fairness", "round_seconds": 100.0, "record_timeline": True, **options}
-    return simulation(**options)(
-        Workload(name="test", jobs=tuple(jobs)), SimulatedCluster(gpus={"fast": fast, "slow": slow}), TABLE
-    )
+    options = {"round_seconds": 100.0, "record_timeline": True, **options}
+    return simulated(jobs, {"fast": fast, "slow": slow}, TABLE, **options)
 
 
 def stretches(result):
@@ -108,7 +98,7 @@ def test_the_operators_decisions_and_the_rounds_on_arrays_are_the_same(gangs):
     limited = run(jobs, fast=4, slow=4, max_moves_per_hour=10**6)
     for other in (limited, arrays):
         np.testing.assert_allclose(
-            [job.finish for job in other.jobs], [job.finish for job in plain.jobs], rtol=1e-12, atol=1e-5
+            [one.finish for one in other.jobs], [one.finish for one in plain.jobs], rtol=1e-12, atol=1e-5
         )
 
 

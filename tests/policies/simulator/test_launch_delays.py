@@ -1,26 +1,22 @@
 """What a start costs in the simulation: its GPUs are held, and nothing is done."""
 
+import functools
+
 import pytest
-from ballast_policies.simulator.settings import SettingsError, SimulatedCluster
-from ballast_policies.simulator.workloads import TraceJob, Workload
-from ballast_policies.throughput.table import JobType, ThroughputTable
+from ballast_policies.simulator.settings import SettingsError
 
-from tests.support.simulations import simulation
+from tests.support.simulations import job, simulated, simulation, table
 
-TABLE = ThroughputTable(source="a test", alone_rates={"v100": {JobType(name="job"): 1.0}})
+TABLE = table({("job", 1): {"v100": 1.0}})
 SETTINGS = {"policy": "max-min-fairness", "round_seconds": 10.0}
 
 
 def finishes(steps, *, gpus=1, arrivals=None, **settings):
-    jobs = tuple(
-        TraceJob(type=JobType(name="job"), steps=count, arrival=arrival)
-        for count, arrival in zip(steps, arrivals or [0.0] * len(steps), strict=True)
-    )
+    jobs = list(map(functools.partial(job, "job"), steps, arrivals or [0.0] * len(steps)))
     found = []
     for arrays in (False, True):
-        run = simulation(**SETTINGS, **settings, arrays=arrays)
-        result = run(Workload(name="w", jobs=jobs), SimulatedCluster(gpus={"v100": gpus}), TABLE)
-        found.append([job["finish"] for job in result.to_json(per_job=True)["jobs"]])
+        result = simulated(jobs, {"v100": gpus}, TABLE, **SETTINGS, **settings, arrays=arrays)
+        found.append([one["finish"] for one in result.to_json(per_job=True)["jobs"]])
     assert found[0] == pytest.approx(found[1], rel=1e-12)
     return found[0]
 

@@ -7,10 +7,10 @@ from ballast_lab.arrays.nodes import Nodes
 from ballast_policies.simulator.engine import node_sizes
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.settings import SettingsError, SimulatedCluster
-from ballast_policies.simulator.workloads import TraceJob, Workload
+from ballast_policies.simulator.workloads import TraceJob
 from ballast_policies.throughput.table import JobType, built_in_table
 
-from tests.support.simulations import simulation
+from tests.support.simulations import simulated
 
 TABLE = built_in_table("simulation")
 GANG = JobType(name="ResNet-18 (batch size 16)", gpus=2)
@@ -19,9 +19,7 @@ TOGETHER, APART = TABLE.alone(GANG, "v100"), TABLE.spread(GANG, "v100")
 
 
 def run(*jobs, per_node, gpus=4, **settings):
-    cluster = SimulatedCluster(gpus={"v100": gpus}, gpus_per_node=per_node)
-    run_it = simulation(policy="max-min-fairness", **settings)
-    return run_it(Workload(name="test", jobs=jobs), cluster, TABLE)
+    return simulated(jobs, {"v100": gpus}, TABLE, per_node=per_node, **settings)
 
 
 def grant(*jobs):
@@ -82,15 +80,8 @@ def come_together(launch=0.0, **settings):
     ends, begun = [1e7, 100.0, 200.0 * TABLE.alone(SINGLE, "v100"), 100.0], 60.0
     jobs = [TraceJob(type=SINGLE, steps=s, arrival=0.0) for s in ends]
     gang = TraceJob(type=GANG, steps=2e5, arrival=begun)
-    cluster = SimulatedCluster(gpus={"v100": 4}, gpus_per_node={"v100": 2})
-    run_it = simulation(
-        policy="max-min-fairness",
-        round_seconds=ROUND,
-        launch_seconds=launch,
-        record_timeline=True,
-        **settings,
-    )
-    found = run_it(Workload(name="test", jobs=(*jobs, gang)), cluster, TABLE)
+    settings = {"round_seconds": ROUND, "launch_seconds": launch, "record_timeline": True, **settings}
+    found = run(*jobs, gang, per_node={"v100": 2}, **settings)
     return found.jobs[-1].completion_time, found
 
 
