@@ -87,7 +87,7 @@ def _always(size: Size) -> bool:
 PAIRS = Method(
     name="column generation",
     task=Task.PROGRAM,
-    code="solvers.column_generation",
+    code="solvers.linear",
     when=f"{MANY_PAIRS:,} pairs and more",
     applies=lambda size: size.pairs >= MANY_PAIRS,
     without="space sharing of 256 unlike jobs 11 s, with it 0.5 s (`growth.py`)",
@@ -135,7 +135,7 @@ CONE = Method(
 FAIR_PRICES = Method(
     name="fair prices",
     task=Task.FAIR_SHARES,
-    code="solvers.nash_prices",
+    code="solvers.nash",
     when="more",
     applies=_always,
     without="10,000 jobs with heavy tails over 60 s, with it 1.9 s",

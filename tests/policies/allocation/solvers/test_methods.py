@@ -1,5 +1,7 @@
 """The table of methods: one for every size, and answers that list which of them answered instead of which."""
 
+import importlib.util
+
 import pytest
 from ballast_policies.allocation.fairness import water_levels
 from ballast_policies.allocation.registry import solve
@@ -23,11 +25,12 @@ def test_every_size_has_a_method(task, rows, pairs):
 
 
 def test_a_method_that_finds_nothing_names_one_of_the_same_task():
-    """Names are those of one row each."""
+    """Names are those of one row each, and modules are there."""
     named = {method.name: method for method in METHODS}
     assert len(named) == len(METHODS)
     for method in METHODS:
         assert method.otherwise is None or named[method.otherwise].task is method.task
+        assert importlib.util.find_spec(f"ballast_policies.allocation.{method.code}")
 
 
 def test_the_answer_lists_that_another_method_answered_and_why(monkeypatch):
