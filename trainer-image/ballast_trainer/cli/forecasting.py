@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 from ballast_policies.contract.decode import parse_json
-from ballast_policies.contract.job.pipeline import ParallelismConfig
+from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.planning.profile import ProfiledLayer, read_profile
 from ballast_policies.planning.schedules.costs import even_costs
 from ballast_policies.planning.schedules.exports import chrome_trace, schedule_csv, schedule_svg, timeline
@@ -55,22 +55,12 @@ class ForecastInput:
     speeds: tuple[float, ...] = ()
     action_seconds: float = 0.0
 
-    def config(self) -> dict[str, Any]:
-        """The configuration of the file, with the fields that are set.
-
-        Raises:
-            ConfigurationError: it cannot be read.
-        """
-        return read_config(self.config_path, self.assignments)
-
     @property
     def machines(self) -> Machines:
         """What the ranks run on."""
         return Machines(speeds=self.speeds, bandwidth=self.bandwidth, action_seconds=self.action_seconds)
 
-    def layers(
-        self, config: dict[str, Any], *, microbatches: int, parallelism: ParallelismConfig
-    ) -> tuple[ProfiledLayer, ...]:
+    def layers(self, value: dict[str, Any], config: JobConfig) -> tuple[ProfiledLayer, ...]:
         """The layers of the profile in the file, or of one that is measured now.
 
         A report has the bytes of the job that ran, and the seconds of a step, of so many microbatches.
@@ -78,7 +68,7 @@ class ForecastInput:
         Raises:
             ConfigurationError: the file is no profile, or a field cannot work.
         """
-        path, of = self.profile_path, parallelism
+        path, of, microbatches = self.profile_path, config.parallelism, config.pipeline.microbatches
 
         def shared(layer: ProfiledLayer) -> ProfiledLayer:
             return layer.shared_by(
@@ -88,7 +78,7 @@ class ForecastInput:
         if path is None:
             from ballast_trainer.layer_profiler import layer_rows
 
-            profile = read_profile(layer_rows(config, steps=4, at_step=self.at_step))
+            profile = read_profile(layer_rows(value, steps=4, at_step=self.at_step))
             return tuple(map(shared, profile.each_layer(microbatches)))
         try:
             profile = read_profile(parse_json(path.read_text()))
@@ -107,7 +97,7 @@ class ForecastInput:
             )
             raise ConfigurationError("--profile", reason) from error
 
-    def ranks_of(self, config: Any, layers: int) -> int:
+    def ranks_of(self, config: JobConfig, layers: int) -> int:
         """How many ranks to forecast for."""
         if self.ranks is not None:
             return self.ranks
@@ -214,7 +204,7 @@ def simulate(given: ForecastInput, loads_path: Path | None, output: str) -> None
     --speeds says how fast.
     """
     try:
-        value = given.config()
+        value = read_config(given.config_path, given.assignments)
         config = read_job_config(value)
         if loads_path is not None:
             looks = read_loads(loads_path)
@@ -225,7 +215,7 @@ def simulate(given: ForecastInput, loads_path: Path | None, output: str) -> None
                 text = json.dumps({"ranks": count, "replay": replayed.as_json()})
             click.echo(text)
             return
-        rows = given.layers(value, microbatches=config.pipeline.microbatches, parallelism=config.parallelism)
+        rows = given.layers(value, config)
         count = given.ranks_of(config, len(rows))
         found = forecasts(config, rows, ranks=count, machines=given.machines)
     except Exception as error:
@@ -263,15 +253,13 @@ def trace(given: ForecastInput, even: bool, out: Path | None) -> None:
             )
         if out is not None and not out.parent.is_dir():
             raise ConfigurationError("--out", f"no folder {out.parent}. To fix: make it, or write elsewhere")
-        value = given.config()
+        value = read_config(given.config_path, given.assignments)
         config = read_job_config(value)
         if even:
             schedule = schedule_for(config, given.ranks_of(config, 4), steps=_FLOW_STEPS)
             played = simulate_schedule(schedule, even_costs(schedule.stages))
         else:
-            rows = given.layers(
-                value, microbatches=config.pipeline.microbatches, parallelism=config.parallelism
-            )
+            rows = given.layers(value, config)
             count = given.ranks_of(config, len(rows))
             (found, *_) = forecasts(config, rows, ranks=count, machines=given.machines, steps=_FLOW_STEPS)
             played = found.trace

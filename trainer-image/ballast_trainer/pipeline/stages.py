@@ -174,16 +174,11 @@ class PipelineBuilder:
         if boundaries is None:
             boundaries, found = trial.run(first, gathered)
         else:
-            ran = {(stage.rank, stage.first_layer, stage.end_layer) for stage in in_force or ()}
-            new = [
-                number
-                for number in trial.stacks
-                if (self.stages[number].rank, self.stages[number].first_layer, self.stages[number].end_layer)
-                not in ran
-                and not (sure and self.rank not in joined)
-            ]
+            ran = set(in_force or ())
+            new = any(self.stages[number] not in ran for number in trial.stacks)
+            tries = new and not (sure and self.rank not in joined)
             # What another stage leaves in this process counts, too.
-            found = trial.run_some(list(trial.stacks) if new else [], boundaries, first, gathered)
+            found = trial.run_some(list(trial.stacks) if tries else [], boundaries, first, gathered)
         known.add(self.stages, found)
         known.mark(self.layers)
         return boundaries
