@@ -350,6 +350,8 @@ class Reconciler:
     async def report_error(self, key: Key, error: Exception) -> None:
         """Show on the job that no pass over it succeeds; nothing else of its status is touched.
 
+        A status that cannot be read is replaced by the one that was written last, where that is known.
+
         Raises:
             NotLeader: another replica leads.
         """
@@ -369,7 +371,14 @@ class Reconciler:
         notice = EventToPost(type="Warning", reason=reason, message=message)
         try:
             await self._recorder.post(JOB, *key, metadata["uid"], (notice,))
-            old = read_job_status(item)
+            try:
+                old = read_job_status(item)
+            except ValueError:
+                uid, written = self._written.get(key, ("", None))
+                if written is None or uid != metadata["uid"]:
+                    raise
+                item = {**item, "status": written}
+                old = read_job_status(item)
             new = old.with_condition(
                 JobCondition.RECONCILED,
                 False,

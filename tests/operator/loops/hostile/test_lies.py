@@ -133,6 +133,26 @@ async def test_a_status_that_cannot_be_read_hides_no_other_job(monkeypatch):
     assert len([line for line in simulation.world.log if line.startswith("create Event broken")]) == 1
 
 
+@pytest.mark.parametrize(
+    "status", [{"launches": "many"}, {"allocation": "none"}, {"conditions": [1]}, "lost"]
+)
+async def test_a_status_that_somebody_has_made_unreadable_is_the_last_written_again(status):
+    """Where the definition lets it be stored: the gang trains on, and its end is noticed."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 4)})
+    await simulation.run_job("one", totalSteps=200)
+    whole = simulation.status("one")
+    item = simulation.world.get(JOB, NAMESPACE, "one")
+    kept = {**item["status"], **status} if isinstance(status, dict) else status
+    simulation.world.put(JOB, {**item, "status": kept})
+    await simulation.look()
+    worker, _ = worker_of(simulation)
+    await worker((NAMESPACE, "one"))
+    assert simulation.status("one").allocation == whole.allocation
+    assert simulation.condition("one", "Reconciled").reason == "InternalError"
+    await simulation.until(lambda: simulation.state("one") == "Succeeded")
+    assert simulation.status("one").launches == 1 and simulation.condition("one", "Reconciled").is_true
+
+
 async def test_an_error_in_a_pass_is_shown_on_its_job(monkeypatch):
     """As a condition and an Event, until a pass succeeds."""
     simulation = Simulation(nodes={"fast-0": ("fast", 4)})
