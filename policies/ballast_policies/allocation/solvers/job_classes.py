@@ -6,7 +6,7 @@ optimum in which their shares are equal, and it is found with one row for a *cla
 class of n jobs is the share of each member, and takes n times its GPUs.
 
 Level and time rows are those of one member.  Multipliers of a class row are divided by n to become those of
-its members.  Programs with pairs of jobs are left as they are: ``column_generation`` takes few of the pairs.
+its members.  Programs with pairs of jobs are left as they are: ``linear`` takes few of the pairs.
 """
 
 import dataclasses
