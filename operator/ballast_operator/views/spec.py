@@ -34,6 +34,9 @@ from ballast_operator.views.node_constraints import NodeRequirements, read_requi
 from ballast_operator.views.nodes import PodNeed, pod_requests
 from ballast_operator.views.planned_degrees import DegreesQuestion, PlannedLaunch, planned_degrees
 
+LEAST_STEP_SECONDS = 1e-15
+"""Of a plan; shorter ones are none."""
+
 BEING_PLANNED = "its degrees are being planned"
 """Why a spec cannot be used yet."""
 
@@ -407,6 +410,8 @@ def spec_until_planned(item: Object, allocation: JobAllocation | None) -> JobSpe
     spec, _ = read_spec({**item, "spec": given})
     if spec is None or allocation.degrees is None:
         return spec
+    if allocation.degrees.step_seconds < LEAST_STEP_SECONDS:
+        return None  # put there by hand
     pods = spec.config.parallelism.replace(gpus_per_pod=allocation.gpus_per_pod)
     gpus = types_by_rank(allocation.by_pool)
     planned = PlannedLaunch(allocation.degrees, (0.0,) * len(gpus))  # it runs: each part fits

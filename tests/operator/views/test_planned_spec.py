@@ -1,12 +1,14 @@
 """What a job with ``planner`` is launched as, by GPU type and number of GPUs: what the planner says."""
 
+import datetime
 import itertools
 import math
 
 import numpy as np
 import pytest
+from ballast_operator.api.job_allocation import JobAllocation, LaunchDegrees
 from ballast_operator.views import planned_degrees
-from ballast_operator.views.spec import read_spec
+from ballast_operator.views.spec import read_spec, spec_until_planned
 from ballast_policies.allocation.planned_gangs import PlannedGang, TensorProfile
 from ballast_policies.contract.decode import decode
 from ballast_policies.contract.job.job import JobConfig
@@ -303,6 +305,17 @@ def test_plans_are_tried_up_to_a_bound(monkeypatch):
     assert spec is None and "too many plans to try for the GPUs, 2 to 8 of a type" in problem
 
 
+@pytest.mark.parametrize("seconds", [0.0, 5e-324])
+def test_degrees_that_nobody_planned_are_not_gone_on_with(seconds):
+    """A status that was edited by hand: its job waits for its planner, and the operator does not fail."""
+    degrees = LaunchDegrees(microbatches=8, layers=(2, 2), step_seconds=seconds, memory_bytes=1.0)
+    held = JobAllocation(gpu_type="a", pool="a", gpus=2, degrees=degrees, plan_id="1", launch=1, since=SINCE)
+    assert spec_until_planned(a_job(four_layers()), held) is None
+    good = held.replace(degrees=degrees.replace(step_seconds=1.0))
+    assert spec_until_planned(a_job(four_layers()), good).plans == {"a": {2: good.degrees}}
+
+
+SINCE = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 STILL = {"forwardSeconds": 0.0, "backwardSeconds": 0.0}
 LAYER = {"forwardSeconds": 0.1, "backwardSeconds": 0.2, "heldBytes": 1e9}
 
