@@ -71,6 +71,11 @@ def set_submodule(module: nn.Module, path: str, part: nn.Module) -> None:
     setattr(module.get_submodule(parent), name, part)
 
 
+def is_conv1d(module: nn.Module) -> bool:
+    """Whether it is transformers' linear layer of GPT-2, which has inputs first."""
+    return type(module).__name__ == "Conv1D"
+
+
 _CHOICES = {"top_k_index", "router_indices"}
 """What transformers calls the experts of each token, [tokens, k], where its fused experts take them."""
 

@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.layers.slicing import SlicedModule, Slicing
+from ballast_trainer.models.blocks import is_conv1d
 from ballast_trainer.tensor_parallel.exchange import Piggyback, copy_to_group, eager, reduce_from_group
 from ballast_trainer.tensor_parallel.product import ColumnSelection, GemmTimer, product
 
@@ -73,7 +74,7 @@ class SlicedLinear(SlicedModule):
 
     def __init__(self, whole: nn.Module, axis: Axis, slicings: dict[str, Slicing]) -> None:
         super().__init__()
-        self.transposed = not isinstance(whole, nn.Linear)
+        self.transposed = is_conv1d(whole)
         if self.transposed:
             way = slicings["weight"]
             slicings = slicings | {"weight": dataclasses.replace(way, dim=1 - way.dim)}

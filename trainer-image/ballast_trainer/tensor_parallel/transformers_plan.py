@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.layers.slicing import Slicing, slicings
-from ballast_trainer.models.blocks import set_submodule
+from ballast_trainer.models.blocks import is_conv1d, set_submodule
 from ballast_trainer.models.hugging_face import ATTENTION, DecoderLayer
 from ballast_trainer.tensor_parallel.exchange import copy_to_group, gather, reduce_from_group, scatter
 from ballast_trainer.tensor_parallel.migration import begin_migration, finish_migration
@@ -90,10 +90,6 @@ def _maps(path: str, part: nn.Module, way: str) -> dict[str, nn.Module]:
     return {f"{path}.base_layer": base, **{f"{path}.{half}.{name}": one for name, one in adapters.items()}}
 
 
-def _is_linear(part: nn.Module) -> bool:
-    return isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D"
-
-
 def cut_by_plan(module: DecoderLayer, axis: Axis) -> nn.Module:
     """The layer with this rank's part of the linear maps and experts in its plan, in place.
 
@@ -117,10 +113,10 @@ def cut_by_plan(module: DecoderLayer, axis: Axis) -> nn.Module:
             continue
         columns, rows = joined.setdefault(group, ([], {}))
         if style in (*_COLUMNS, *_ROWS):
-            if style == "colwise":
-                _check_heads(module, path, axis)
+            if style == "colwise" and _attends(path):
+                _check_heads(module, axis)
             for place, one in _maps(path, part, style).items():
-                if not _is_linear(one):
+                if not (isinstance(one, nn.Linear) or is_conv1d(one)):
                     what = f"{type(one).__module__}.{type(one).__name__}"
                     raise ValueError(f"{place} of {kind} is a {what}, no nn.Linear. To fix: 1")
                 if style in _ROWS:
@@ -152,27 +148,35 @@ def cut_by_plan(module: DecoderLayer, axis: Axis) -> nn.Module:
     return module
 
 
+def _attends(path: str) -> bool:
+    return path.partition(".")[0] in ATTENTION
+
+
+def _heads_of(module: DecoderLayer) -> dict[str, int]:
+    """How many heads an attention has, and of keys, by field of the configuration."""
+    found = {name: getattr(module.config, name, None) for name in _HEADS}
+    return {name: heads for name, heads in found.items() if isinstance(heads, int)}
+
+
 def _pair(module: DecoderLayer, group: str, columns: list[ColumnLinear], rows: list[RowLinear]) -> None:
     """Join the maps of ``group``, where there are independent units between that can be told."""
     units = rows[0].matrix.shape[1]
-    if group.partition(".")[0] in ATTENTION:
+    if _attends(group):
         # A key head goes with its queries.
-        heads = [getattr(module.config, name, None) for name in _HEADS]
-        units = next((one // rows[0].axis.size for one in heads[::-1] if isinstance(one, int)), 0)
+        units = [0, *_heads_of(module).values()][-1] // rows[0].axis.size
     cut = [one.matrix.shape[0] // one.blocks for one in columns] + [one.matrix.shape[1] for one in rows]
     if units and not any(length % units for length in cut):
         ParallelPair(columns, *rows, units=units)
 
 
-def _check_heads(module: DecoderLayer, path: str, axis: Axis) -> None:
+def _check_heads(module: DecoderLayer, axis: Axis) -> None:
     """Refuse to cut an attention whose heads do not divide.
 
     Raises:
         ValueError: they do not.
     """
-    for name in _HEADS:
-        heads = getattr(module.config, name, None)
-        if path.partition(".")[0] in ATTENTION and isinstance(heads, int) and heads % axis.size:
+    for name, heads in _heads_of(module).items():
+        if heads % axis.size:
             raise ValueError(f"{heads} heads ({name}) do not divide over {axis.size} tensor ranks")
 
 

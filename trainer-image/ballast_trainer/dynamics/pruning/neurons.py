@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from ballast_trainer.layers.layer import Layer
+from ballast_trainer.models.blocks import is_conv1d
 from ballast_trainer.seeding import host_seeded
 
 _HAD = "ballast_neurons"
@@ -45,11 +46,6 @@ def as_linear(module: nn.Module) -> nn.Linear | None:
     for parameter, origin in ((linear.weight, weight), (linear.bias, bias)):
         setattr(parameter, _ORIGIN, weakref.ref(origin))
     return linear
-
-
-def is_conv1d(module: nn.Module) -> bool:
-    """Whether it is transformers' linear layer of GPT-2, which has inputs first."""
-    return type(module).__name__ == "Conv1D"
 
 
 def came_from_conv1d(module: nn.Module) -> bool:

@@ -14,8 +14,9 @@ from torch import nn
 from torch.nn import functional
 
 from ballast_trainer.device import sparse_pays_on
-from ballast_trainer.dynamics.pruning.neurons import came_from_conv1d, is_conv1d
+from ballast_trainer.dynamics.pruning.neurons import came_from_conv1d
 from ballast_trainer.layers.layer import MODULE, OPTIMIZER
+from ballast_trainer.models.blocks import is_conv1d
 
 SPARSE_FROM = 0.85
 """Sparsity from which the three CSR products together beat the dense ones; measured on one core by
