@@ -64,17 +64,21 @@ class Gang:
         ranks: int,
         options: Sequence[str] = (),
         variables: Mapping[str, str] | None = None,
+        local: bool = False,
     ) -> "Gang":
-        """``ballast-train run`` as torchrun would start it, with ``ranks`` ranks."""
+        """``ballast-train run`` as torchrun would start it; ``local``: one process, ``run``, with --ranks."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "config.yaml"
         path.write_text(yaml.safe_dump(dict(config)))
         gang = cls(folder)
+        arguments = ["run", "--config", str(path), "--log", "json", *options]
+        if local:
+            gang.start("run", [*arguments, "--ranks", str(ranks)], variables or {})
+            return gang
         port = free_port()
         for rank in range(ranks):
             environment = {**(variables or {}), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             environment.update({"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": "0"})
-            arguments = ["run", "--config", str(path), "--log", "json", *options]
             gang.start(f"rank-{rank}", arguments, environment)
         return gang
 

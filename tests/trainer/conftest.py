@@ -15,9 +15,9 @@ def gang(tmp_path):
     started = []
     numbers = itertools.count()
 
-    def start(config, *, ranks, options=(), folder=None):
+    def start(config, *, ranks, options=(), folder=None, local=False):
         folder = folder or tmp_path / f"gang-{next(numbers)}"
-        made = Gang.run(folder, config, ranks=ranks, options=options)
+        made = Gang.run(folder, config, ranks=ranks, options=options, local=local)
         started.append(made)
         return made
 

@@ -1,6 +1,5 @@
 """The cause of an end is what the user reads last: the layer's own error, not what was wrapped around it."""
 
-import json
 import re
 
 import pytest
@@ -99,16 +98,14 @@ def config(tmp_path):
     return make
 
 
-def test_out_of_memory_in_a_layer_is_the_last_line(pods, config, tmp_path):
+def test_out_of_memory_in_a_layer_is_the_last_line(gang, config, tmp_path):
     """With local ranks: after the lines of ranks that only lost the one that failed."""
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(config("good_batches")))
-    pods.start("run", ["run", "--config", str(path), "--ranks", "2"], {})
-    assert pods.exit_code("run") == ExitCode.ERROR
+    running = gang(config("good_batches"), ranks=2, folder=tmp_path, local=True)
+    assert running.exit_code("run") == ExitCode.ERROR
     said = "OutOfMemoryError: tried to allocate 20.00 GiB (in layer 2, Full)"
-    assert pods.errors().strip().splitlines()[-1] == f"ballast-train: rank 1: {said}"
+    assert running.errors().strip().splitlines()[-1] == f"ballast-train: rank 1: {said}"
     # Also as the message that ends the rank's pod.
-    assert f"TrainingFailed: {said}\n" in pods.errors()
+    assert f"TrainingFailed: {said}\n" in running.errors()
 
 
 def test_a_trial_that_fails_on_one_replica_alone_ends_all(gang, config, tmp_path):

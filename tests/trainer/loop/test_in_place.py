@@ -1,5 +1,6 @@
 """Ranks that are lost: the others keep their processes, and go on from the copies in memory."""
 
+import functools
 import itertools
 import json
 import os
@@ -9,13 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-import yaml
 from ballast_policies.contract import POD_RANKS_ENV, RANK_RESTARTS_ENV, RENDEZVOUS_PORT, Ack, ExitCode
 from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.loop.in_place import best_copies, who_goes_on
 
 from tests.support.examples import first_daily
-from tests.support.gang import Gang
 from tests.support.held_data import Gates
 from tests.support.kills import struck
 from tests.support.plans import local_plan
@@ -25,23 +24,9 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
-def local_ranks(tmp_path):
+def local_ranks(gang):
     """``ballast-train run --ranks``: its process and what it prints."""
-    started = []
-
-    def run(config, *, ranks, environment=None):
-        made = Gang(tmp_path / "run")
-        made.folder.mkdir()
-        (made.folder / "config.yaml").write_text(yaml.safe_dump(config))
-        path = str(made.folder / "config.yaml")
-        arguments = ["run", "--config", path, "--log", "json", "--ranks", str(ranks)]
-        made.start("run", arguments, environment or {})
-        started.append(made)
-        return made
-
-    yield run
-    for made in started:
-        made.close()
+    return functools.partial(gang, local=True)
 
 
 def steps(gang, *names):

@@ -60,16 +60,11 @@ class ForwardOnly:
             lines = model.world.mesh.lines("position", model.world.size)
             self._groups = link_groups(self._holders, model.microbatches, lines, self._line)
 
-    @property
-    def reads_data(self) -> bool:
-        """Whether this rank needs the batch: at the ends of the pipeline."""
-        return self._position in self._holders[0] or self._position in self._holders[-1]
-
     def run(self, inputs: Tree, targets: torch.Tensor | None, number: int) -> list[float]:
         """Run one batch; collective over the ranks of the pipeline.
 
         Args:
-            inputs: this replica's part of the batch; None where :attr:`reads_data` is false.
+            inputs: this replica's part of the batch; None between the ends of the pipeline.
             targets: those of it.
             number: of the batch, from which random numbers of layers follow.
 
@@ -225,7 +220,7 @@ class Evaluator:
         totals = [0.0] * (2 + len(names))
         with self._undisturbed():
             for number in range(data.count):
-                inputs, targets, digest = self._batch(forward, data, number)
+                inputs, targets, digest = self._batch(data, number)
                 # Every rank of a column of the mesh has the stage's scores: together they count once.
                 scores = forward.run(inputs, targets, number)
                 scores = [score / model.world.mesh.column for score in scores]
@@ -281,8 +276,8 @@ class Evaluator:
         finally:
             CURRENT_FORWARD.set(*running)
 
-    def _batch(self, forward: ForwardOnly, data: ValidationData, number: int) -> Any:
-        if not forward.reads_data:
+    def _batch(self, data: ValidationData, number: int) -> Any:
+        if not self._model.is_an_end:
             return None, None, None
         size = self._model.config.pipeline.global_batch_size
         batch = read_batch(

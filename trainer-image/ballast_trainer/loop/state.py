@@ -176,8 +176,12 @@ class ModelState:
     @property
     def _reads(self) -> bool:
         """Whether this rank's stages need the data, or it has to read along."""
-        ends = self.holders[0] + self.holders[-1]
-        return self.world.position in ends or is_read_in_order(self.definition.batch)
+        return self.is_an_end or is_read_in_order(self.definition.batch)
+
+    @property
+    def is_an_end(self) -> bool:
+        """Whether this rank holds the first stage or the last one."""
+        return self.world.position in self.holders[0] + self.holders[-1]
 
     def batch(self, step: int) -> Batch:
         """Inputs and targets of ``step``: this replica's microbatches of them."""
