@@ -225,32 +225,19 @@ def maximise(
     unit = float((slope[demanded] / full[demanded]).max()) if gain else 1.0
     fraction = slope / (full * unit)
     fraction = np.where(slope > 0, np.maximum(fraction, SMALLEST_SLOPE), 0.0)
-    elastic = bool(instance.elastic.any())
     same = merged(instance, full, base, slope, value=value)
-    if same is None:
-        program = Program(
-            columns=instance.columns,
-            value=value,
-            base=base / full,
-            slope=fraction,
-            scale=1.0 / full,
-            capacity=instance.capacity,
-            gain=gain,
-            elastic=elastic,
-            enough=None if feasible_x is None else feasible_x > 0,
-        )
-    else:
-        one = same.chosen
-        program = Program(
-            columns=same.columns,
-            value=same.sum_of(value),
-            base=(base / full)[one],
-            slope=fraction[one],
-            scale=1.0 / full[one],
-            capacity=instance.capacity,
-            gain=gain,
-            elastic=elastic,
-        )
+    rows = slice(None) if same is None else same.chosen
+    program = Program(
+        columns=instance.columns if same is None else same.columns,
+        value=value if same is None else same.sum_of(value),
+        base=(base / full)[rows],
+        slope=fraction[rows],
+        scale=1.0 / full[rows],
+        capacity=instance.capacity,
+        gain=gain,
+        elastic=bool(instance.elastic.any()),
+        enough=None if feasible_x is None or same is not None else feasible_x > 0,
+    )
     solved = _solved(program)
     x, level, time = solved.x, solved.level, solved.time
     if same is not None:
