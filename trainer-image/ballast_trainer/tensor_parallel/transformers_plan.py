@@ -33,7 +33,7 @@ from ballast_trainer.tensor_parallel.parallel_pair import (
 _GATHERED, _SPLIT = "colwise_gather_output", "rowwise_split_input"
 _PACKED = "packed_colwise"
 _COLUMNS, _ROWS = ("colwise", _PACKED, _GATHERED), ("rowwise", _SPLIT)
-_OF_HEADS, _EXPERTS = "replicated_with_grad_allreduce", "moe_tp_experts"
+_OF_HEADS, _LATENT, _EXPERTS = "replicated_with_grad_allreduce", "mla_kv_a_proj", "moe_tp_experts"
 _EXPERT_WEIGHTS = {_PACKED: Slicing(dim=1, blocks=2), "rowwise": Slicing(dim=2)}
 """Of all experts of a layer together, [E, 2 x inner, D] (gates, then the others) and [E, D, inner]."""
 
@@ -138,6 +138,14 @@ def cut_by_plan(module: DecoderLayer, axis: Axis) -> nn.Module:
             for parameter in (one for one in part.parameters() if one.requires_grad):
                 # Each rank has the gradient of its own heads.
                 parameter.register_hook(lambda gradient: axis.all_reduce(gradient.contiguous().clone()))
+        elif style == _LATENT:
+            # Beside what further maps take, keys that each rank has whole for its own heads.
+            rank = module.config.kv_lora_rank
+            part.register_forward_hook(
+                lambda _, args, output, rank=rank: torch.cat(
+                    [output[..., :rank], copy_to_group(output[..., rank:], axis)], -1
+                )
+            )
         elif style != _EXPERTS:
             raise ValueError(f"{style} of {path}, in the plan of {kind}, is not known here. To fix: 1")
     for group, (columns, rows) in joined.items():
