@@ -79,7 +79,7 @@ def curves(world, names):
             ["gemma2", "deepseek_v3", "gptj"],
             ["gpt2", "gpt_bigcode", "bert", "vit"],
             ["phimoe", "granitemoe with its routers' loss", "jamba", "glm4"],
-            ["deepseek_v2", "dinov2", "lfm2", "recurrent_gemma", "diffllama"],
+            ["deepseek_v2", "longcat_flash", "dinov2", "lfm2", "recurrent_gemma", "diffllama"],
         ],
         4,
     ),
@@ -142,7 +142,6 @@ def test_layers_that_are_cut_move_and_continue_whole_from_a_checkpoint(gang, tmp
         ("llama", {"num_key_value_heads": 1}, r"1 heads \(num_key_value_heads\) do not divide over 2"),
         ("llama", {"attention_dropout": 0.1}, r"attention_dropout 0\.1 would be drawn otherwise"),
         ("llama4_text", {}, r"feed_forward\.experts\.gate_up_proj of Llama4TextDecoderLayer"),
-        ("longcat_flash", {}, r"moe_identity_expert of mlp\.experts\.identity_expert"),
     ],
 )
 def test_a_family_that_cannot_be_cut_is_refused_by_name(name, change, words):
@@ -374,6 +373,18 @@ def test_maps_of_one_input_give_its_gradient_after_a_forward_that_ended_between_
     for value in values:
         mlp(value).square().sum().backward()
     torch.testing.assert_close(leaves[0].grad, leaves[1].grad)
+
+
+def test_a_plan_with_an_unknown_way_is_refused(monkeypatch):
+    """By the way, the part and the layer."""
+    from transformers import LlamaConfig
+
+    plan = {**LlamaConfig.base_model_tp_plan, "layers.*.mlp.act_fn": "by_turns"}
+    monkeypatch.setattr(LlamaConfig, "base_model_tp_plan", plan)
+    with pytest.raises(
+        ConfigurationError, match=r"by_turns of mlp\.act_fn, in the plan of LlamaDecoderLayer.*To fix: 1"
+    ):
+        ValidatedJob.from_mapping(job("llama", parallelism={"tensor": 2}))
 
 
 def test_a_plan_that_does_not_fit_its_layer_is_refused(monkeypatch):

@@ -146,6 +146,9 @@ def cut_by_plan(module: DecoderLayer, axis: Axis) -> nn.Module:
                     [output[..., :rank], copy_to_group(output[..., rank:], axis)], -1
                 )
             )
+        elif style == "moe_identity_expert":
+            # Of experts whose outputs are added up, each rank has this one whole.
+            part.register_forward_hook(lambda _, args, output: output / axis.size)
         elif style != _EXPERTS:
             raise ValueError(f"{style} of {path}, in the plan of {kind}, is not known here. To fix: 1")
     for group, (columns, rows) in joined.items():
