@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 from ballast_operator.api.rbac import Rule, trainer_rules
 from ballast_operator.desired import access_objects
 from ballast_operator.local_operator import OPERATOR_NAME, apply_objects, install_objects
@@ -15,7 +14,7 @@ from ballast_trainer.channel.kubernetes import WatchedObject
 from kubernetes import client
 from kubernetes.dynamic import DynamicClient
 
-from tests.support.access import account, may, wait_for_operators_rights
+from tests.support.access import account, kubeconfig_of, may, new_account, wait_for_operators_rights
 from tests.support.control_plane import ControlPlane
 from tests.support.waiting import eventually
 
@@ -141,16 +140,8 @@ def test_a_trainer_follows_its_plan_with_these_rights(
     """By a watch of the one ConfigMap, as its own account."""
     core = client.CoreV1Api(api)
     give_trainers_role(api, namespace)
-    core.create_namespaced_service_account(
-        namespace, client.V1ServiceAccount(metadata=client.V1ObjectMeta(name="a-trainer"))
-    )
-    request = client.AuthenticationV1TokenRequest(spec=client.V1TokenRequestSpec(audiences=[]))
-    token = core.create_namespaced_service_account_token("a-trainer", namespace, request).status.token
-    config = yaml.safe_load(control_plane.kubeconfig.read_text())
-    for user in config["users"]:
-        user["user"] = {"token": token}
-    kubeconfig = tmp_path / "kubeconfig"
-    kubeconfig.write_text(yaml.safe_dump(config))
+    token = new_account(api, namespace, "a-trainer")
+    kubeconfig = kubeconfig_of(token, control_plane.kubeconfig, tmp_path / "kubeconfig")
     plan = client.V1ConfigMap(metadata=client.V1ObjectMeta(name="a-plan"), data={"number": "1"})
     core.create_namespaced_config_map(namespace, plan)
     server = ApiServer.from_environment({"KUBECONFIG": str(kubeconfig)})
