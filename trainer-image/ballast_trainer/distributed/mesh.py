@@ -58,10 +58,6 @@ class Mesh:
             tensor=rank % self.tensor,
         )
 
-    def rank(self, place: Place) -> int:
-        """World rank at coordinates."""
-        return (place.position * self.data + place.data) * self.tensor + place.tensor
-
     def column_ranks(self, position: int) -> range:
         """World ranks at a pipeline position."""
         return range(position * self.column, (position + 1) * self.column)
