@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from weakref import WeakValueDictionary
 
 from ballast_operator.api import meta
@@ -84,7 +84,8 @@ class DecodedJobs:
         known = self._shared.get(_digest(text))
         if known is not None:
             return known, ""
-        if self._read_planned is not None and (item.get("spec") or {}).get("planner"):
+        asked = item.get("spec")
+        if self._read_planned is not None and isinstance(asked, Mapping) and asked.get("planner"):
             spec = before or spec_until_planned(item, self.status(key, item).allocation)
             self._to_plan[key] = 0
             self._asked.set()

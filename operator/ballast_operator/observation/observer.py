@@ -267,7 +267,8 @@ class Observer:
             return None
         metadata = item["metadata"]
         spec, problem = self._decoded.spec(key, item)
-        ttl = (item.get("spec") or {}).get("ttlSecondsAfterFinished")
+        asked = item.get("spec")  # any value, where the CRD was installed without its schema
+        ttl = asked.get("ttlSecondsAfterFinished") if isinstance(asked, Mapping) else None
         known, status = self._plan(key, metadata["uid"]), self._decoded.status(key, item)
         pods = [self._pod(pod) for pod in self.caches[POD].of_job(key) if controlled_by(pod, metadata["uid"])]
         return JobView(

@@ -8,7 +8,7 @@ from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, NODE, POLICY
 from ballast_policies.contract import CONFIG_KEY, lease_name, plan_config_map_name
 
 from tests.operator.loops.simulated.machines import node
-from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, fast_and_slow, policy
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, fast_and_slow, job, policy
 
 TWO_STAGES = {"minStages": 2, "maxStages": 2, "microbatches": 8, "globalBatchSize": 16}
 ODD_BATCH = {"microbatches": 7, "globalBatchSize": 7}
@@ -59,6 +59,16 @@ async def test_a_job_that_cannot_run_says_why_and_the_others_run(spec, reason, w
     await simulation.until(lambda: simulation.state("good") == "Succeeded")
     await simulation.refused("bad", reason, words)
     assert simulation.pods("bad") == []
+
+
+@pytest.mark.parametrize("spec", ["text", ["a", "list"], 7], ids=lambda spec: type(spec).__name__)
+async def test_a_spec_that_is_no_object_is_said_and_the_others_run(spec):
+    """A CRD that was installed without its schema lets it through."""
+    simulation = fast_and_slow()
+    simulation.world.put(JOB, {**job("bad"), "spec": spec})
+    simulation.add_job("good")
+    await simulation.until(lambda: simulation.state("good") == "Succeeded")
+    await simulation.refused("bad", JobReason.MISCONFIGURED, "spec: ")
 
 
 @pytest.mark.slow
