@@ -125,11 +125,12 @@ def decide(
         again = PLANNED_SOON_SECONDS if soon else None
         return StepResult(status=_without_spec(view, now), write_later=soon, requeue_after_seconds=again)
     if view.blocked is not None and view.status.allocation is None:
+        later = f"; the operator asks again every {settings.ask_again_seconds:.0f} s"
         assignment = Assignment(
             action=protocol.Action.RELEASE,
             launches=view.status.launches,
             reason=view.blocked.reason,
-            why=view.blocked.message,
+            why=view.blocked.message + (later if view.blocked.may_pass else ""),
         )
     context = ReconcileContext(
         view=view,

@@ -97,7 +97,7 @@ async def test_what_the_cluster_does_not_allow_is_waited_for():
     simulation.add_job("two", totalSteps=20, template=template(hostname="two"))
     await simulation.until(lambda: simulation.state("two") == "Succeeded")
     await simulation.ticks(300)
-    await simulation.refused("one", "NotAllowed", words)
+    await simulation.refused("one", "NotAllowed", words, "; the operator asks again every 30 s")
     assert simulation.status("one").launches == 0
     assert simulation.world.dry_runs < 20
     simulation.world.admission = refusing(NotAllowed(words), when=of("nobody"))
