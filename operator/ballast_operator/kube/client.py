@@ -192,7 +192,8 @@ class Cluster:
                     "list", kind, path, query=query, accept=accept, times=1 if most else IN_ONE_PIECE
                 )
             except Unreachable as error:
-                self._page_sizes[kind] = LEAST_OF_A_PAGE
+                if isinstance(error.__cause__, TimeoutError):
+                    self._page_sizes[kind] = LEAST_OF_A_PAGE
                 self._page_sizes[kind] = most = smaller_page(most, error)
                 continue
             except Expired:
