@@ -150,9 +150,11 @@ class Reviews:
         for answer in late:
             answer.cancel()  # the review goes on
         await asyncio.gather(*late, return_exceptions=True)
-        return frozenset(
-            name for name, answer in answers.items() if not answer.cancelled() and answer.result()
-        )
+        known = {name: answer for name, answer in answers.items() if not answer.cancelled()}
+        for error in [answer.exception() for answer in known.values()]:  # each is taken: asyncio logs others
+            if error is not None:
+                raise error
+        return frozenset(name for name, answer in known.items() if answer.result())
 
     def waits_for(self, person: Person) -> int:
         """In how many namespaces it is not known yet what the person may see."""

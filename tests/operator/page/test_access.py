@@ -1,6 +1,7 @@
 """Who is let in: by a real API server's reviews, and how often it is asked."""
 
 import asyncio
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,22 @@ async def test_a_first_look_does_not_wait_for_the_reviews_of_many_namespaces():
         await eventually_settled(reviews)
     assert await reviews.namespaces(ann, many) == many - {"ns-000", "ns-001"}
     assert len(server.asked) <= 201 * 6
+
+
+async def test_an_api_server_that_answers_none_of_many_reviews_is_told_of_once(caplog):
+    """Not once for each namespace, at each look."""
+
+    async def ask(kind: Any, body: Any) -> Any:
+        if body["spec"]["resourceAttributes"]["namespace"]:
+            raise Forbidden("no")
+        return {"status": {"allowed": False}}
+
+    reviews = Reviews(ask, clock=lambda: 0.0)
+    for _ in range(2):
+        with pytest.raises(Forbidden):
+            await reviews.namespaces(Person(name="ann"), {f"ns-{number}" for number in range(100)})
+    gc.collect()
+    assert not caplog.records
 
 
 async def eventually_settled(reviews: Reviews) -> None:
