@@ -371,13 +371,14 @@ class Reconciler:
         notice = EventToPost(type="Warning", reason=reason, message=message)
         try:
             await self._recorder.post(JOB, *key, metadata["uid"], (notice,))
+            unreadable = False
             try:
                 old = read_job_status(item)
             except ValueError:
                 uid, written = self._written.get(key, ("", None))
                 if written is None or uid != metadata["uid"]:
                     raise
-                item = {**item, "status": written}
+                item, unreadable = {**item, "status": written}, True
                 old = read_job_status(item)
             new = old.with_condition(
                 JobCondition.RECONCILED,
@@ -387,7 +388,7 @@ class Reconciler:
                 now=self._clock(),
                 generation=metadata.get("generation", 0),
             )
-            if new != old:
+            if unreadable or new != old:
                 await self._write_status(key, item, new)
         except NotLeader:
             raise

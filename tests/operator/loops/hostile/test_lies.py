@@ -141,13 +141,14 @@ async def test_a_status_that_somebody_has_made_unreadable_is_the_last_written_ag
     simulation = Simulation(nodes={"fast-0": ("fast", 4)})
     await simulation.run_job("one", totalSteps=200)
     whole = simulation.status("one")
-    item = simulation.world.get(JOB, NAMESPACE, "one")
-    kept = {**item["status"], **status} if isinstance(status, dict) else status
-    simulation.world.put(JOB, {**item, "status": kept})
-    await simulation.look()
     worker, _ = worker_of(simulation)
-    await worker((NAMESPACE, "one"))
-    assert simulation.status("one").allocation == whole.allocation
+    for _ in range(2):  # the second time before any pass has succeeded
+        item = simulation.world.get(JOB, NAMESPACE, "one")
+        kept = {**item["status"], **status} if isinstance(status, dict) else status
+        simulation.world.put(JOB, {**item, "status": kept})
+        await simulation.look()
+        await worker((NAMESPACE, "one"))
+        assert simulation.status("one").allocation == whole.allocation
     assert simulation.condition("one", "Reconciled").reason == "InternalError"
     await simulation.until(lambda: simulation.state("one") == "Succeeded")
     assert simulation.status("one").launches == 1 and simulation.condition("one", "Reconciled").is_true
