@@ -50,7 +50,7 @@ from ballast_operator.reconcile.surroundings import (
     on_the_same_gpu,
 )
 from ballast_operator.settings import JobSettings
-from ballast_operator.steps.context import JobCounter, StepResult, Surroundings
+from ballast_operator.steps.context import DeletePod, JobCounter, StepResult, Surroundings, WritePlan
 from ballast_operator.steps.decide import decide, refused
 from ballast_operator.views.clock import Time, now
 from ballast_operator.views.job import JobView, SuspendCause
@@ -315,10 +315,8 @@ class Reconciler:
 
         One that frees GPUs does not wait.
         """
-        before, after = view.status.allocation, result.status.allocation
-        frees = before is not None and (after is None or after.ending is not None)
         status = self._restored_status(view, item, result.status)
-        if frees or not (status or result.restores):
+        if _frees_gpus(view, result) or not (status or result.restores):
             return 0.0
         return self._findings.before_restoring(view, (*status, *result.restores))
 
@@ -485,6 +483,20 @@ class Reconciler:
         self._written.pop(key, None)
         self._unanswered.discard(key)
         self._allocate()
+
+
+def _frees_gpus(view: JobView, result: StepResult) -> bool:
+    """Whether GPUs of the gang are free sooner by it: of all its pods, or of those that are to go."""
+    before, after, plan = view.status.allocation, result.status.allocation, view.launched_plan
+    if before is None:
+        return False
+    if after is None or after.ending is not None or len(after.pods) < len(before.pods):
+        return True
+    return any(
+        isinstance(action, DeletePod)
+        or (isinstance(action, WritePlan) and plan is not None and len(action.plan.ranks) < len(plan.ranks))
+        for action in result.actions
+    )
 
 
 def _gives_up_waiting(view: JobView, result: StepResult) -> bool:

@@ -70,6 +70,21 @@ async def test_every_handlers_mark_makes_the_gang_shrink_live(found, condition):
     assert status.condition("NodesStay").is_true
 
 
+async def test_a_controller_that_undoes_the_status_delays_no_move_off_a_node_that_goes():
+    """What it changes is put right after pauses, longer than the node stays; GPUs that go do not wait."""
+    simulation = await elastic(FOUR_NODES)
+    for _ in range(40):
+        simulation.world.patch(JOB, NAMESPACE, "a", {"status": {"conditions": []}})
+        await simulation.tick()
+    assert simulation.observer.findings.contested((NAMESPACE, "a"))
+    mark(simulation, going := node_of_rank(simulation, 2), ITN)
+    for _ in range(15):
+        simulation.world.patch(JOB, NAMESPACE, "a", {"status": {"conditions": []}})
+        await simulation.tick()
+    assert going not in simulation.nodes("a")
+    assert simulation.status("a").launches == 1
+
+
 @pytest.mark.parametrize(
     ("found", "condition"),
     [
