@@ -110,12 +110,12 @@ def two_texts():
     [
         ({"model": {"name": "gpt"}}, "the model has no positions that begin anew.*To fix: padToMultipleOf"),
         (
-            {"model": {**job()["model"], "args": families.arguments("falcon")}},
+            {"model": {**job()["model"], "args": families.arguments("bloom")}},
             "no positions that begin anew",
         ),
         ({"data": {"name": f"{MODULE}:two_texts", "packing": True}}, "gives whole batches"),
     ],
-    ids=["gpt", "falcon", "function"],
+    ids=["gpt", "bloom", "function"],
 )
 def test_what_cannot_be_packed_is_refused(change, words):
     """Models whose attention would cross samples, and data that come in batches."""

@@ -98,6 +98,18 @@ def test_families_that_are_cut_learn_as_in_one_process(names):
             assert part < 0.85 * whole, name
 
 
+def test_a_plan_may_state_how_embeddings_are_cut(monkeypatch):
+    """As families of transformers 5.24 do: those are no part of a layer, and stay whole."""
+    from ballast_trainer.models.hugging_face import from_config
+    from transformers import LlamaConfig
+
+    stated = {**LlamaConfig.base_model_tp_plan, "embed_tokens": "embedding_rowwise"}
+    monkeypatch.setattr(LlamaConfig, "base_model_tp_plan", stated)
+    model = from_config(**families.arguments("llama"))
+    layer = split_layer(model.build_layer(1), Alone(ranks=(0, 1)))
+    assert len(pairs([layer])) == 2
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("name", first_daily([MIXTURE, "gpt2", "qwen3", "gpt_neox", "phi3", "gemma2"]))
 def test_layers_that_are_cut_move_and_continue_whole_from_a_checkpoint(gang, tmp_path, name):

@@ -58,7 +58,8 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.layer, self.width, self.config = layer, width, config
         stated = getattr(config, "base_model_tp_plan", None) or {}
-        self.plan = {path.partition(".*.")[2]: way for path, way in stated.items()}
+        # Newer releases also state how embeddings are cut, which are no part of a layer.
+        self.plan = {path.partition(".*.")[2]: way for path, way in stated.items() if ".*." in path}
         note_choices(layer)
         self._index, self._calls, self._members = index, calls, members
 
