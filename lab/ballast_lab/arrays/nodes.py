@@ -56,7 +56,8 @@ class Nodes:
                 names, grant.column.tolist(), ledger.gpus[grant.job].tolist(), strict=True
             )
         ]
-        placed = assign_nodes(wanted, GpuLedger(self._nodes), self._placed)
+        nothing_asked = Question(now=self._clock(), shares={}, jobs=(), nodes=self._nodes)
+        placed = assign_nodes(wanted, GpuLedger(self._nodes), self._placed, {}, nothing_asked)
         self._last = grant
         now = self._clock()
         self._since = {

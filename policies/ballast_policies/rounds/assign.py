@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ballast_policies.rounds.ledger import Ledger, pack
 from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.values import ANY_NODES, Node, NodeRequest, Placement, PoolPart
+from ballast_policies.rounds.values import Node, NodeRequest, Placement, PoolPart
 
 Granted = tuple[str, str, int]
 """Job, pool (of rank 0), GPUs."""
@@ -20,8 +20,8 @@ def assign_nodes(
     granted: Iterable[Granted],
     ledger: Ledger,
     running: Mapping[str, Placement],
-    splits: Splits | None = None,
-    question: Question | None = None,
+    splits: Splits,
+    question: Question,
 ) -> dict[str, Placement]:
     """Exact nodes for gangs that fit their pools by count, the largest first.
 
@@ -32,10 +32,10 @@ def assign_nodes(
         granted: the most urgent first.
         ledger: of all nodes; the gangs take their GPUs there.
         running: job -> where it runs now; a gang that stays in its pool keeps its nodes.
-        splits: where nodes are told apart, and of gangs in several pools; None: any nodes.
-        question: with what gangs ask of their nodes; None: nothing.
+        splits: where nodes are told apart, and of gangs in several pools.
+        question: with what gangs ask of their nodes.
     """
-    found = _Assignment(granted, ledger, running, splits or {}, question)
+    found = _Assignment(granted, ledger, running, splits, question)
     # Large pods find no room behind small ones.
     found.movers.sort(key=lambda at: (-found.asks(at).per_pod, -found.granted[at][2]))
     while found.movers:
@@ -84,12 +84,12 @@ class _Assignment:
         ledger: Ledger,
         running: Mapping[str, Placement],
         splits: Splits,
-        question: Question | None,
+        question: Question,
     ) -> None:
         """Let those that stay keep their nodes."""
         self.granted, self._ledger, self._splits, self._question = list(granted), ledger, splits, question
-        self._tells_nodes_apart = question is not None and (
-            any(asks.barred for asks in question.asks.values()) or any(node.closed for node in question.nodes)
+        self._tells_nodes_apart = any(asks.barred for asks in question.asks.values()) or any(
+            node.closed for node in question.nodes
         )
         self.placements: dict[str, Placement] = {}
         self.movers: list[int] = []
@@ -105,14 +105,14 @@ class _Assignment:
 
     def asks(self, at: int) -> NodeRequest:
         """What the gang asks of its nodes."""
-        return ANY_NODES if self._question is None else self._question.asks_of(self.granted[at][0])
+        return self._question.asks_of(self.granted[at][0])
 
     def place(self, at: int) -> bool:
         """Give the gang what is free; whether it finds its nodes."""
         job, pool, gpus = self.granted[at]
         chosen = self._packed(at, by_group=self.asks(at).required is None)
         if chosen is None:
-            every = () if self._question is None else self._question.asks.values()
+            every = self._question.asks.values()
             in_pods = any(asks.per_pod > 1 or asks.topology is not None for asks in every)
             assert in_pods, f"{job} was granted {gpus} GPUs that pool {pool} has not"
             return False
@@ -179,7 +179,7 @@ class _Assignment:
         job, pool, gpus = self.granted[at]
         split = self._splits.get(job)
         asks = self.asks(at)
-        if self._question is not None and split is not None and len(split) > 1:
+        if split is not None and len(split) > 1:
             asks = NodeRequest(self._question.mixed[job].barred, asks.per_pod)
         chosen: list[str] = []
         for there, groups in split if split is not None else [(pool, {"": gpus})]:
