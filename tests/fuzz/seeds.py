@@ -114,14 +114,21 @@ STATUS: dict[str, Any] = {
     ],
     "allocation": {
         "gpuType": "v100",
+        "allGpuTypes": "v100+k80",
         "pool": "fast",
         "gpus": 4,
         "gpusPerPod": 2,
         "parts": [
-            {"pool": "fast", "gpuType": "v100", "pods": ["a-1-0"]},
-            {"pool": "slow", "gpuType": "k80", "pods": ["a-1-1"]},
+            {"pool": "fast", "gpuType": "v100", "pods": ["a-1-0"], "speed": 1.5},
+            {"pool": "slow", "gpuType": "k80", "pods": ["a-1-1"], "speed": 1.0},
         ],
-        "leaving": {"nodes": ["n"], "seen": [AT], "since": AT, "at": AT},
+        "degrees": {
+            **{"tensor": 2, "data": 1, "microbatches": 4, "recompute": True},
+            **{"layers": [3, 5], "stepSeconds": 0.5, "memoryBytes": 1e9},
+        },
+        "podGroup": "a-1",
+        "sharedGpu": {"partner": "team/b"},
+        "leaving": {"nodes": ["n"], "seen": [AT], "by": "a taint", "since": AT, "at": AT},
         "ended": ["a-1-1"],
         "resizedAt": AT,
         "resizePauseMs": 5.5,
@@ -137,8 +144,23 @@ STATUS: dict[str, Any] = {
         "firstNewcomer": 1,
         "ending": {"cause": "Preempted", "message": "why", "since": AT},
     },
-    "progress": {"step": 10, "percent": 10, "stepsPerSecond": 2.5, "loss": 0.1, "eta": AT, "bubble": 0.1},
-    "rebalances": [{"time": AT, "step": 5, "imbalanceBefore": 1.2, "imbalanceAfter": 1.0, "pauseMs": 3.5}],
+    "progress": {
+        **{"step": 10, "percent": 10, "stepsPerSecond": 2.5, "loss": 0.1, "eta": AT, "bubble": 0.1},
+        **{"imbalance": 0.1, "flopsPerSecond": 1e12, "partOfPeak": 0.4, "goodput": 0.9, "badSamples": 1},
+        **{"checkpointStep": 8, "checkpointEverySteps": 4, "checkpointSeconds": 0.5},
+        **{
+            "checkpointWriteSeconds": 1.5,
+            "emulatedSlowdown": 2.0,
+            "validationLoss": 0.2,
+            "validationStep": 9,
+        },
+    },
+    "rebalances": [
+        {
+            **{"time": AT, "launch": 1, "step": 5},
+            **{"imbalanceBefore": 1.2, "imbalanceAfter": 1.0, "pauseMs": 3.5},
+        }
+    ],
     "repacks": [
         {
             "time": AT,
@@ -146,8 +168,8 @@ STATUS: dict[str, Any] = {
             "step": 7,
             "releasedPods": ["a-1-1"],
             "survivors": [{"name": "a-1-0", "uid": "u"}],
-            "pauseMs": 1.5,
-            "reason": "fits",
+            **{"gpus": 1, "stepSecondsBefore": 0.5, "stepSecondsAfter": 0.6, "pauseMs": 1.5},
+            **{"reason": "fits", "asked": True},
         }
     ],
     "launches": 1,
@@ -155,6 +177,19 @@ STATUS: dict[str, Any] = {
     "lastDecision": {"chosen": "2 x v100", "nextBest": "", "why": "", "planId": "p", "gpuType": "v100"},
     "costSoFar": 1.5,
     "costAt": AT,
+    "activeSeconds": 60.5,
+    "poolCosts": [
+        {
+            **{"pool": "fast", "gpuType": "v100", "gpuSeconds": 60.5},
+            **{"cost": 1.5, "startupCost": 0.25, "dataCost": 0.5},
+        }
+    ],
+    "teamCosts": [{"team": "vision", "cost": 1.5}],
+    "gpuTime": {
+        **{"held": 60.5, "startup": 5.5, "lostSteps": 1.5, "moves": 2.5},
+        **{"checkpoint": 1.0, "straggling": 0.5, "idle": 0.5, "goodput": 0.8},
+    },
+    "gpuLeftAt": AT,
     "isolated": {"seconds": 3.5, "step": 4},
     "suspendedSeconds": 0.5,
     "nextLaunchAt": AT,
