@@ -313,10 +313,10 @@ class Reconciler:
     def _pause_before_restoring(self, view: JobView, item: Object, result: StepResult) -> float:
         """Seconds until a result that puts right what others have changed is carried out; 0: now.
 
-        One that frees GPUs does not wait.
+        One that frees GPUs does not wait, and neither does the notice of a node.
         """
         status = self._restored_status(view, item, result.status)
-        if _frees_gpus(view, result) or not (status or result.restores):
+        if _cannot_wait(view, result) or not (status or result.restores):
             return 0.0
         return self._findings.before_restoring(view, (*status, *result.restores))
 
@@ -485,12 +485,14 @@ class Reconciler:
         self._allocate()
 
 
-def _frees_gpus(view: JobView, result: StepResult) -> bool:
-    """Whether GPUs of the gang are free sooner by it: of all its pods, or of those that are to go."""
+def _cannot_wait(view: JobView, result: StepResult) -> bool:
+    """Whether a result frees GPUs of the gang, all or some, or has when its nodes were first seen to go."""
     before, after, plan = view.status.allocation, result.status.allocation, view.launched_plan
     if before is None:
         return False
     if after is None or after.ending is not None or len(after.pods) < len(before.pods):
+        return True
+    if after.leaving != before.leaving:
         return True
     return any(
         isinstance(action, DeletePod)

@@ -85,6 +85,21 @@ async def test_a_controller_that_undoes_the_status_delays_no_move_off_a_node_tha
     assert simulation.status("a").launches == 1
 
 
+async def test_a_controller_that_undoes_the_status_leaves_a_gang_the_time_to_save():
+    """When a notice was seen is written at once, since its time counts from then."""
+    simulation = await elastic(FOUR_NODES, stages=(4, 4))
+    for _ in range(72):
+        simulation.world.patch(JOB, NAMESPACE, "a", {"status": {"conditions": []}})
+        await simulation.tick()
+    mark(simulation, "n0", ITN)
+    trainer, at = simulation.trainers["a"], simulation.now + datetime.timedelta(seconds=120)
+    await simulation.tick()
+    assert simulation.status("a").allocation.leaving.nodes == ("n0",)
+    await simulation.until(lambda: not simulation.pods("a"), ticks=120)
+    assert simulation.now < at and trainer.saved == trainer.step
+    assert simulation.status("a").restarts == {"NodeLeaving": 1}
+
+
 @pytest.mark.parametrize(
     ("found", "condition"),
     [
