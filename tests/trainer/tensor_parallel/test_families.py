@@ -300,6 +300,27 @@ def test_an_optimizer_that_needs_whole_matrices_is_refused(name):
     assert caught.value.field == "training.optimizer"
 
 
+def no_optimizer(parameters, learning_rate):
+    return None
+
+
+def matrices_alone(parameters, learning_rate):
+    return torch.optim.Muon(parameters, lr=learning_rate)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("no_optimizer", "returned NoneType"), ("matrices_alone", "does not take a layer's parameters of shapes")],
+)
+def test_an_optimizer_that_cannot_be_made_is_a_mistake_of_its_field(name, words):
+    """As it is where layers are whole, and no rank has started."""
+    config = job("llama", parallelism={"tensor": 2})
+    config["training"]["optimizer"] = f"{__name__}:{name}"
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        ValidatedJob.from_mapping(config)
+    assert caught.value.field == "training.optimizer"
+
+
 ADAPTERS = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, "target_modules": "all-linear"}
 
 

@@ -396,12 +396,10 @@ class Layer:
 
 
 @functools.lru_cache(maxsize=64)
-def _mixes(name: str, rate: float, shapes: tuple[tuple[int, ...], ...]) -> bool:
-    maker = load_callable("training.optimizer", name)
+def _mixes(config: TrainingConfig, shapes: tuple[tuple[int, ...], ...]) -> bool:
     with host_seeded(0):
-        return mixes_parameters(
-            lambda parameters: maker(parameters, rate), [nn.Parameter(torch.randn(shape)) for shape in shapes]
-        )
+        parameters = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+    return mixes_parameters(functools.partial(_make_optimizer, config=config), parameters)
 
 
 def _refuse_mixing(parameters: list[nn.Parameter], config: TrainingConfig) -> None:
@@ -413,7 +411,7 @@ def _refuse_mixing(parameters: list[nn.Parameter], config: TrainingConfig) -> No
     if config.optimizer in OWN_OPTIMIZERS:
         return
     smallest = sorted((tuple(p.shape) for p in parameters), key=lambda shape: (math.prod(shape), shape))[:2]
-    if _mixes(config.optimizer, config.learning_rate, tuple(smallest)):
+    if _mixes(config, tuple(smallest)):
         reason = (
             f"{config.optimizer} updates a parameter by the gradients of others, too, and with "
             "parallelism.zeroStage a replica has a part of them. To fix: zeroStage: 0, or an optimizer of "
@@ -426,12 +424,11 @@ def refuse_whole_matrices(config: TrainingConfig) -> None:
     """Refuse an optimizer of the user's that cannot have a part of a matrix.
 
     Raises:
-        ConfigurationError: it updates that otherwise than in the whole matrix.
+        ConfigurationError: it updates that otherwise than in the whole matrix, or cannot be made.
     """
     if config.optimizer in OWN_OPTIMIZERS:
         return
-    maker = load_callable("training.optimizer", config.optimizer)
-    if mixes_numbers(lambda parameters: maker(parameters, config.learning_rate)):
+    if mixes_numbers(functools.partial(_make_optimizer, config=config)):
         reason = (
             f"{config.optimizer} updates a number by others of its whole matrix, of which with "
             "parallelism.tensor a rank has a part. To fix: tensor: 1, or an optimizer such as adamw"
