@@ -172,7 +172,7 @@ def test_a_forecast_has_the_bytes_of_a_rank(stage, types):
         "training": types,
     }
     job = read_job_config(config)
-    rows = ForecastInput(config_path=Path()).layers(config, microbatches=4, parallelism=job.parallelism)
+    rows = ForecastInput(config_path=Path()).layers(config, job)
     (forecast, *_) = forecasts(job, rows, ranks=4)
     model = build_gpt(layers=4, dim=24, heads=2, context=6)
     for index in (0, 3):
@@ -288,7 +288,7 @@ def test_a_forecast_has_a_steps_fullest_moment():
             "parallelism": {"data": 2, "zeroStage": stage},
         }
         job = read_job_config(config)
-        rows = ForecastInput(config_path=Path()).layers(config, microbatches=8, parallelism=job.parallelism)
+        rows = ForecastInput(config_path=Path()).layers(config, job)
         (forecast, *_) = forecasts(job, rows, ranks=2)
         for counted in ranks:
             assert counted[stage] == pytest.approx(forecast.ranks[0].bytes, rel=0.05), stage
@@ -318,7 +318,7 @@ def test_a_forecast_has_the_fullest_moment_of_a_rank_of_a_tensor_group(family):
         config["data"] = {"name": "tests.trainer.models.families:batches"}
     config |= {"pipeline": {"microbatches": 4, "globalBatchSize": 8}, "parallelism": {"tensor": 2}}
     job = read_job_config(config)
-    rows = ForecastInput(config_path=Path()).layers(config, microbatches=4, parallelism=job.parallelism)
+    rows = ForecastInput(config_path=Path()).layers(config, job)
     (forecast, *_) = forecasts(job, rows, ranks=2)
     for counted in on_ranks(peak_of_a_part, 2, config):
         assert counted == pytest.approx(forecast.ranks[0].bytes, rel=0.05)

@@ -310,7 +310,7 @@ def matrices_alone(parameters, learning_rate):
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("no_optimizer", "returned NoneType"), ("matrices_alone", "does not take a layer's parameters of shapes")],
+    [("no_optimizer", "returned NoneType"), ("matrices_alone", "does not take a layer.s parameters")],
 )
 def test_an_optimizer_that_cannot_be_made_is_a_mistake_of_its_field(name, words):
     """As it is where layers are whole, and no rank has started."""
