@@ -51,7 +51,12 @@ def _numbers(seed):
         yield value >> 33
 
 
+_OF_NO_PART = [{**seeds.STATUS["allocation"]["parts"][0], "pods": []}, seeds.STATUS["allocation"]["parts"][1]]
 FOUND = {
+    "a gang in several pools whose last pod is in none": (
+        "job-status",
+        {"status": {**seeds.STATUS, "allocation": {**seeds.STATUS["allocation"], "parts": _OF_NO_PART}}},
+    ),
     "nodes.yaml that is no text": ("nodes-file", "\ud800nodes: []"),
     "nodes.yaml with a date that cannot be": ("nodes-file", "nodes: [{name: 2030-13-41}]"),
     "nodes.yaml nested deeply": ("nodes-file", "[" * 20_000),

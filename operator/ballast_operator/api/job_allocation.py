@@ -273,7 +273,8 @@ class JobAllocation(StatusModel):
                 kept = tuple(pod for pod in part.pods if pod in node_of)
                 left += [part.replace(pods=kept)] if kept else []
             new = tuple(pod for pod in pods if pod not in self.node_of)
-            left[-1] = left[-1].replace(pods=(*left[-1].pods, *new))
+            if left:  # else a hand has written parts that have none of the pods
+                left[-1] = left[-1].replace(pods=(*left[-1].pods, *new))
             changes = {"pool": first.pool, "gpu_type": first.gpu_type, **changes}
             changes["parts"] = tuple(left) if len(left) > 1 else ()
         return self.replace(pods=pods, nodes=nodes, gpus=len(pods) * self.gpus_per_pod, **changes)
