@@ -181,7 +181,8 @@ class Warden:
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry, ignore_errors=True)
             else:
-                entry.unlink()
+                with contextlib.suppress(OSError):
+                    entry.unlink()
         if not self._keep:
             shutil.rmtree(self._folder, ignore_errors=True)
 
