@@ -14,7 +14,7 @@ from ballast_trainer.channel.kubernetes import WatchedObject
 from kubernetes import client
 from kubernetes.dynamic import DynamicClient
 
-from tests.support.access import account, kubeconfig_of, may, new_account, wait_for_operators_rights
+from tests.support.access import account, binding, kubeconfig_of, may, new_account, wait_for_operators_rights
 from tests.support.control_plane import ControlPlane
 from tests.support.waiting import eventually
 
@@ -51,14 +51,7 @@ def give_trainers_role(api: client.ApiClient, namespace: str) -> None:
     """The role of job a's pods, to their service account."""
     rbac = client.RbacAuthorizationV1Api(api)
     rbac.create_namespaced_role(namespace, role(namespace, "a-trainer", trainer_rules("a")))
-    rbac.create_namespaced_role_binding(
-        namespace,
-        client.V1RoleBinding(
-            metadata=client.V1ObjectMeta(name="a-trainer"),
-            role_ref=client.V1RoleRef(api_group=RBAC, kind="Role", name="a-trainer"),
-            subjects=[client.RbacV1Subject(kind="ServiceAccount", name="a-trainer", namespace=namespace)],
-        ),
-    )
+    rbac.create_namespaced_role_binding(namespace, binding("a-trainer", namespace, "a-trainer", kind="Role"))
 
 
 @pytest.fixture
@@ -167,8 +160,8 @@ def test_installed_objects_come_in_an_order_that_can_be_applied() -> None:
     kinds = [item["kind"] for item in install_objects("somewhere")]
     assert kinds[:2] == ["CustomResourceDefinition"] * 2
     assert kinds.index("Namespace") < kinds.index("ServiceAccount") < kinds.index("ClusterRoleBinding")
-    binding = next(item for item in install_objects("somewhere") if item["kind"] == "ClusterRoleBinding")
-    assert binding["subjects"][0]["namespace"] == "somewhere"
+    bound = next(item for item in install_objects("somewhere") if item["kind"] == "ClusterRoleBinding")
+    assert bound["subjects"][0]["namespace"] == "somewhere"
 
 
 def test_the_role_that_the_operator_makes() -> None:
