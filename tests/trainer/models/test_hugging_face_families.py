@@ -235,6 +235,20 @@ def test_every_name_of_the_whole_model_is_in_an_export():
         assert sorted(found) == sorted(whole.state_dict())
 
 
+def test_a_checkpoint_in_bf16_is_trained_in_fp32(tmp_path):
+    """As most on the hub are; ``training.dtype`` says what the weights are."""
+    from ballast_trainer.models.hugging_face import pretrained
+
+    made = transformers.AutoConfig.for_model(**families.arguments("llama"))
+    whole = transformers.AutoModelForCausalLM.from_config(made).to(torch.bfloat16)
+    whole.save_pretrained(tmp_path)
+    model, known = pretrained(checkpoint=str(tmp_path)), whole.state_dict()
+    for index in range(model.layer_count):
+        for name, value in model.build_layer(index).named_parameters():
+            assert value.dtype == torch.float32
+            assert torch.equal(value, known[model.name_of(index, name)].float())
+
+
 def test_a_checkpoint_of_a_class_is_read_as_that_class(tmp_path):
     """A classifier of sequences keeps its head."""
     from ballast_trainer.models.hugging_face import pretrained

@@ -91,6 +91,8 @@ def whole_block(kind):
         sizes = {"hidden_size": DIM, "num_attention_heads": 2 * HEADS, "num_key_value_heads": HEADS}
         if kind == "gpt2":
             sizes = {"n_embd": DIM, "n_head": HEADS}
+        if kind == "deepseek_v2":
+            sizes = {"hidden_size": DIM, "num_attention_heads": HEADS, "num_key_value_heads": HEADS}
         arguments = families.arguments(kind) | sizes
         block = from_config(**arguments).build_layer(1)
     values = [torch.randn(2, 6, DIM) for _ in range(2)]

@@ -23,7 +23,7 @@ CASES = {
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "kind", first_daily([0.2, "qwen3", "gpt2", 0.0, "gpt_neox", "phi", "gemma2", "phi3"], 3)
+    "kind", first_daily([0.2, "qwen3", "gpt2", "deepseek_v2", 0.0, "gpt_neox", "phi", "gemma2", "phi3"], 3)
 )
 @pytest.mark.parametrize("size", first_daily(CASES, 1))
 def test_migrated_columns_give_the_whole_blocks_outputs_and_gradients(size, kind):

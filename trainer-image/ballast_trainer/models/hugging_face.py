@@ -342,7 +342,7 @@ def from_config(*, model_type: str, architecture: str | None = None, **config: A
 def pretrained(
     *, checkpoint: str, architecture: str | None = None, peft: Mapping[str, Any] | None = None
 ) -> Model:
-    """A model with the weights of a folder that ``save_pretrained`` wrote, or of a name on the hub.
+    """A model with the weights, in fp32, of a folder that ``save_pretrained`` wrote, or of a name on the hub.
 
     Args:
         checkpoint: folder or name.
@@ -360,7 +360,12 @@ def pretrained(
     if architecture is None and ("For" in own or own.endswith("HeadModel")):
         architecture = own
     with _read_by_tensor():
-        whole = _built(made, architecture, lambda build, **how: build.from_pretrained(checkpoint, **how))
+        whole = _built(
+            made,
+            architecture,
+            # Of checkpoints in bf16, too: ``training.dtype`` says what the weights are.
+            lambda build, **how: build.from_pretrained(checkpoint, dtype=torch.float32, **how),
+        )
     return decoder(whole if peft is None else _with_adapters(whole, peft))
 
 
