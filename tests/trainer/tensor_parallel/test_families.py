@@ -41,6 +41,8 @@ class Doubled(Axis):
 
 
 MIXTURE = "mixtral with its routers' loss"
+LITTLE_CUT = ("bert", "vit", "dinov2", "jamba", "longcat_flash", "recurrent_gemma", "diffllama")
+"""Families of whose layers, as small as here, more than a third is in parts that stay whole."""
 
 
 def curves(world, names):
@@ -95,7 +97,7 @@ def test_families_that_are_cut_learn_as_in_one_process(names):
         for name in names:
             (losses, part), (expected, whole) = found[name, True], found[name, False]
             assert_same_curve(dict(enumerate(losses)), dict(enumerate(expected)))
-            assert part < 0.85 * whole, name
+            assert part < (0.85 if name in LITTLE_CUT else 0.7) * whole, name
 
 
 def test_a_plan_may_state_how_embeddings_are_cut(monkeypatch):

@@ -17,7 +17,7 @@ class Slicing:
     Attributes:
         dim: the dimension that is cut.
         blocks: how many equal blocks lie one after the other along ``dim``, each of which is cut:
-            3 for query, key and value in one matrix, else 1.
+            3 for query, key and value in one matrix, 2 for gates and what they are for, else 1.
     """
 
     dim: int

@@ -1,9 +1,10 @@
 """Linear maps in pairs over a tensor group, with one all-reduce forward and one backward.
 
-Column-cut maps of one input, and a row-cut map of what their layer makes of the outputs: the two of an MLP or
-the three of a gated one (two where gates and the rest are one matrix), the projections of an attention; and
-the halves of their adapters (LoRA) that are cut.  Between them lie independent units (inner units of an MLP,
-heads of an attention, of grouped queries a key head with its queries), an equal number on each rank.
+Column-cut maps of one input (two, where queries and keys are latent), and a row-cut map of what their layer
+makes of the outputs: the two of an MLP or the three of a gated one (two where gates and the rest are one
+matrix), the projections of an attention; and the halves of their adapters (LoRA) that are cut.  Between them
+lie independent units (inner units of an MLP, heads of an attention, of grouped queries a key head with its
+queries), an equal number on each rank.
 
 For a while a rank may leave out contraction columns of its products
 (:mod:`~ballast_trainer.tensor_parallel.product`) or hand its last units to other ranks
@@ -28,6 +29,8 @@ from ballast_trainer.tensor_parallel.product import ColumnSelection, GemmTimer, 
 
 class SharedInput:
     """What column-cut maps of the same input share: one all-reduce of its gradient for all of them.
+
+    Where latent queries and keys are two inputs, each has one, and what travels does so on both.
 
     Attributes:
         readers: how many they are.
