@@ -124,7 +124,7 @@ def test_a_layer_that_cannot_take_what_it_receives_is_told_with_what_that_is(gan
     running = gang(config("good_batches", "mismatched"), ranks=ranks, folder=tmp_path)
     assert ExitCode.ERROR in running.exit_codes().values()
     assert re.search(
-        r"RuntimeError: mat1 .* \(in layer 2, Narrow, received float32 \[2, 8\] from .*\)\. To fix: ",
+        r"RuntimeError: .*mat1 .* \(in layer 2, Narrow, received float32 \[2, 8\] from .*\)\. To fix: ",
         running.errors(),
     )
 
