@@ -104,7 +104,8 @@ def _job(
         return "it was in several pools, or shared a GPU"
     if not seen or not course:
         return "no decision that is kept has seen it"
-    known: _Seen = _read(_Seen, seen)
+    # What another release says of a job that this one has no field for, its replay would lack.
+    known = decode_text(_Seen, seen, spelling=str)
     if known.several_pools:
         return "only several pools hold it"
     first, last = course[0], course[-1]

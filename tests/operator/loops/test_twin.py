@@ -127,13 +127,14 @@ async def test_cost_against_other_policies_and_the_least(tmp_path: Path) -> None
     assert alone.exit_code == 2 and "go with --against" in alone.output
 
 
-async def test_what_cannot_be_read_is_left_out_with_why(tmp_path: Path) -> None:
-    """The rest is replayed; without anything there is nothing to compare."""
+@pytest.mark.parametrize("part", [("5.0", "NaN"), ('"asks":{', '"topology":{')], ids=("edited", "older"))
+async def test_what_cannot_be_read_is_left_out_with_why(tmp_path: Path, part: tuple[str, str]) -> None:
+    """The rest is replayed; without anything there is nothing to compare. Of another release: as edited."""
     path = tmp_path / "history.db"
     simulation = await played(path, "one", "two")
     with sqlite3.connect(path) as database:
-        database.execute("UPDATE kept SET content = replace(content, '5.0', 'NaN') WHERE what = 'seen' AND "
-                         "uid = (SELECT uid FROM jobs WHERE name = 'one')")  # fmt: skip
+        database.execute("UPDATE kept SET content = replace(content, ?, ?) WHERE what = 'seen' AND "
+                         "uid = (SELECT uid FROM jobs WHERE name = 'one')", part)  # fmt: skip
     database.close()
     found = replay(read_recording(History(path), BEGAN, simulation.now.timestamp()))
     assert list(found.left_out) == [f"{NAMESPACE}/one"] and [job.job for job in found.jobs] == [
