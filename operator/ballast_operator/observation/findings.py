@@ -177,23 +177,27 @@ class Findings:
         """The service account of a launch that is being written has been made."""
         self._of(view).account_of = launch
 
-    def before_restoring(self, view: JobView, changed: Iterable[str]) -> float:
-        """Seconds until what others have changed of the job is put right; 0: now, and that is counted.
+    def pause_before_restoring(self, view: JobView) -> float:
+        """Seconds until what others have changed of the job is put right; 0: now.
 
         Each time later, after a few times. An edit of the job and its deletion do not wait.
         """
         known, now = self._of(view), self._clock()
-        if known.restorations >= FREE_RESTORATIONS and now - known.restored_at < QUIET_SECONDS:
-            pause = min(LONGEST_PAUSE_SECONDS, 2.0 ** min(known.restorations - FREE_RESTORATIONS, 10))
-            left = known.restored_at + pause - now
-            if left > 0 and known.restored_for == view.generation and not view.deleting:
-                return left
-        elif now - known.restored_at >= QUIET_SECONDS:
+        if known.restorations < FREE_RESTORATIONS or known.restored_for != view.generation or view.deleting:
+            return 0.0
+        if now - known.restored_at >= QUIET_SECONDS:
+            return 0.0
+        pause = min(LONGEST_PAUSE_SECONDS, 2.0 ** min(known.restorations - FREE_RESTORATIONS, 10))
+        return max(0.0, known.restored_at + pause - now)
+
+    def restored(self, view: JobView, changed: Iterable[str]) -> None:
+        """Count that what others have ``changed`` of the job was put right."""
+        known, now = self._of(view), self._clock()
+        if now - known.restored_at >= QUIET_SECONDS:
             known.restorations, known.changed = 0, frozenset()
         known.restorations += 1
         known.restored_at, known.restored_for = now, view.generation
         known.changed = known.changed.union(changed)
-        return 0.0
 
     def contested(self, key: Key) -> str:
         """What others change of the job again and again, as text; empty: nothing."""

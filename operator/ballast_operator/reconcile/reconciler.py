@@ -159,10 +159,10 @@ class Reconciler:
         if result.needs_fresh_view and not await self._is_as_observed(view):
             return Requeue(0.0)
         before, after = view.status.allocation, result.status.allocation
-        if (pause := self._pause_before_restoring(view, item, result)) > 0:
+        result = dataclasses.replace(result, restores=self._restores(view, item, result))
+        if result.restores and (pause := self._findings.pause_before_restoring(view)) > 0:
             return Requeue(pause)
-        launching = after is not None and (before is None or len(after.pods) > len(before.pods))
-        if launching and after is not None:
+        if after is not None and (before is None or len(after.pods) > len(before.pods)):
             self._findings.reservations[key] = after
         try:
             # 3. Apply.
@@ -310,15 +310,11 @@ class Reconciler:
             fresh = fresh.as_launched()
         return fresh is not None and (fresh.pods, fresh.finished_step) == (view.pods, view.finished_step)
 
-    def _pause_before_restoring(self, view: JobView, item: Object, result: StepResult) -> float:
-        """Seconds until a result that puts right what others have changed is carried out; 0: now.
-
-        One that frees GPUs does not wait, and neither does the notice of a node.
-        """
-        status = self._restored_status(view, item, result.status)
-        if _cannot_wait(view, result) or not (status or result.restores):
-            return 0.0
-        return self._findings.before_restoring(view, (*status, *result.restores))
+    def _restores(self, view: JobView, item: Object, result: StepResult) -> tuple[str, ...]:
+        """What a result puts right that others have changed, and that may wait."""
+        if _cannot_wait(view, result):
+            return ()
+        return (*self._restored_status(view, item, result.status), *result.restores)
 
     def _restored_status(self, view: JobView, item: Object, new: TrainingJobStatus) -> tuple[str, ...]:
         """Its status, where others have changed what was written of it, and ``new`` puts that right.
@@ -431,6 +427,8 @@ class Reconciler:
             return Requeue()
         again = Requeue(result.requeue_after_seconds)
         old, new = view.status, result.status
+        if result.restores:
+            self._findings.restored(view, result.restores)
         if contested := self._findings.contested(view.key):
             message = (
                 f"others change {contested} again and again, and it is put right after growing pauses. "

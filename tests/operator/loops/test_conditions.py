@@ -1,9 +1,11 @@
 """What cannot work is said in a condition, with what to change; the operator continues."""
 
+import contextlib
 from unittest import mock
 
 import pytest
 from ballast_operator.api.conditions import JobReason, PolicyReason
+from ballast_operator.errors import ActionRefused, Forbidden
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, NODE, POLICY
 from ballast_policies.contract import CONFIG_KEY, lease_name, plan_config_map_name
 
@@ -290,3 +292,26 @@ async def test_what_a_controller_undoes_again_and_again_is_put_right_ever_later(
     assert simulation.state("one") == simulation.state("two") == "Running"
     assert simulation.condition("one", "Reconciled").is_true
     assert simulation.observer.findings.all_contested() == 0
+
+
+async def test_what_an_api_server_refuses_to_put_right_is_nobody_elses_doing():
+    """It is not taken for a controller's work, and once it is allowed it does not wait."""
+    simulation = fast_and_slow(roundSeconds=6000)
+    simulation.add_job("one", totalSteps=1_000_000)
+    await simulation.running("one")
+    tried = []
+
+    def refusing(kind, body):
+        if kind is LEASE:
+            tried.append(body)
+            raise Forbidden("cannot create leases")
+
+    allowing, simulation.world.admission = simulation.world.admission, refusing
+    without_lease(simulation.world)
+    for _ in range(20):
+        with contextlib.suppress(ActionRefused):
+            await simulation.tick()
+    assert len(tried) >= 20 and simulation.observer.findings.all_contested() == 0
+    simulation.world.admission = allowing
+    await simulation.tick()
+    assert simulation.world.get(LEASE, NAMESPACE, lease_name("one")) is not None
