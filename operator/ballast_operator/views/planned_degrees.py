@@ -170,6 +170,7 @@ def planned_degrees(question: DegreesQuestion) -> Mapping[TypesByRank, tuple[Pla
             memory_bytes={gpu.gpu_type: gpu.memory_bytes for gpu in planner.gpus},
             bandwidth=planner.bandwidth,
             zero_stage=question.zero_stage,
+            both_orders=True,
         )
     except ContractError as error:
         reason = "; ".join(problem.reason.partition(". To fix")[0] for problem in error.problems)

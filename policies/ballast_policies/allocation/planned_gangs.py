@@ -1,9 +1,10 @@
 """A pipeline at any numbers of GPUs, of one type or several, each with the plan that suits it best.
 
 Its shapes are numbers of GPUs of each type; a plan of one is its tensor and data degree, the size of a
-microbatch, whether forwards are repeated, and the layers of each stage, the fastest GPUs first. A step takes
-what the closed form of :mod:`ballast_policies.planning.step_time` says of the cut that would be launched
-(:func:`.best_cut`), with transfers and the exchange of gradients.
+microbatch, whether forwards are repeated, and the layers of each stage, the fastest GPUs first. The slowest
+first are looked at with ``both_orders``: early stages keep the most microbatches, and slow GPUs have fewer
+layers. A step takes what the closed form of :mod:`ballast_policies.planning.step_time` says of the cut that
+would be launched (:func:`.best_cut`), with transfers and the exchange of gradients.
 
 Of the thousands of plans few are cut. Let f(p, k) be the smallest largest load of the first k layers on p
 ranks of speed 1, and g(q, k) that of the others on q ranks, tables of one dynamic program. With k layers on
@@ -12,8 +13,9 @@ the p ranks of the fastest type, of speed s, and the others on q ranks no faster
     T >= (m - 1) max(f(p, k) / s, g(q, k) / u, (S_L - S_k) / v) + S_k / s + (S_L - S_k) / u
 
 for the best k, times what any layer takes at this size of a microbatch at least of what it takes in the
-profile. So the best answer to prices is found by cutting, in the order of what these bounds would gain, until
-the plan that comes first is one that is cut.
+profile. The other order is this one of the layers in reverse; of both, each term's least counts. So the best
+answer to prices is found by cutting, in the order of what these bounds would gain, until the plan that comes
+first is one that is cut.
 """
 
 import dataclasses
@@ -52,6 +54,9 @@ LEAST_SECONDS = 1e-9
 LEAST_SPEED = 1e-6
 """Of a GPU type."""
 
+REVERSED_GAIN = 0.01
+"""The slowest GPUs first are looked at where they might win more than this."""
+
 _Positive = Annotated[float, Field(gt=0)]
 _Count = Annotated[int, Field(ge=1, le=100_000)]
 
@@ -62,13 +67,20 @@ class TensorProfile(ProfileFile):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ShapePlan:
-    """The plan of a shape; ``seconds``: of a step; ``layers`` and ``form``: of what is cut."""
+    """The plan of a shape.
+
+    Attributes:
+        seconds: of a step.
+        layers, form: of what is cut.
+        slow_first: the slowest GPUs have the first layers, else the fastest.
+    """
 
     degrees: Degrees
     cut: Partition
     seconds: float
     layers: MeasuredLayers
     form: PipelineForm
+    slow_first: bool = False
 
     @property
     def memory_bytes(self) -> tuple[float, ...]:
@@ -92,6 +104,7 @@ class PlannedGang:
         memory_bytes: GPU type -> bytes of a GPU; a type that is missing has no limit.
         bandwidth: bytes/s between GPUs; None: transfers are free.
         zero_stage: what replicas share, where there are some; as ``parallelism.zeroStage``.
+        both_orders: of several types, the slowest may come first as well; takes up to twice as long.
 
     Raises:
         ContractError: a value is impossible.
@@ -108,6 +121,7 @@ class PlannedGang:
     memory_bytes: Mapping[str, _Positive] = dataclasses.field(default_factory=dict)
     bandwidth: _Positive | None = None
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
+    both_orders: bool = False
 
     def __post_init__(self) -> None:
         problems = list(self._problems())
@@ -188,7 +202,7 @@ class _Search:
         self._types = sorted(gang.speeds, key=lambda t: -gang.speeds[t])
         self._speeds = np.array([gang.speeds[t] for t in self._types])
         self._memory = np.array([gang.memory_bytes.get(t, math.inf) for t in self._types])
-        self._sizes = gang.sizes_by_types
+        self._sizes, self._both_orders = gang.sizes_by_types, gang.both_orders
         most = max(number * of[-1] for number, of in enumerate(self._sizes, start=1))
         self._together = gang.fewest_gpus, min(most, gang.most_gpus or most)
         self._plans = _Plans(
@@ -224,15 +238,16 @@ class _Search:
         self._look_at(most)
         if len(self._gpus) > MOST_LISTED:
             return None
-        found = []
+        found, spent = [], 0
         for shape in range(len(self._gpus)):
             while self._least[shape] < math.inf:
                 plan = self._known.get((shape, int(self._best[shape])))
                 if plan is not None:
                     found.append(self._configuration(shape, plan))
                     break
-                work -= self._cut(shape, int(self._best[shape]))
-                if work < 0:
+                # The other order has at most half of the work: it refuses no job.
+                spent += self._cut(shape, int(self._best[shape]), both_orders=spent <= work / 2)
+                if spent > work:
                     return None
         return tuple(found)
 
@@ -274,24 +289,32 @@ class _Search:
                 self._seconds.min(axis=1, initial=math.inf),
             )
 
-    def _cut(self, shape: int, number: int) -> int:
+    def _cut(self, shape: int, number: int, *, both_orders: bool = True) -> int:
         """Know a plan of the shape; returns what that took, as of :meth:`PlannedGang.listed`."""
         group = int(self._plans.groups[number])
         ranks = list[RankGpu]()
         for kind in np.flatnonzero(self._gpus[shape]).tolist():
             one = RankGpu(speed=float(self._speeds[kind]), memory=float(self._memory[kind]))
             ranks += [one] * (int(self._gpus[shape, kind]) // group)
-        plan = self._plans.planned(number, ranks)
+        work = len(ranks) * (self._plans.layers**2 + STAGE_WORK)
+        plan, wins = self._plans.planned(number, ranks), self._seconds[shape, number] * (1 + REVERSED_GAIN)
+        both_orders = both_orders and self._both_orders and ranks[0] is not ranks[-1]
+        if both_orders and (plan is None or plan.seconds > wins):
+            work *= 2
+            other = self._plans.planned(number, ranks[::-1])
+            if other is not None and (plan is None or other.seconds < plan.seconds):
+                plan = dataclasses.replace(other, slow_first=True)
         self._known[shape, number] = plan
         if plan is None:
             self._seconds[shape, self._plans.as_large(number)] = math.inf
         else:
             self._seconds[shape, number] = plan.seconds
         self._best[shape], self._least[shape] = self._seconds[shape].argmin(), self._seconds[shape].min()
-        return len(ranks) * (self._plans.layers**2 + STAGE_WORK)
+        return work
 
     def _configuration(self, shape: int, plan: ShapePlan) -> Configuration:
-        chosen = {t: int(n) for t, n in zip(self._types, self._gpus[shape].tolist(), strict=True) if n}
+        counts = zip(self._types, self._gpus[shape].tolist(), strict=True)
+        chosen = dict([(t, int(n)) for t, n in counts if n][:: -1 if plan.slow_first else 1])
         return Configuration(
             name=" + ".join(f"{n} x {t}" for t, n in chosen.items()),
             gpus=chosen,
@@ -318,7 +341,7 @@ class _Plans:
         self._microbatch_sizes = len(sizes)
         for profile in gang.profiles:
             layers = profile.profile(1)
-            self._tables[profile.tensor] = _Loads(layers, most)
+            self._tables[profile.tensor] = _Loads(layers, most, both_orders=gang.both_orders)
             scales = np.array(sizes) / profile.microbatch_size
             for again in (False, True)[: 1 + limited]:
                 self._scaled.append(_scaled(layers, scales, recompute=again))
@@ -475,17 +498,23 @@ class _Plans:
 class _Loads:
     """The smallest largest loads on p ranks of speed 1, [p, k], of the layers before k, and of the others."""
 
-    def __init__(self, layers: LayerProfile, most: int) -> None:
+    def __init__(self, layers: LayerProfile, most: int, *, both_orders: bool) -> None:
         self._seconds = np.add(layers.forward_seconds, layers.backward_seconds)
         self.layers, self._sums = len(self._seconds), sums_of(self._seconds)
-        self.seconds_after: np.ndarray = self._sums[-1] - self._sums
         most = min(most, self.layers)
         self._front = _smallest_largest(self._seconds, most)
+        self._back = _smallest_largest(self._seconds[::-1], most)[:, ::-1]
         self.held_bytes, self.weight_bytes = np.array(layers.held_bytes), np.array(layers.weight_bytes)
         self._weights = sums_of(self.weight_bytes)
         largest = (_largest(self.weight_bytes, p) for p in range(1, self.layers + 1))
         self._largest_weights = np.array([0.0, *largest])
-        self._back = _smallest_largest(self._seconds[::-1], most)[:, ::-1]
+        self._both_orders = both_orders
+        if both_orders:  # beside each other: of the layers in their order, and in the reverse one
+            front, back = self._front, self._back
+            self._front, self._back = np.hstack([front, back[:, ::-1]]), np.hstack([back, front[:, ::-1]])
+            self._sums = np.hstack([self._sums, sums_of(self._seconds[::-1])])
+            self._weights = np.hstack([self._weights, sums_of(self.weight_bytes[::-1])])
+        self.seconds_after = self._least(self._sums[-1] - self._sums)
 
     def ratio(self, scaled: Mapping[str, np.ndarray]) -> np.ndarray:
         """What every layer takes at least of what it takes in the profile, by row of :func:`_scaled`."""
@@ -523,7 +552,15 @@ class _Loads:
             (self._weights[-1] - self._weights) / np.maximum(slow_ranks, 1)[:, None],
         )
         weights = np.maximum(weights, self._largest_weights[fast_ranks + slow_ranks][:, None])
-        return np.where(runs, largest, 0.0), total, weights
+        return self._least(np.where(runs, largest, 0.0)), self._least(total), self._least(weights)
+
+    def _least(self, values: np.ndarray) -> np.ndarray:
+        """The values by k, the least of the orders."""
+        if not self._both_orders:
+            return values
+        fast_first, slow_first = np.split(values, 2, axis=-1)
+        least: np.ndarray = np.minimum(fast_first, slow_first)
+        return least
 
 
 def _largest(values: np.ndarray, ranks: int) -> float:

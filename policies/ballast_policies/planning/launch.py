@@ -216,8 +216,8 @@ def best_cut(pipeline: LaunchedPipeline, ranks: Sequence[RankGpu]) -> Partition 
             stage_bytes=stage_bytes(layers, dataclasses.replace(pipeline.form, positions=len(ranks))),
         )
     planned = pipeline.cut if pipeline.cut is not None and pipeline.cut.ranks == len(ranks) else None
-    if planned is not None or all(after <= before for before, after in itertools.pairwise(speeds)):
-        found = planned or fill_in_order(seconds, speeds)
+    found = planned or _filled(seconds, speeds)
+    if found is not None:
         if capacity.memory is None or capacity.fits(found):
             return found
         if planned is not None:
@@ -232,3 +232,12 @@ def _seconds_of(pipeline: LaunchedPipeline) -> tuple[float, ...]:
     seconds = pipeline.layers.seconds
     known = len(seconds) == pipeline.count and sum(seconds) > 0
     return seconds if known else (1.0,) * pipeline.count
+
+
+def _filled(seconds: Sequence[float], speeds: Sequence[float]) -> Partition | None:
+    """The cut by filling, where speeds fall or rise; None: they do neither."""
+    if all(after <= before for before, after in itertools.pairwise(speeds)):
+        return fill_in_order(seconds, speeds)
+    if all(after >= before for before, after in itertools.pairwise(speeds)):
+        return fill_in_order(seconds[::-1], speeds[::-1]).reversed()
+    return None

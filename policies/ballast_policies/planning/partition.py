@@ -50,6 +50,10 @@ class Partition:
         totals = np.add.reduceat(np.asarray(seconds, dtype=float), self.bounds[:-1])
         return totals if speeds is None else totals / np.asarray(speeds, dtype=float)
 
+    def reversed(self) -> "Partition":
+        """The same cut of the layers in the reverse order."""
+        return Partition(bounds=tuple(self.layers - bound for bound in reversed(self.bounds)))
+
 
 def sums_of(values: Sequence[float] | np.ndarray) -> np.ndarray:
     """[j]: sum of the first j values, shape (L + 1,)."""

@@ -42,6 +42,27 @@ def as_launched(rows: list[dict[str, float]], scale: float, *, recompute: bool) 
     return found
 
 
+def test_the_slowest_gpus_have_the_first_layers_where_the_fastest_lack_the_memory():
+    """With two microbatches in flight four layers take 20 GB, with one 12; the trainer agrees."""
+    row = {"forwardSeconds": 0.1, "backwardSeconds": 0.2, "heldBytes": 1e9, "activationBytes": 2e9}
+    gpus = [{"gpuType": kind, "speed": speed, "memory": "17G"} for kind, speed in (("slow", 1), ("fast", 2))]
+    job = a_job(
+        {"profiles": [{"microbatchSize": 1, "layers": [row] * 6}], "gpus": gpus},
+        mixedPools="Allowed",
+        pipeline={"minStages": 2, "maxStages": 2, "microbatches": 8, "globalBatchSize": 8},
+        parallelism={"data": 1, "gpusPerPod": 1},
+    )
+    spec, problem = read_spec(job)
+    assert spec is not None, problem
+    (planned,) = spec.planned_launches[("slow", 1), ("fast", 1)]
+    assert planned.degrees.layers == (2, 4)
+    config = read_job_config(spec.with_degrees(planned.degrees).config.to_dict())
+    rows = [decode(ProfiledLayer, row)] * 6
+    found = forecasts(config, rows, ranks=2, machines=Machines(speeds=(1.0, 2.0)))[0]
+    assert found.formula_seconds == pytest.approx(planned.degrees.step_seconds)
+    assert tuple(rank.bytes for rank in found.ranks) == pytest.approx(planned.memory)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", first_daily(range(24), 4))
 def test_the_trainer_runs_each_plan_and_forecasts_its_bytes_and_its_step(seed):
