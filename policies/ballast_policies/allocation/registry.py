@@ -191,7 +191,7 @@ POLICIES = Registry(
         ),
         "finish-time-fairness": Policy(
             summary="minimise the largest `rho_m = (elapsed_m + steps_m / throughput(m, X)) / "
-            "(isolated_m + steps_m / throughput(m, X_isolated))` (5.4.2, Themis)",
+            "(isolated_m + steps_m / throughput(m, X_isolated))` (5.4.2, Themis); weights do not enter",
             solve=finish_time_fairness.solve,
             objective=finish_time_fairness.objective,
             reads=frozenset({Reads.STEPS, Reads.ELAPSED, Reads.ISOLATED_ELAPSED}),
