@@ -23,11 +23,11 @@ from ballast_lab.simulated_steps import simulated_step_seconds
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.balancers.fewest_moves import nearest_partition
 from ballast_policies.planning.balancers.network import network_aware_partition
-from ballast_policies.planning.balancers.registry import deepspeed_partition
+from ballast_policies.planning.balancers.registry import BalancerInput, deepspeed_partition
 from ballast_policies.planning.diffusion import diffuse
 from ballast_policies.planning.partition import Partition, even_partition
 from ballast_policies.planning.rebalance import decide_rebalance
-from ballast_policies.planning.repack import repack
+from ballast_policies.planning.repack import RankSubsets, repack
 
 
 def make_case(random, kind):
@@ -125,12 +125,12 @@ def speed():
     for layers, ranks in ((50, 4), (100, 8), (200, 16)):
         seconds = random.uniform(0.1, 1.0, layers)
         start = even_partition(layers, ranks)
-        settings = {"microbatches": 8, "min_gain": 0.05, "horizon_steps": 100}
+        asked = BalancerInput(partition=start, seconds=seconds, microbatches=8)
         jobs = {
             "exact": partial(exact_partition, seconds, ranks),
             "diffusion": partial(diffuse, start, seconds),
-            "decideRebalance": partial(decide_rebalance, start, seconds, **settings),
-            "repack": partial(repack, start, seconds, microbatches=8, max_slowdown=0.1),
+            "decideRebalance": partial(decide_rebalance, asked, min_gain=0.05, horizon_steps=100),
+            "repack": partial(repack, RankSubsets(start, seconds), microbatches=8, max_slowdown=0.1),
         }
         row = {"layers": layers, "ranks": ranks}
         for name, run in jobs.items():
