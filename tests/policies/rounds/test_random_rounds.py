@@ -515,6 +515,8 @@ def test_who_runs_is_decided_at_the_least_sizes(seed, surplus):
         question = live(
             asked,
             nodes=nodes,
+            # An elastic gang has its shares of all types together, also of one without nodes.
+            shares={name: {"v100": share["v100"], "k80": 0.0} for name, share in asked.shares.items()},
             state=dataclasses.replace(asked.state, running=running),
             sizes=SizeSettings(surplus=surplus),
             settings=RoundSettings(round_seconds=60.0),
