@@ -183,9 +183,7 @@ class Findings:
         Each time later, after a few times. An edit of the job and its deletion do not wait.
         """
         known, now = self._of(view), self._clock()
-        if known.restorations < FREE_RESTORATIONS or known.restored_for != view.generation or view.deleting:
-            return 0.0
-        if now - known.restored_at >= QUIET_SECONDS:
+        if not self.contested(view.key) or known.restored_for != view.generation or view.deleting:
             return 0.0
         pause = min(LONGEST_PAUSE_SECONDS, 2.0 ** min(known.restorations - FREE_RESTORATIONS, 10))
         return max(0.0, known.restored_at + pause - now)
