@@ -212,11 +212,8 @@ class Operator:
         except OSError as error:
             starts = isinstance(error, (TimeoutError, ConnectionError))
             if not starts:
-                what, fix = (
-                    f"degrees of jobs cannot be planned: {error}",
-                    "see the memory limit of the operator",
-                )
-                self.waits.begin(WaitReason.PLANNER, what, to_fix=fix)
+                what = f"degrees of jobs cannot be planned: {error}"
+                self.waits.begin(WaitReason.PLANNER, what, to_fix="see the memory limit of the operator")
             raise
         finally:
             if starts:
