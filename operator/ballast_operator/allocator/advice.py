@@ -11,15 +11,15 @@ from ballast_policies.scheduling.inputs import CompletedProblem
 from ballast_operator.allocator.faults import each_job
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.allocator.problem.snapshot_job import SnapshotJob
+from ballast_operator.api.base import Verdict
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.kube.kinds import Key, job_id
-from ballast_operator.views.assignment import Advice
 from ballast_operator.views.job import JobView, budget_spent
 
 
 def advice_by_job(
     policy: str, snapshot: Snapshot, inputs: CompletedProblem, allocation: Allocation, jobs: Sequence[JobView]
-) -> dict[Key, tuple[Advice, ...]]:
+) -> dict[Key, tuple[Verdict, ...]]:
     """Job -> its conditions; a job that no default was ever used for has no ``InputsComplete``.
 
     Raises:
@@ -28,7 +28,7 @@ def advice_by_job(
     asked = {snapshot.by_name[job.name].key: job for job in inputs.problem.jobs}
     refused = {one.view.key for one in snapshot.refused}
 
-    def advice(view: JobView) -> tuple[Advice, ...]:
+    def advice(view: JobView) -> tuple[Verdict, ...]:
         if view.key in refused:
             return refused_advice(snapshot, view)
         job, one = asked[view.key], snapshot.by_name[job_id(view.key)]
@@ -44,15 +44,14 @@ def advice_by_job(
     return {view.key: said for view, said in zip(told, found, strict=True) if said}
 
 
-def _inputs_complete(policy: str, defaults: Sequence[str], view: JobView) -> tuple[Advice, ...]:
+def _inputs_complete(policy: str, defaults: Sequence[str], view: JobView) -> tuple[Verdict, ...]:
     kind = JobCondition.INPUTS_COMPLETE
     if defaults:
         message = f"{policy} needs {'; '.join(defaults)}. To fix: set the field"
-        return (Advice(type=kind, value=False, reason=JobReason.DEFAULTS_USED, message=message),)
+        return (Verdict(kind, False, JobReason.DEFAULTS_USED, message),)
     if view.status.condition(kind) is None:
         return ()
-    message = f"{policy} uses no default for it"
-    return (Advice(type=kind, value=True, reason=JobReason.COMPLETE, message=message),)
+    return (Verdict(kind, True, JobReason.COMPLETE, f"{policy} uses no default for it"),)
 
 
 def _more_nodes_than_needed(snapshot: Snapshot, job: SnapshotJob) -> str:
@@ -73,16 +72,15 @@ def _more_nodes_than_needed(snapshot: Snapshot, job: SnapshotJob) -> str:
     return f"{text}: {gang.speed:.2g} steps/s there, {gang.packed_speed:.2g} on {fewest}"
 
 
-def _placement_advice(snapshot: Snapshot, job: SnapshotJob) -> tuple[Advice, ...]:
+def _placement_advice(snapshot: Snapshot, job: SnapshotJob) -> tuple[Verdict, ...]:
     """The job's condition ``Consolidated``; nothing where it is, or holds no GPUs."""
     text = _more_nodes_than_needed(snapshot, job)
     if not text:
         return ()
-    reason = JobReason.ON_MORE_NODES
-    return (Advice(type=JobCondition.CONSOLIDATED, value=False, reason=reason, message=text),)
+    return (Verdict(JobCondition.CONSOLIDATED, False, JobReason.ON_MORE_NODES, text),)
 
 
-def deadline_advice(policy: str, job: Job, allocation: Allocation) -> tuple[Advice, ...]:
+def deadline_advice(policy: str, job: Job, allocation: Allocation) -> tuple[Verdict, ...]:
     """The job's condition ``OnTime``; nothing where it has no deadline or the policy reads none.
 
     A policy that was replaced by the fallback has not looked at deadlines: then there is no condition either.
@@ -91,33 +89,29 @@ def deadline_advice(policy: str, job: Job, allocation: Allocation) -> tuple[Advi
         return ()
     if not find_policy(policy).names_unmet_deadlines:
         return ()
+    kind = JobCondition.ON_TIME
     if job.name not in allocation.unmet_deadlines:
         message = f"{policy} gives the job the GPUs that its deadline needs"
-        return (_advice(True, JobReason.DEADLINE_WITHIN_REACH, message),)
+        return (Verdict(kind, True, JobReason.DEADLINE_WITHIN_REACH, message),)
     if job.deadline <= 0:
         message = "spec.deadline has passed; the job continues without one. To fix: set a later spec.deadline"
-        return (_advice(False, JobReason.DEADLINE_PASSED, message),)
+        return (Verdict(kind, False, JobReason.DEADLINE_PASSED, message),)
     fastest = max(job.throughput.values(), default=0.0)
     steps = job.steps_remaining or 0.0
     if fastest <= 0 or steps / fastest > job.deadline:
-        needed = (
-            f"{in_two_digits(steps / fastest)} on its fastest GPUs" if fastest > 0 else "GPUs that can run it"
-        )
+        needed = "GPUs that can run it"
+        if fastest > 0:
+            needed = f"{in_two_digits(steps / fastest)} on its fastest GPUs"
         message = (
-            f"the remaining steps need {needed} and spec.deadline is in "
-            f"{in_two_digits(job.deadline)}; "
+            f"the remaining steps need {needed} and spec.deadline is in {in_two_digits(job.deadline)}; "
             "the job continues without a deadline. To fix: set a later spec.deadline, or lower totalSteps"
         )
-        return (_advice(False, JobReason.DEADLINE_OUT_OF_REACH, message),)
+        return (Verdict(kind, False, JobReason.DEADLINE_OUT_OF_REACH, message),)
     message = (
         "jobs with earlier deadlines need the same GPUs; the job continues without a deadline. "
         "To fix: set a later spec.deadline, or add nodes"
     )
-    return (_advice(False, JobReason.DEADLINE_CONTENDED, message),)
-
-
-def _advice(value: bool, reason: JobReason, message: str) -> Advice:
-    return Advice(type=JobCondition.ON_TIME, value=value, reason=reason, message=message)
+    return (Verdict(kind, False, JobReason.DEADLINE_CONTENDED, message),)
 
 
 def in_two_digits(seconds: float) -> str:
@@ -139,7 +133,7 @@ UNKNOWN = (
 
 def limit_advice(
     policy: str, snapshot: Snapshot, job: SnapshotJob, view: JobView, allocation: Allocation
-) -> tuple[Advice, ...]:
+) -> tuple[Verdict, ...]:
     """The job's conditions about its deadline and its budget; nothing where it has neither."""
     assert view.spec is not None
     asked = view.spec.asked
@@ -153,24 +147,21 @@ def limit_advice(
         if allocation.policy == policy and find_policy(policy).names_unmet_deadlines:
             met = job.name not in allocation.unmet_deadlines
         at_risk, reason, message = _deadline(job, view, options, met=met)
-        kind = JobCondition.DEADLINE_AT_RISK
-        found.append(Advice(type=kind, value=at_risk, reason=reason, message=message))
+        found.append(Verdict(JobCondition.DEADLINE_AT_RISK, at_risk, reason, message))
     if team:
         found += team
     elif asked.budget is not None and not budget_spent(asked, view.status):
         reason, message = _budget(job, view, asked.budget, options)
-        kind = JobCondition.BUDGET_EXHAUSTED
-        found.append(Advice(type=kind, value=False, reason=reason, message=message))
+        found.append(Verdict(JobCondition.BUDGET_EXHAUSTED, False, reason, message))
     return tuple(found)
 
 
-def refused_advice(snapshot: Snapshot, view: JobView) -> tuple[Advice, ...]:
+def refused_advice(snapshot: Snapshot, view: JobView) -> tuple[Verdict, ...]:
     """The condition of a job whose team has spent its budget; nothing where it has not."""
     spent = snapshot.spent.get(view.spec.asked.entity or "") if view.spec is not None else None
     if spent is None:
         return ()
-    kind, reason = JobCondition.BUDGET_EXHAUSTED, JobReason.TEAM_BUDGET_SPENT
-    return (Advice(type=kind, value=True, reason=reason, message=spent.message),)
+    return (Verdict(JobCondition.BUDGET_EXHAUSTED, True, JobReason.TEAM_BUDGET_SPENT, spent.message),)
 
 
 def placement_options(snapshot: Snapshot, job: SnapshotJob) -> tuple[PlacementOption, ...]:

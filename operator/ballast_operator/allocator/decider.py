@@ -29,12 +29,13 @@ from ballast_operator.allocator.problem.hazards import SeenNodes, spot_seen
 from ballast_operator.allocator.problem.snapshot import Observed, Snapshot, take_snapshot
 from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.allocator.solver import Solve
+from ballast_operator.api.base import Verdict
 from ballast_operator.api.cluster_policy import ClusterPolicy, Objective
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.kube.kinds import Key, Object
 from ballast_operator.metrics import Metrics
 from ballast_operator.report.paid import team_costs
-from ballast_operator.views.assignment import Advice, Assignment, PoolInfo
+from ballast_operator.views.assignment import Assignment, PoolInfo
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 
@@ -47,7 +48,7 @@ REASONS = {
 
 
 def assignments_of(
-    snapshot: Snapshot, decision: Decision, *, advice: Mapping[Key, tuple[Advice, ...]]
+    snapshot: Snapshot, decision: Decision, *, advice: Mapping[Key, tuple[Verdict, ...]]
 ) -> dict[Key, Assignment]:
     """An assignment for each job of the snapshot, for each refused one and for each that is left out.
 
@@ -91,7 +92,7 @@ def assignments_of(
 def _left_out(job: FaultyJob, plan_id: str) -> Assignment:
     """A job on which nothing is decided: what runs is kept."""
     reason, message = JobReason.INTERNAL_ERROR, job.message
-    undecided = Advice(type=JobCondition.DECIDED, value=False, reason=reason, message=message)
+    undecided = Verdict(JobCondition.DECIDED, False, reason, message)
     kept = _undecided(job.view, reason, message)
     return dataclasses.replace(
         kept, plan_id=plan_id, advice=(undecided,) if kept.action is Action.KEEP else ()

@@ -33,7 +33,7 @@ from ballast_operator.allocator.problem.hazards import next_hazards
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.allocator.solver import Solve
 from ballast_operator.api import cluster_policy_status as api
-from ballast_operator.api.base import Condition, set_condition, storable
+from ballast_operator.api.base import Condition, Verdict, set_condition, storable
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.conditions import PolicyCondition, PolicyReason, some_of
 from ballast_operator.api.read import unknown_fields
@@ -82,8 +82,6 @@ NAMED_JOBS = 5
 NAMED_NODES = 5
 """Nodes named in the conditions Valid and NodesHealthy."""
 
-Verdict = tuple[PolicyCondition, bool | None, PolicyReason, str]
-
 
 def policy_status(
     item: Object, report: PolicyReport, *, now: Time
@@ -93,12 +91,12 @@ def policy_status(
     before = api.ClusterPolicyStatus.model_validate({"conditions": old.get("conditions") or []}).conditions
     generation = item["metadata"].get("generation", 0)
     found = verdicts(report)
-    order: list[str] = [kind for kind, *_ in found]
+    order: list[str] = [verdict.type for verdict in found]
     if report.failed:  # the rest is as the last decision has left it
         order = list(dict.fromkeys([*(condition.type for condition in before), *order]))
     conditions = tuple(condition for condition in before if condition.type in order)
-    for kind, value, reason, message in found:
-        conditions = set_condition(conditions, kind, value, reason, message, now=now, generation=generation)
+    for verdict in found:
+        conditions = set_condition(conditions, *verdict, now=now, generation=generation)
     conditions = tuple(sorted(conditions, key=lambda condition: order.index(condition.type)))
     notices = flips(before, conditions)
     made = report.made
@@ -146,30 +144,28 @@ def verdicts(report: PolicyReport) -> tuple[Verdict, ...]:
     """The conditions in order: Valid; after a solve Solved to InputsComplete; PricesCurrent; Ready."""
     if report.misconfigured:
         return (
-            (PolicyCondition.VALID, False, PolicyReason.MISCONFIGURED, report.misconfigured),
-            (PolicyCondition.READY, False, PolicyReason.NOT_VALID, "see condition Valid"),
+            Verdict(PolicyCondition.VALID, False, PolicyReason.MISCONFIGURED, report.misconfigured),
+            Verdict(PolicyCondition.READY, False, PolicyReason.NOT_VALID, "see condition Valid"),
         )
     if report.failed:
-        return ((PolicyCondition.READY, False, PolicyReason.DECISIONS_FAIL, report.failed),)
+        return (Verdict(PolicyCondition.READY, False, PolicyReason.DECISIONS_FAIL, report.failed),)
     if report.policy_in_force:
         message = f"ClusterPolicy {report.policy_in_force} is older and in force. To fix: delete one"
-        return ((PolicyCondition.READY, False, PolicyReason.ANOTHER_POLICY_IN_FORCE, message),)
+        return (Verdict(PolicyCondition.READY, False, PolicyReason.ANOTHER_POLICY_IN_FORCE, message),)
     made = report.made
     assert made is not None
     snapshot, policy, solve = made.of.snapshot, made.of.policy, made.solve
     found = [_valid(snapshot.capacity, policy)]
+    solved = PolicyCondition.SOLVED
     if not any(node.gpus for node in snapshot.capacity.nodes):
-        found.append(
-            (PolicyCondition.SOLVED, False, PolicyReason.NO_CAPACITY, "no node of the pools has a GPU for us")
-        )
+        message = "no node of the pools has a GPU for us"
+        found.append(Verdict(solved, False, PolicyReason.NO_CAPACITY, message))
     elif not snapshot.problem.jobs:
-        found.append((PolicyCondition.SOLVED, True, PolicyReason.NOTHING_TO_ALLOCATE, "no job wants GPUs"))
+        found.append(Verdict(solved, True, PolicyReason.NOTHING_TO_ALLOCATE, "no job wants GPUs"))
     else:
-        optimal = solve.outcome is PolicyReason.OPTIMAL
-        how = (
-            f"by {policy.spec.objective.policy}, {solve.allocation.status}, solver {solve.allocation.solver}"
-        )
-        found.append((PolicyCondition.SOLVED, optimal, solve.outcome, how if optimal else solve.message))
+        optimal, allocation = solve.outcome is PolicyReason.OPTIMAL, solve.allocation
+        how = f"by {policy.spec.objective.policy}, {allocation.status}, solver {allocation.solver}"
+        found.append(Verdict(solved, optimal, solve.outcome, how if optimal else solve.message))
         found += [_healthy(solve), _informed(made.of.request.inputs)]
     if report.prices:
         found.append(prices_current(report.prices))
@@ -177,7 +173,7 @@ def verdicts(report: PolicyReport) -> tuple[Verdict, ...]:
     if snapshot.sick_nodes:
         fix = "repair or replace them; nodes with such a condition open when it is gone (spec.nodeHealth)"
         message = f"{some_of(snapshot.sick_nodes, NAMED_NODES, between='; ')}. To fix: {fix}"
-        found.append((PolicyCondition.NODES_HEALTHY, False, PolicyReason.SICK_NODES, message))
+        found.append(Verdict(PolicyCondition.NODES_HEALTHY, False, PolicyReason.SICK_NODES, message))
     found += within_spot_limits(
         spot_limits(policy.spec, snapshot.capacity.kinds), made.decision.round, snapshot.capacity.nodes
     )
@@ -185,27 +181,27 @@ def verdicts(report: PolicyReport) -> tuple[Verdict, ...]:
         found.append(_twin_agrees(report.twin))
     if policy.spec.dry_run:
         message = "spec.dryRun is set: nothing is started or stopped; see status.proposed"
-        found.append((PolicyCondition.READY, False, PolicyReason.DRY_RUN, message))
+        found.append(Verdict(PolicyCondition.READY, False, PolicyReason.DRY_RUN, message))
     else:
         message = f"rounds of {policy.spec.round_seconds} s by {policy.spec.objective.policy}"
-        found.append((PolicyCondition.READY, True, PolicyReason.IN_FORCE, message))
+        found.append(Verdict(PolicyCondition.READY, True, PolicyReason.IN_FORCE, message))
     return tuple(found)
 
 
 def _twin_agrees(twin: TwinResult) -> Verdict:
     kind, off = PolicyCondition.TWIN_AGREES, twin.text
     if twin.agrees is None:
-        return kind, None, PolicyReason.NOTHING_TO_REPLAY, off
+        return Verdict(kind, None, PolicyReason.NOTHING_TO_REPLAY, off)
     if not twin.agrees:
         fix = "see which jobs by `ballast twin`; until it agrees, read `ballast whatif` with this error"
-        return kind, False, PolicyReason.REPLAY_DIFFERS, f"{off}. To fix: {fix}"
-    return kind, True, PolicyReason.REPLAY_AGREES, off
+        return Verdict(kind, False, PolicyReason.REPLAY_DIFFERS, f"{off}. To fix: {fix}")
+    return Verdict(kind, True, PolicyReason.REPLAY_AGREES, off)
 
 
 def _healthy(solve: Solve) -> Verdict:
     answers = solve.health is PolicyReason.SOLVER_ANSWERS
     message = "the solver's process answers within its limit" if answers else solve.message
-    return PolicyCondition.SOLVER_HEALTHY, answers, solve.health, message
+    return Verdict(PolicyCondition.SOLVER_HEALTHY, answers, solve.health, message)
 
 
 def _informed(inputs: CompletedProblem) -> Verdict:
@@ -215,8 +211,8 @@ def _informed(inputs: CompletedProblem) -> Verdict:
         words.append(f"defaults for {some_of(named, NAMED_JOBS, kind=' jobs')}")
     if words:
         message = f"{'. '.join(words)}. To fix: set the fields"
-        return PolicyCondition.INPUTS_COMPLETE, False, PolicyReason.DEFAULTS_USED, message
-    return PolicyCondition.INPUTS_COMPLETE, True, PolicyReason.COMPLETE, "no default is used"
+        return Verdict(PolicyCondition.INPUTS_COMPLETE, False, PolicyReason.DEFAULTS_USED, message)
+    return Verdict(PolicyCondition.INPUTS_COMPLETE, True, PolicyReason.COMPLETE, "no default is used")
 
 
 def _valid(capacity: ClusterCapacity, policy: ClusterPolicy) -> Verdict:
@@ -225,26 +221,26 @@ def _valid(capacity: ClusterCapacity, policy: ClusterPolicy) -> Verdict:
             f"{some_of(capacity.overlaps, NAMED_NODES, between='; ')}: no gang is started there. "
             "To fix: make the node selectors exclude each other, or change the nodes' labels"
         )
-        return PolicyCondition.VALID, True, PolicyReason.OVERLAPPING_POOLS, message
+        return Verdict(PolicyCondition.VALID, True, PolicyReason.OVERLAPPING_POOLS, message)
     tenants = policy.spec.tenants
     limited = {name for own in tenants.namespaces.values() for name in own.max_gpus_by_type or ()}
     limited |= {*(tenants.each_namespace.max_gpus_by_type or ())}
     if unknown := sorted(limited - {pool.gpu_type for pool in policy.spec.node_pools}):
         message = f"tenants limit {some_of(unknown)} by maxGpusByType, of which no pool is"
-        return PolicyCondition.VALID, True, PolicyReason.NO_SUCH_NODES, message
+        return Verdict(PolicyCondition.VALID, True, PolicyReason.NO_SUCH_NODES, message)
     if capacity.empty_pools:
         message = f"no node matches pool {', '.join(capacity.empty_pools)} at present"
-        return PolicyCondition.VALID, True, PolicyReason.NO_SUCH_NODES, message
+        return Verdict(PolicyCondition.VALID, True, PolicyReason.NO_SUCH_NODES, message)
     if capacity.pools_without_gpus:
         message = (
             f"nodes of pool {', '.join(capacity.pools_without_gpus)} do not offer the pool's gpuResource"
         )
-        return PolicyCondition.VALID, True, PolicyReason.NO_GPUS, message
+        return Verdict(PolicyCondition.VALID, True, PolicyReason.NO_GPUS, message)
     if capacity.levels_without_nodes:
         message = f"no node has label {some_of(capacity.levels_without_nodes)} of topology.levels"
-        return PolicyCondition.VALID, True, PolicyReason.NO_SUCH_NODES, message
+        return Verdict(PolicyCondition.VALID, True, PolicyReason.NO_SUCH_NODES, message)
     message = f"{len(policy.spec.node_pools)} pools, {len(capacity.nodes)} nodes"
-    return PolicyCondition.VALID, True, PolicyReason.VALID, message
+    return Verdict(PolicyCondition.VALID, True, PolicyReason.VALID, message)
 
 
 def _status(

@@ -8,7 +8,7 @@ import datetime
 import math
 import sys
 from collections.abc import Iterable
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 from ballast_policies.contract.conditions import Cel, Rule, json_path
 from ballast_policies.contract.model import Settings
@@ -219,6 +219,15 @@ class Condition(StatusModel):
 
 Conditions = Annotated[tuple[Condition, ...], listed(16, "type")]
 """Conditions by type."""
+
+
+class Verdict(NamedTuple):
+    """What a decision says of one condition; ``value`` None: Unknown."""
+
+    type: str
+    value: bool | None
+    reason: str
+    message: str
 
 
 def find_condition(conditions: Iterable[Condition], kind: str) -> Condition | None:

@@ -255,7 +255,7 @@ class TrainingJobStatus(StatusModel):
         return condition is not None and condition.is_true
 
     def with_condition(
-        self, kind: str, value: bool, reason: str, message: str, *, now: Time, generation: int
+        self, kind: str, value: bool | None, reason: str, message: str, *, now: Time, generation: int
     ) -> "TrainingJobStatus":
         """The status with this condition; its transition time moves only when its status changes."""
         conditions = set_condition(

@@ -6,12 +6,12 @@ from ballast_policies.accounting import cost, isolated_seconds, price_part
 from ballast_policies.contract import Report
 from ballast_policies.prices.egress import GB
 
+from ballast_operator.api.base import Verdict
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.costs import DataCost, TeamPart
 from ballast_operator.api.job_allocation import JobAllocation, PoolCost, SharedGpu
 from ballast_operator.api.training_job_status import GpuTime, Isolated, Progress, TrainingJobStatus
 from ballast_operator.steps.context import ReconcileContext, seconds_since, with_condition, with_status
-from ballast_operator.views.assignment import Advice
 from ballast_operator.views.clock import Time, show
 from ballast_operator.views.job import (
     ROUNDING,
@@ -253,24 +253,20 @@ def with_cost_for_budget(context: ReconcileContext) -> TrainingJobStatus:
     return status if context.spec.asked.budget is None else accrue_cost(context, status)
 
 
-def limits_reached(context: ReconcileContext) -> tuple[Advice, ...]:
+def limits_reached(context: ReconcileContext) -> tuple[Verdict, ...]:
     """Conditions that the pass knows better than the last decision: what is reached, and what is no more."""
-    asked, status = context.spec.asked, context.view.status
-    found = []
+    asked, status, found = context.spec.asked, context.view.status, list[Verdict]()
     kind = JobCondition.BUDGET_EXHAUSTED
     if budget_spent(asked, status):
-        message = budget_message(asked)
-        found.append(Advice(type=kind, value=True, reason=JobReason.BUDGET_SPENT, message=message))
+        found.append(Verdict(kind, True, JobReason.BUDGET_SPENT, budget_message(asked)))
     elif _is(status, kind, JobReason.BUDGET_SPENT):
         message = "spec.budget is above what the job has cost"
-        found.append(Advice(type=kind, value=False, reason=JobReason.BUDGET_SUFFICIENT, message=message))
+        found.append(Verdict(kind, False, JobReason.BUDGET_SUFFICIENT, message))
     kind = JobCondition.DEADLINE_AT_RISK
     if deadline_passed(asked, context.now):
-        message = deadline_message(asked)
-        found.append(Advice(type=kind, value=True, reason=JobReason.DEADLINE_PASSED, message=message))
+        found.append(Verdict(kind, True, JobReason.DEADLINE_PASSED, deadline_message(asked)))
     elif _is(status, kind, JobReason.DEADLINE_PASSED):
-        message = "spec.deadline is in the future"
-        found.append(Advice(type=kind, value=False, reason=JobReason.DEADLINE_WITHIN_REACH, message=message))
+        found.append(Verdict(kind, False, JobReason.DEADLINE_WITHIN_REACH, "spec.deadline is in the future"))
     return tuple(found)
 
 

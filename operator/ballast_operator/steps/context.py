@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from ballast_policies.contract import Plan, Proposal
 from ballast_policies.protocol.shrink import RepackLimits, proposal_error
 
+from ballast_operator.api.base import Verdict
 from ballast_operator.api.conditions import JobCondition
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.desired import NewNode
 from ballast_operator.kube.kinds import Kind, Object
 from ballast_operator.settings import JobSettings
-from ballast_operator.views.assignment import UNKNOWN_POOL, Advice, Assignment, PoolInfo
+from ballast_operator.views.assignment import UNKNOWN_POOL, Assignment, PoolInfo
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView, SuspendCause
 from ballast_operator.views.shared_gpus import Sharer
@@ -224,7 +225,12 @@ class ReconcileContext:
 
 
 def with_condition(
-    context: ReconcileContext, status: TrainingJobStatus, kind: str, value: bool, reason: str, message: str
+    context: ReconcileContext,
+    status: TrainingJobStatus,
+    kind: str,
+    value: bool | None,
+    reason: str,
+    message: str,
 ) -> TrainingJobStatus:
     """The status with this condition, at the context's time and generation."""
     return status.with_condition(
@@ -233,7 +239,7 @@ def with_condition(
 
 
 def apply_allocator_conditions(
-    context: ReconcileContext, known: tuple[Advice, ...] = ()
+    context: ReconcileContext, known: tuple[Verdict, ...] = ()
 ) -> TrainingJobStatus:
     """The status with the conditions that the allocator sets; unchanged before it has decided.
 
@@ -248,7 +254,7 @@ def apply_allocator_conditions(
         kept = tuple(c for c in status.conditions if c.type not in ALLOCATOR_CONDITIONS or c.type in said)
         status = status.replace(conditions=kept)
     for advice in advised:
-        status = with_condition(context, status, advice.type, advice.value, advice.reason, advice.message)
+        status = with_condition(context, status, *advice)
     return status
 
 

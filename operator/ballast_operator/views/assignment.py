@@ -7,19 +7,10 @@ from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.prices.egress import NO_DATA_PRICES, DataPrices
 from ballast_policies.scheduling.assignments import JobAssignment
 
+from ballast_operator.api.base import Verdict
 from ballast_operator.api.node_pool import NodePool
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.clock import Time
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
-    """A condition of the job that only the allocator can know."""
-
-    type: str
-    value: bool
-    reason: str
-    message: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +23,7 @@ class Assignment(JobAssignment):
         kept_pods: for KEEP: the pods of the kept ranks; empty: all.
         plan_id: the round.
         reason: a reason of the condition ``Admitted``, for RELEASE.
-        advice: conditions that the policy sets on the job.
+        advice: conditions of the job that only the allocator can know.
         layers: of the job, as measured by it or another of its kind; None: nothing is known.
     """
 
@@ -40,7 +31,7 @@ class Assignment(JobAssignment):
     kept_pods: tuple[str, ...] = ()
     plan_id: str = ""
     reason: str = ""
-    advice: tuple[Advice, ...] = ()
+    advice: tuple[Verdict, ...] = ()
     layers: MeasuredLayers | None = None
 
 

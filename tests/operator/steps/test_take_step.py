@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from ballast_operator.api.base import Verdict
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.context import (
@@ -15,7 +16,6 @@ from ballast_operator.steps.context import (
 )
 from ballast_operator.steps.decide import decide, take_step
 from ballast_operator.steps.gang import LOOK_AGAIN_SECONDS, decided
-from ballast_operator.views.assignment import Advice
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Directive
 from ballast_policies.protocol.observed import Cause
@@ -90,9 +90,7 @@ def test_pods_that_a_deletion_is_to_leave_are_left():
     assert step_of(view, assignment=release()).actions == ()
 
 
-ON_TIME = Advice(
-    type=JobCondition.ON_TIME, value=True, reason=JobReason.DEADLINE_WITHIN_REACH, message="kept"
-)
+ON_TIME = Verdict(JobCondition.ON_TIME, True, JobReason.DEADLINE_WITHIN_REACH, "kept")
 
 
 def test_a_transition_time_moves_only_when_the_truth_of_a_condition_changes():

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from ballast_policies.prices.feed import FeedPrice, FeedProblem, Reading, read_feed, shown_time
 
 from ballast_operator.allocator.costs.cloud_prices import CloudPrices, cloud_reading, feed_name, wanted_of
+from ballast_operator.api.base import Verdict
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.cluster_policy_status import PoolPrice
 from ballast_operator.api.conditions import PolicyCondition, PolicyReason, some_of
@@ -181,9 +182,7 @@ def price_status(prices: Mapping[tuple[str, str], FeedPrice]) -> tuple[PoolPrice
     )
 
 
-def prices_current(
-    readings: Sequence[PoolReading],
-) -> tuple[PolicyCondition, bool, PolicyReason, str]:
+def prices_current(readings: Sequence[PoolReading]) -> Verdict:
     """The condition PricesCurrent of the pools that have a feed."""
     failed = [entry for entry in readings if entry.reading.problem is not None]
     if not failed:
@@ -193,11 +192,11 @@ def prices_current(
             f"{len(readings)} prices of feeds count; the oldest is that of pool {oldest.pool}, "
             f"{oldest.reading.known.price:g} of {shown_time(oldest.reading.known.time)}"
         )
-        return PolicyCondition.PRICES_CURRENT, True, PolicyReason.PRICES_READ, message
+        return Verdict(PolicyCondition.PRICES_CURRENT, True, PolicyReason.PRICES_READ, message)
     lines = [f"pool {each.pool}, {each.feed}: {each.reading.message} ({_counts(each)})" for each in failed]
     message = some_of(lines, MOST_NAMED, between="; ", kind=" pools")
     assert failed[0].reading.problem is not None
-    return PolicyCondition.PRICES_CURRENT, False, _REASONS[failed[0].reading.problem], message
+    return Verdict(PolicyCondition.PRICES_CURRENT, False, _REASONS[failed[0].reading.problem], message)
 
 
 def _counts(entry: PoolReading) -> str:

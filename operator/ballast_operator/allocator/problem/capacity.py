@@ -25,7 +25,7 @@ from ballast_policies.scheduling import Capacity
 from ballast_operator.allocator.costs.data_prices import pool_region
 from ballast_operator.allocator.problem.gang_size import Refusal
 from ballast_operator.allocator.problem.tolerance import Tolerance
-from ballast_operator.api.base import memory_bytes
+from ballast_operator.api.base import Verdict, memory_bytes
 from ballast_operator.api.cluster_policy import ClusterPolicy, ClusterPolicySpec
 from ballast_operator.api.conditions import JobReason, PolicyCondition, PolicyReason, some_of
 from ballast_operator.api.costs import SpotUse
@@ -78,14 +78,14 @@ def pool_kind(pool: NodePool, nodes: Sequence[NodeView]) -> PoolKind:
     return PoolKind(capacity_type=kind, conflict=conflict)
 
 
-def types_differ(kinds: Iterable[PoolKind]) -> list[tuple[PolicyCondition, bool, PolicyReason, str]]:
+def types_differ(kinds: Iterable[PoolKind]) -> list[Verdict]:
     """The condition CapacityTypesAgree, where labels contradict; nothing where none does."""
     conflicts = [kind.conflict for kind in kinds if kind.conflict]
     if not conflicts:
         return []
     fix = "To fix: a pool for each type, or correct nodePools[].capacityType"
     message = f"{'; '.join(conflicts[:5])}. {fix}"
-    return [(PolicyCondition.CAPACITY_TYPES_AGREE, False, PolicyReason.TYPES_DIFFER, message)]
+    return [Verdict(PolicyCondition.CAPACITY_TYPES_AGREE, False, PolicyReason.TYPES_DIFFER, message)]
 
 
 _CLOSED = {
@@ -157,7 +157,7 @@ def spot_limits(spec: ClusterPolicySpec, kinds: Mapping[str, PoolKind]) -> SpotL
 
 def within_spot_limits(
     limits: SpotLimits, decided: Round | None, nodes: Iterable[Node] = ()
-) -> list[tuple[PolicyCondition, bool, PolicyReason, str]]:
+) -> list[Verdict]:
     """The condition WithinSpotLimits after a round; nothing where nothing is limited.
 
     ``nodes``: with their zones.
@@ -177,11 +177,11 @@ def within_spot_limits(
         jobs = sorted(decided.kept_off_spot)
         why = decided.kept_off_spot[jobs[0]]
         message += f"; kept off spot machines: {some_of(jobs)}, by {why}"
-        return [(PolicyCondition.WITHIN_SPOT_LIMITS, False, PolicyReason.SPOT_LIMIT_REACHED, message)]
+        return [Verdict(PolicyCondition.WITHIN_SPOT_LIMITS, False, PolicyReason.SPOT_LIMIT_REACHED, message)]
     if spot > limits.most(total):
         message += f", at most {limits.most(total)} could be started; what runs stays"
-        return [(PolicyCondition.WITHIN_SPOT_LIMITS, False, PolicyReason.SPOT_LIMIT_EXCEEDED, message)]
-    return [(PolicyCondition.WITHIN_SPOT_LIMITS, True, PolicyReason.SPOT_AS_ALLOWED, message)]
+        return [Verdict(PolicyCondition.WITHIN_SPOT_LIMITS, False, PolicyReason.SPOT_LIMIT_EXCEEDED, message)]
+    return [Verdict(PolicyCondition.WITHIN_SPOT_LIMITS, True, PolicyReason.SPOT_AS_ALLOWED, message)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
