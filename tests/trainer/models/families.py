@@ -79,7 +79,7 @@ FAMILIES = {
     "deepseek_v2": {**SIZES, **MIXTURE, **LATENT},
     "deepseek_v3": {**SIZES, **MIXTURE, **LATENT},
     "longcat_flash": {**SIZES, **MIXTURE, **LATENT, "ffn_hidden_size": 48, "moe_topk": 2}
-    | {"expert_ffn_hidden_size": 16, "zero_expert_num": 2},
+    | {"expert_ffn_hidden_size": 24, "moe_intermediate_size": 24, "zero_expert_num": 2},
     "diffllama": SIZES,
     "dinov2": {**IMAGES, "mlp_ratio": 2},
     "ernie4_5": SIZES,
@@ -98,6 +98,13 @@ FAMILIES = {
     "starcoder2": {**SIZES, **WINDOW},
     "mamba2": {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 3, "state_size": 4, "num_heads": 8}
     | {"head_dim": 8, "n_groups": 1, "chunk_size": 4},
+    "mamba2 with heads in groups": {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "state_size": 4,
+    }
+    | {"num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 4},
     "recurrent_gemma": {**SIZES, "lru_width": 32, "attention_window_size": 4}
     | {"block_types": ["recurrent", "attention"]},
 }

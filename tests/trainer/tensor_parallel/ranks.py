@@ -18,7 +18,7 @@ from ballast_trainer.pipeline.layout import ScheduleRequest
 from ballast_trainer.pipeline.stages import PipelineBuilder
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.tensor_parallel.layers import split_layer
-from ballast_trainer.tensor_parallel.migration import begin_migration, finish_migration
+from ballast_trainer.tensor_parallel.migration import begin_migration, finish_migration, numbers_per_unit
 from ballast_trainer.tensor_parallel.parallel_pair import pairs
 
 from tests.support.gang import forks
@@ -91,8 +91,10 @@ def whole_block(kind):
         sizes = {"hidden_size": DIM, "num_attention_heads": 2 * HEADS, "num_key_value_heads": HEADS}
         if kind == "gpt2":
             sizes = {"n_embd": DIM, "n_head": HEADS}
-        if kind == "deepseek_v2":
+        if kind in ("deepseek_v2", "longcat_flash", "bitnet"):
             sizes = {"hidden_size": DIM, "num_attention_heads": HEADS, "num_key_value_heads": HEADS}
+        if kind == "bitnet":
+            sizes |= {"head_dim": DIM // HEADS}
         arguments = families.arguments(kind) | sizes
         block = from_config(**arguments).build_layer(1)
     values = [torch.randn(2, 6, DIM) for _ in range(2)]
@@ -130,6 +132,7 @@ def step_of_a_block(world, fractions, kind):
     world.tensor.calls.clear()
     begin_migration(held, fractions, world.tensor, microbatches=len(values))
     helped = [sum(units.count for units in pair.helped) for pair in held[0]]
+    world.tensor.bytes.clear()
     outputs, inputs = train_step(block, values)
     calls = dict(world.tensor.calls)
     # ``square().sum()`` of every microbatch: the gradients are sums, as the riders' are means of sums.
@@ -139,6 +142,8 @@ def step_of_a_block(world, fractions, kind):
         "inputs": inputs,
         "gradients": block_gradients(world, block),
         "calls": calls,
+        "reduced": world.tensor.bytes["all_reduce"],
+        "numbers_per_unit": [numbers_per_unit(pair) for pair in held[0]],
         "handed_over": [pair.handed_over for pair in held[0]],
         "helped": helped,
     }

@@ -40,8 +40,8 @@ class Doubled(Axis):
         return tensor.mul_(2)
 
 
-MIXTURE = "mixtral with its routers' loss"
-LITTLE_CUT = ("bert", "vit", "dinov2", "jamba", "longcat_flash", "recurrent_gemma", "diffllama")
+MIXTURE, GPT_OSS, OLMOE = (f"{name} with its routers' loss" for name in ("mixtral", "gpt_oss", "olmoe"))
+LITTLE_CUT = ("bert", "vit", "dinov2", "recurrent_gemma", "diffllama")
 """Families of whose layers, as small as here, more than a third is in parts that stay whole."""
 
 
@@ -80,10 +80,11 @@ def curves(world, names):
             ["mistral", "gpt_neox", "bloom"],
             ["gemma2", "deepseek_v3", "gptj"],
             ["gpt2", "gpt_bigcode", "bert", "vit"],
+            ["mamba", "mamba2", "mamba2 with heads in groups", "llama4_text", GPT_OSS, "bitnet", OLMOE],
             ["phimoe", "granitemoe with its routers' loss", "jamba", "glm4"],
             ["deepseek_v2", "longcat_flash", "dinov2", "lfm2", "recurrent_gemma", "diffllama"],
         ],
-        4,
+        5,
     ),
     ids=" ".join,
 )
@@ -91,7 +92,7 @@ def test_families_that_are_cut_learn_as_in_one_process(names):
     """To 1e-5, on each of two ranks; a layer's parameters take little more than half of the memory there.
 
     Grouped queries, norms of heads, gathered columns, experts; fused matrices, latent heads, MLPs alone,
-    transposed weights, encoders.
+    transposed weights, encoders; state spaces, norms of all heads, sinks, biases of experts.
     """
     for found in on_ranks(curves, 2, names):
         for name in names:
@@ -113,7 +114,10 @@ def test_a_plan_may_state_how_embeddings_are_cut(monkeypatch):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", first_daily([MIXTURE, "gpt2", "qwen3", "gpt_neox", "phi3", "gemma2"]))
+@pytest.mark.parametrize(
+    "name",
+    first_daily([MIXTURE, "mamba2", GPT_OSS, "gpt2", "qwen3", "gpt_neox", "phi3", "gemma2", "mamba"], 2),
+)
 def test_layers_that_are_cut_move_and_continue_whole_from_a_checkpoint(gang, tmp_path, name):
     """Pipeline 2 x tensor 2, a move, then one process: the curve, and the exported weights, of one process.
 
@@ -151,11 +155,15 @@ def test_layers_that_are_cut_move_and_continue_whole_from_a_checkpoint(gang, tmp
     ("name", "change", "words"),
     [
         ("llama", {"hidden_act": "relu", "intermediate_size": 49}, r"\(49, 32\) does not divide by 1 x 2"),
-        ("mamba", {}, r"no plan .*base_model_tp_plan.* of MambaBlock"),
-        ("bitnet", {}, r"BitNetDecoderLayer, cut by its plan, does not run"),
+        ("mamba", {"model_type": "rwkv"}, r"no plan .*base_model_tp_plan.* of RwkvBlock"),
+        ("mamba2", {"hidden_size": 36, "num_heads": 9}, r"9 heads \(num_heads\) do not divide over 2"),
+        (
+            "mamba2",
+            {"hidden_size": 48, "num_heads": 12, "n_groups": 3},
+            r"3 groups \(n_groups\) do not divide",
+        ),
         ("llama", {"num_key_value_heads": 1}, r"1 heads \(num_key_value_heads\) do not divide over 2"),
         ("llama", {"attention_dropout": 0.1}, r"attention_dropout 0\.1 would be drawn otherwise"),
-        ("llama4_text", {}, r"feed_forward\.experts\.gate_up_proj of Llama4TextDecoderLayer"),
     ],
 )
 def test_a_family_that_cannot_be_cut_is_refused_by_name(name, change, words):
@@ -167,12 +175,11 @@ def test_a_family_that_cannot_be_cut_is_refused_by_name(name, change, words):
     assert caught.value.field == "parallelism.tensor"
 
 
-@pytest.mark.parametrize("policy", ["resize", "migrate"])
-def test_a_policy_for_stragglers_of_layers_without_pairs_is_refused_by_name(policy):
-    """It would do nothing: norms are over all heads, so that their projections are gathered."""
-    name = "olmoe with its routers' loss"
+@pytest.mark.parametrize(("name", "policy"), [("mamba2", "resize"), ("mamba", "migrate")])
+def test_a_policy_for_stragglers_of_layers_without_pairs_is_refused_by_name(name, policy):
+    """It would do nothing: between the products of a state space are parameters that are not handed over."""
     config = job(name, parallelism={"tensor": 2, "stragglers": {"policy": policy}})
-    with pytest.raises(ConfigurationError, match=r"OlmoeDecoderLayer .*without pairs of products") as caught:
+    with pytest.raises(ConfigurationError, match=r"Mamba2?Block .*without pairs of products") as caught:
         ValidatedJob.from_mapping(config)
     assert caught.value.field == "parallelism.stragglers.policy"
 

@@ -23,14 +23,31 @@ CASES = {
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "kind", first_daily([0.2, "qwen3", "gpt2", "deepseek_v2", 0.0, "gpt_neox", "phi", "gemma2", "phi3"], 3)
+    "kind",
+    first_daily(
+        [
+            0.2,
+            "qwen3",
+            "gpt2",
+            "bitnet",
+            "longcat_flash",
+            0.0,
+            "deepseek_v2",
+            "gpt_neox",
+            "phi",
+            "gemma2",
+            "phi3",
+            "olmo3",
+        ],
+        5,
+    ),
 )
 @pytest.mark.parametrize("size", first_daily(CASES, 1))
 def test_migrated_columns_give_the_whole_blocks_outputs_and_gradients(size, kind):
     """Outputs and all gradients equal the whole block's to 1e-6 of their largest, for 2, 3 and 4 ranks.
 
     Of our block with a dropout, and of layers of transformers: gates, grouped queries, norms of heads,
-    transposed weights.
+    transposed weights, norms of all features, latent queries and keys.
     """
     block, values = whole_block(kind)
     outputs, inputs = train_step(block, values)
@@ -59,6 +76,16 @@ def test_migration_one_broadcast_more_a_step_for_each_late_rank():
     assert plain[0]["handed_over"] == [0, 0]
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", ["deepseek_v2", 0.0])
+def test_gradients_of_units_that_were_handed_over_return_once_a_step(kind):
+    """Also where latent queries and keys are two inputs of a pair."""
+    plain = on_ranks(step_of_a_block, 2, [0.0, 0.0], kind)[1]
+    moved = on_ranks(step_of_a_block, 2, [0.0, 0.6], kind)[1]
+    pairs_ = zip(moved["handed_over"], moved["numbers_per_unit"], strict=True)
+    assert moved["reduced"] - plain["reduced"] == 4 * sum(count * numbers for count, numbers in pairs_) > 0
+
+
 @given(st.floats(0, 0.95), st.sampled_from([2, 4]))
 def test_a_layer_hands_over_the_work_asked_for(fraction, size):
     """Heads are coarse; with the MLP's units the layer's weights come within one unit of what was asked."""
@@ -79,6 +106,8 @@ def test_parts_make_the_whole(size, blocks, dim, width):
     shape = [5, 5]
     shape[dim] = size * blocks * width
     whole = torch.arange(25 * size * blocks * width, dtype=torch.float32)[: shape[0] * shape[1]].view(shape)
-    slicing = Slicing(dim=dim, blocks=blocks)
-    parts = [slicing.part(whole, index, size) for index in range(size)]
-    assert torch.equal(slicing.whole(parts), whole)
+    unequal = (size * width,) * (blocks - 2) + (size * width * min(blocks, 2),)
+    for ways in (blocks, unequal):
+        slicing = Slicing(dim=dim, blocks=ways)
+        parts = [slicing.part(whole, index, size) for index in range(size)]
+        assert torch.equal(slicing.whole(parts), whole)

@@ -17,11 +17,12 @@ class Slicing:
     Attributes:
         dim: the dimension that is cut.
         blocks: how many equal blocks lie one after the other along ``dim``, each of which is cut:
-            3 for query, key and value in one matrix, 2 for gates and what they are for, else 1.
+            3 for query, key and value in one matrix, 2 for gates and what they are for, else 1; of unequal
+            ones their lengths.
     """
 
     dim: int
-    blocks: int = 1
+    blocks: int | tuple[int, ...] = 1
 
     def part(self, whole: torch.Tensor, index: int, size: int) -> torch.Tensor:
         """The part of rank ``index`` of ``size``, as a separate tensor.
@@ -29,20 +30,27 @@ class Slicing:
         Raises:
             ValueError: the dimension does not divide.
         """
-        length = whole.shape[self.dim]
-        if length % (self.blocks * size):
+        length, blocks = whole.shape[self.dim], self.blocks
+        if length % (blocks * size) if isinstance(blocks, int) else any(one % size for one in blocks):
             shape = tuple(whole.shape)
-            raise ValueError(f"dimension {self.dim} of {shape} does not divide by {self.blocks} x {size}")
-        blocks = whole.chunk(self.blocks, self.dim)
-        return torch.cat([block.chunk(size, self.dim)[index] for block in blocks], self.dim)
+            raise ValueError(f"dimension {self.dim} of {shape} does not divide by {blocks} x {size}")
+        return torch.cat([block.chunk(size, self.dim)[index] for block in self.split(whole, 1)], self.dim)
 
     def whole(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """The tensor that the parts of all ranks were cut from."""
-        cut = [part.chunk(self.blocks, self.dim) for part in parts]
-        return torch.cat([row[block] for block in range(self.blocks) for row in cut], self.dim)
+        cut = zip(*(self.split(part, len(parts)) for part in parts), strict=True)
+        return torch.cat([piece for block in cut for piece in block], self.dim)
+
+    def split(self, part: torch.Tensor, size: int) -> tuple[torch.Tensor, ...]:
+        """The blocks of a part of ``size``."""
+        if isinstance(self.blocks, int):
+            return part.chunk(self.blocks, self.dim)
+        blocks: tuple[torch.Tensor, ...] = part.split([one // size for one in self.blocks], self.dim)
+        return blocks
 
     def by_unit(self, part: torch.Tensor, units: int) -> torch.Tensor:
         """A view of a part with ``dim`` as three, [blocks, units, width]; the units are ``dim + 1``."""
+        assert isinstance(self.blocks, int)
         view: torch.Tensor = part.unflatten(self.dim, (self.blocks, units, -1))
         return view
 

@@ -131,7 +131,8 @@ def check_tensor_parallel(model: Model, config: JobConfig) -> None:
             if not slicings(split):
                 continue
             found = True
-            relieved = relieved or bool(pairs([split]))
+            # Of one unit nothing is handed over.
+            relieved |= any(policy != StragglerPolicy.MIGRATE or pair.units > 1 for pair in pairs([split]))
             without.add((type(module) if kind is None else kind[0]).__name__)
     if not found:
         raise ConfigurationError(

@@ -22,7 +22,7 @@ from ballast_trainer.tensor_parallel.parallel_pair import ParallelPair, Units
 
 def numbers_per_unit(pair: ParallelPair) -> int:
     """Weights of one unit of a pair, biases included."""
-    return sum(one.numel() for linear in pair.linears for _, one, _ in linear.cut()) // pair.units
+    return sum(one.numel() for member in pair.members for _, one, _ in member.cut()) // pair.units
 
 
 def handed_over(pairs: Sequence[ParallelPair], fraction: float) -> list[int]:
@@ -48,8 +48,8 @@ def pack(pair: ParallelPair, units: Units) -> torch.Tensor:
     """Weights (or their gradients) as one row a unit, [count, numbers per unit]."""
     rows = [
         way.by_unit(tensors[name], units.count).movedim(way.dim + 1, 0).reshape(units.count, -1)
-        for linear, tensors in zip(pair.linears, units.tensors, strict=True)
-        for name, _, way in linear.cut()
+        for member, tensors in zip(pair.members, units.tensors, strict=True)
+        for name, _, way in member.cut()
     ]
     return torch.cat(rows, 1)
 
@@ -57,9 +57,9 @@ def pack(pair: ParallelPair, units: Units) -> torch.Tensor:
 def unpack(pair: ParallelPair, rows: torch.Tensor, first: int) -> Units:
     """The reverse of :func:`pack`: separate tensors, laid out for the products."""
     count, offset, tensors = len(rows), 0, []
-    for linear in pair.linears:
+    for member in pair.members:
         found = {}
-        for name, one, way in linear.cut():
+        for name, one, way in member.cut():
             shape = list(way.by_unit(one, pair.units).shape)
             del shape[way.dim + 1]
             numbers = one.numel() // pair.units
@@ -141,7 +141,8 @@ def begin_migration(
     """
     every = [pair for pairs in layers for pair in pairs]
     for pair in every:
-        pair.handed_over, pair.helped, pair.given.piggyback = 0, (), None
+        pair.handed_over, pair.helped = 0, ()
+        pair.given.carry(None)
     late = [rank for rank, fraction in enumerate(fractions) if fraction > 0]
     parts: dict[ParallelPair, list[_Part]] = {pair: [] for pair in every}
     for source in late:
@@ -156,7 +157,7 @@ def begin_migration(
             parts[pair].append(_take_part(pair, rows[pair], source, late, axis))
     for pair, found in parts.items():
         if found and pair.learns:
-            pair.given.piggyback = GradientReturn(pair, found, microbatches)
+            pair.given.carry(GradientReturn(pair, found, microbatches))
 
 
 def _take_part(pair: ParallelPair, rows: torch.Tensor, source: int, late: Sequence[int], axis: Axis) -> _Part:
@@ -167,8 +168,8 @@ def _take_part(pair: ParallelPair, rows: torch.Tensor, source: int, late: Sequen
     if mine:
         first = source * pair.units + pair.units - count + mine.start
         units = unpack(pair, rows[mine.start : mine.stop], first)
-        for linear, tensors in zip(pair.linears, units.tensors, strict=True):
-            for name, one, _ in linear.cut():
+        for member, tensors in zip(pair.members, units.tensors, strict=True):
+            for name, one, _ in member.cut():
                 tensors[name].requires_grad_(one.requires_grad)
         pair.helped = (*pair.helped, units)
     if source == axis.index:
@@ -209,8 +210,8 @@ def finish_migration(layers: Sequence[Sequence[ParallelPair]], *, microbatches: 
 
 def _add_gradients(pair: ParallelPair, units: Units) -> None:
     """Add gradients of a pair's last units to those of its parameters."""
-    for linear, gradients in zip(pair.linears, units.tensors, strict=True):
-        for name, parameter, way in linear.cut():
+    for member, gradients in zip(pair.members, units.tensors, strict=True):
+        for name, parameter, way in member.cut():
             if not parameter.requires_grad:
                 continue
             if parameter.grad is None:

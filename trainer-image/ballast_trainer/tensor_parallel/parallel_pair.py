@@ -15,6 +15,7 @@ all-reduce sums over all ranks.  A layer of a pair must therefore compute with a
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,29 +31,34 @@ from ballast_trainer.tensor_parallel.product import ColumnSelection, GemmTimer, 
 class SharedInput:
     """What column-cut maps of the same input share: one all-reduce of its gradient for all of them.
 
-    Where latent queries and keys are two inputs, each has one, and what travels does so on both.
+    Where latent queries and keys are two inputs, each has one.
 
     Attributes:
         readers: how many they are.
-        piggyback: travels on that all-reduce; None: nothing does.
+        piggyback: travels on that all-reduce, of the input that is read first, whose gradient is there last;
+            None: nothing does.
     """
 
     def __init__(self, axis: Axis) -> None:
-        self._axis, self.readers, self._left = axis, 0, 0
-        self.piggyback: Piggyback | None = None
+        self._axis, self.readers = axis, 0
+        self.carry(None)
+        self._learns = False
+
+    def carry(self, piggyback: Piggyback | None) -> None:
+        """Before a step: what travels in it."""
+        self.piggyback, self._left = piggyback, 0
         self._value: torch.Tensor | None = None
         self._copy: torch.Tensor | None = None
-        self._learns = False
 
     @eager
     def __call__(self, value: torch.Tensor) -> torch.Tensor:
         """Before the product of one of them."""
-        learns = torch.is_grad_enabled()
+        learns, rides = torch.is_grad_enabled(), None
         # Of a forward that not all of them have read, a copy without gradients may be left.
-        if self._value is not value or self._learns is not learns:
-            self._learns = learns
-            self._value, self._copy = value, copy_to_group(value, self._axis, self.piggyback)
-            self._left = self.readers
+        if self._left == 0 or self._learns is not learns:
+            self._learns, self._left, self._value, rides = learns, self.readers, None, self.piggyback
+        if self._value is not value:
+            self._value, self._copy = value, copy_to_group(value, self._axis, rides)
         copied = self._copy
         assert copied is not None
         self._left -= 1
@@ -61,45 +67,26 @@ class SharedInput:
         return copied
 
 
-class SlicedLinear(SlicedModule):
-    """This rank's part of a whole ``nn.Linear``, so that any number of ranks starts with the same model.
-
-    Or of a map that has its weight transposed, [in, out], as ``Conv1D`` of transformers has.
+class _Member(SlicedModule):
+    """This rank's part of a module, so that any number of ranks starts with the same model.
 
     Attributes:
-        transposed: whether it has.
         pair: that it is one of; None: it is in none.
         selection: contraction columns computed this step; None: all.
     """
 
     weight: nn.Parameter
-    bias: nn.Parameter | None
+    selection: ColumnSelection | None = None
 
     def __init__(self, whole: nn.Module, axis: Axis, slicings: dict[str, Slicing]) -> None:
         super().__init__()
-        self.transposed = is_conv1d(whole)
-        if self.transposed:
-            way = slicings["weight"]
-            slicings = slicings | {"weight": dataclasses.replace(way, dim=1 - way.dim)}
         self.axis, self.slicings = axis, slicings
         self.pair: ParallelPair | None = None
-        self.selection: ColumnSelection | None = None
         for name, parameter in whole.named_parameters():
             held = parameter.detach()
             if name in slicings:
                 held = slicings[name].part(held, axis.index, axis.size)
             setattr(self, name, nn.Parameter(held.clone(), requires_grad=parameter.requires_grad))
-        if whole.bias is None:
-            self.bias = None
-
-    @property
-    def matrix(self) -> torch.Tensor:
-        """Its weight as [out, in]."""
-        return self.as_matrix(self.weight)
-
-    def as_matrix(self, weight: torch.Tensor) -> torch.Tensor:
-        """A weight of its kind as [out, in]."""
-        return weight.t() if self.transposed else weight
 
     def cut(self) -> Iterator[tuple[str, nn.Parameter, Slicing]]:
         """Its parameters that are cut, by name, and how."""
@@ -120,8 +107,60 @@ class SlicedLinear(SlicedModule):
         if pair is None or not (pair.handed_over or pair.helped):
             return [(dict(self.named_parameters()), self.selection)]
         own = self.units_at(pair.units, 0, pair.units - pair.handed_over)
-        place = pair.linears.index(self)
+        place = pair.members.index(self)
         return [(own, self.selection), *((units.tensors[place], None) for units in pair.helped)]
+
+
+class CutNorm(_Member):
+    """An RMS norm of features that are cut: the mean square is of those of all ranks, the weights are cut."""
+
+    def __init__(self, whole: Any, axis: Axis) -> None:
+        """Take this rank's features.
+
+        Raises:
+            ValueError: they do not divide.
+        """
+        super().__init__(whole, axis, {"weight": Slicing(dim=0)})
+        self._features, self.variance_epsilon = len(whole.weight), whole.variance_epsilon
+
+    def forward(self, value: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
+        """[..., features / t] -> the same, as transformers computes it; gated at first, by silu."""
+        hidden = value.float()
+        if gate is not None:
+            hidden = hidden * functional.silu(gate.float())
+        squares = reduce_from_group(hidden.square().sum(-1, keepdim=True), self.axis)
+        mean = copy_to_group(squares, self.axis) / self._features
+        weight = torch.cat([one["weight"] for one, _ in self._parts()])
+        return weight * (hidden * torch.rsqrt(mean + self.variance_epsilon)).to(value.dtype)
+
+
+class SlicedLinear(_Member):
+    """Of an ``nn.Linear``, or of a map with a transposed weight, [in, out], as ``Conv1D`` of transformers.
+
+    Attributes:
+        transposed: whether it has.
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(self, whole: nn.Module, axis: Axis, slicings: dict[str, Slicing]) -> None:
+        transposed = is_conv1d(whole)
+        if transposed:
+            way = slicings["weight"]
+            slicings = slicings | {"weight": dataclasses.replace(way, dim=1 - way.dim)}
+        super().__init__(whole, axis, slicings)
+        self.transposed = transposed
+        if whole.bias is None:
+            self.bias = None
+
+    @property
+    def matrix(self) -> torch.Tensor:
+        """Its weight as [out, in]."""
+        return self.as_matrix(self.weight)
+
+    def as_matrix(self, weight: torch.Tensor) -> torch.Tensor:
+        """A weight of its kind as [out, in]."""
+        return weight.t() if self.transposed else weight
 
     def _product(
         self, value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, of: ColumnSelection | None
@@ -195,7 +234,7 @@ class Units:
     Attributes:
         first: global number of the first unit.
         count: how many.
-        tensors: of each of the pair's maps, by the name of the parameter.
+        tensors: of each of the pair's members, by the name of the parameter.
     """
 
     first: int
@@ -209,6 +248,7 @@ class ParallelPair:
     Attributes:
         axis: the tensor group.
         linears: the maps; the row-cut one comes last, with its adapter's.
+        members: they, and norms of the features between.
         units: of this rank.
         handed_over: how many of its last units others compute, this step.
         helped: units of other ranks that this rank computes, this step.
@@ -216,23 +256,26 @@ class ParallelPair:
         rows: positions of the last microbatch, over all of its sequences.
     """
 
-    def __init__(self, inner: Sequence[ColumnLinear], *outer: RowLinear, units: int) -> None:
+    def __init__(
+        self, inner: Sequence[ColumnLinear], *outer: RowLinear, units: int, norms: Sequence[CutNorm] = ()
+    ) -> None:
         """Join maps of one group; ``units`` divide the features that are cut."""
         self.axis = outer[0].axis
         self.linears: tuple[SlicedLinear, ...] = (*inner, *outer)
+        self.members: tuple[_Member, ...] = (*self.linears, *norms)
         self.units = units
         self.handed_over = 0
         self.helped: tuple[Units, ...] = ()
         self.clock = GemmTimer(torch.device("cpu"))
         self.rows = 1
         self.given = inner[0].given
-        for linear in self.linears:
-            linear.pair = self
+        for member in self.members:
+            member.pair = self
 
     @property
     def learns(self) -> bool:
         """Whether some of its weights have gradients."""
-        return any(one.requires_grad for linear in self.linears for _, one, _ in linear.cut())
+        return any(one.requires_grad for member in self.members for _, one, _ in member.cut())
 
     @property
     def device(self) -> torch.device:
@@ -253,7 +296,7 @@ class ParallelPair:
 
     def units_at(self, first: int, count: int) -> Units:
         """The weights of this rank's units ``first`` to ``first + count``."""
-        tensors = tuple(linear.units_at(self.units, first, count) for linear in self.linears)
+        tensors = tuple(member.units_at(self.units, first, count) for member in self.members)
         return Units(first=self.axis.index * self.units + first, count=count, tensors=tensors)
 
     def unit_numbers(self) -> list[int]:

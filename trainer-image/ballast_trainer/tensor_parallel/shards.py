@@ -1,9 +1,9 @@
 """A layer's tensors by key for checkpoints: each part is stored once, any number of ranks can load it.
 
-A whole tensor keeps its name; a part is called ``name@index/size:dimxblocks``, which is enough
-to assemble the whole and to cut it differently.  A replica's share of the optimizer's state of either
-(ZeRO-1), or of the weights (ZeRO-3), adds ``%index/size``: its shares, flat, one after the other are the
-tensor.
+A whole tensor keeps its name; a part is called ``name@index/size:dimxblocks`` (of unequal blocks the lengths,
+joined by ``+``), which is enough to assemble the whole and to cut it differently.  A replica's share of the
+optimizer's state of either (ZeRO-1), or of the weights (ZeRO-3), adds ``%index/size``: its shares, flat, one
+after the other are the tensor.
 """
 
 import re
@@ -16,7 +16,7 @@ from ballast_trainer.layers.layer import MODULE, OPTIMIZER, Layer
 from ballast_trainer.layers.slicing import Slicing, slicings
 from ballast_trainer.layers.zero import Share
 
-_PART = re.compile(r"(?P<name>.+)@(?P<index>\d+)/(?P<size>\d+):(?P<dim>\d+)x(?P<blocks>\d+)")
+_PART = re.compile(r"(?P<name>.+)@(?P<index>\d+)/(?P<size>\d+):(?P<dim>\d+)x(?P<blocks>[\d+]+)")
 _STATE = re.compile(rf"(layers\.\d+\.)?{re.escape(OPTIMIZER)}")
 _SHARE = re.compile(r"(?P<key>.+)%(?P<index>\d+)/(?P<size>\d+)")
 
@@ -49,7 +49,8 @@ def stored_tensors(layer: Layer, axis: Axis) -> dict[str, torch.Tensor]:
         share, slicing = _share_of(name, layer), _slicing_of(name, value, cut)
         suffix = "" if share is None else "%{}/{}".format(*share.place)
         if slicing is not None:
-            stored[f"{name}@{axis.index}/{axis.size}:{slicing.dim}x{slicing.blocks}{suffix}"] = value
+            blocks = slicing.blocks if isinstance(slicing.blocks, int) else "+".join(map(str, slicing.blocks))
+            stored[f"{name}@{axis.index}/{axis.size}:{slicing.dim}x{blocks}{suffix}"] = value
         elif axis.index == 0:
             stored[name + suffix] = value
     return stored
@@ -118,7 +119,10 @@ def assembled(
             mine[part["name"]] = value
         else:
             parts.setdefault(part["name"], {})[int(part["index"])] = value
-            ways[part["name"]] = Slicing(dim=int(part["dim"]), blocks=int(part["blocks"]))
+            lengths = tuple(map(int, part["blocks"].split("+")))
+            ways[part["name"]] = Slicing(
+                dim=int(part["dim"]), blocks=lengths if len(lengths) > 1 else lengths[0]
+            )
     for name, pieces in parts.items():
         whole[name] = ways[name].whole([pieces[index] for index in sorted(pieces)])
     cut = slicings(layer.module)

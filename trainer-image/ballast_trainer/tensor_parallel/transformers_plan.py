@@ -1,5 +1,6 @@
 """Layers of transformers, cut over a tensor group as their family's own plan says (``base_model_tp_plan``).
 
+What families have no plan for is cut as :data:`_OF_FAMILIES` says.
 Linear maps keep their names, so that exports do.  What a layer computes when it is cut is tried before ranks
 start: on the ranks of a group that are threads of this process, beside the whole layer.
 """
@@ -9,6 +10,7 @@ import dataclasses
 import functools
 import re
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,6 +26,7 @@ from ballast_trainer.tensor_parallel.exchange import copy_to_group, gather, redu
 from ballast_trainer.tensor_parallel.migration import begin_migration, finish_migration
 from ballast_trainer.tensor_parallel.parallel_pair import (
     ColumnLinear,
+    CutNorm,
     ParallelPair,
     RowLinear,
     SharedInput,
@@ -32,10 +35,17 @@ from ballast_trainer.tensor_parallel.parallel_pair import (
 
 _GATHERED, _SPLIT = "colwise_gather_output", "rowwise_split_input"
 _PACKED = "packed_colwise"
-_COLUMNS, _ROWS = ("colwise", _PACKED, _GATHERED), ("rowwise", _SPLIT)
+_NORM, _FEATURES, _ONCE, _SUMMED, _STATES = "norm", "features", "added once", "rowwise, then cut", "states"
+_COLUMNS, _ROWS = ("colwise", _PACKED, _GATHERED), ("rowwise", _SPLIT, _SUMMED)
 _OF_HEADS, _LATENT, _EXPERTS = "replicated_with_grad_allreduce", "mla_kv_a_proj", "moe_tp_experts"
-_EXPERT_WEIGHTS = {_PACKED: Slicing(dim=1, blocks=2), "rowwise": Slicing(dim=2)}
-"""Of all experts of a layer together, [E, 2 x inner, D] (gates, then the others) and [E, D, inner]."""
+_EXPERT_WEIGHTS = {
+    _PACKED: Slicing(dim=1, blocks=2),
+    "rowwise": Slicing(dim=2),
+    "packed_rowwise": Slicing(dim=2, blocks=2),
+    "colwise": Slicing(dim=1),
+}
+"""Of all experts of a layer: [E, 2 x inner, D] (gates, then the others) and [E, D, inner], or transposed."""
+_FIRST = Slicing(dim=0)
 
 _MLPS = (
     ("gate_proj", "up_proj", "down_proj"),
@@ -56,28 +66,83 @@ _OF_GATES = ("gate_up_proj", "Wi")
 """Those that have gates and the rest in one matrix."""
 
 _USUAL = ("q_proj", "k_proj", "v_proj", "o_proj")
-_ATTEND_AS_USUAL = ("granitemoe", "jamba", "phimoe")
+_CUT = ("colwise", "colwise", "colwise", "rowwise")
+_ATTEND_AS_USUAL = ("granitemoe", "jamba", "phimoe", "gpt_oss", "bitnet")
 """By ``model_type``, families whose plan says nothing of their attention, which heads divide."""
+
+_MIXER = {
+    "in_proj": _PACKED,
+    "conv1d": _FEATURES,
+    "x_proj": _SUMMED,
+    "dt_layernorm": _OF_HEADS,
+    "b_layernorm": _OF_HEADS,
+    "c_layernorm": _OF_HEADS,
+    "dt_proj": _FEATURES,
+    "A_log": _FEATURES,
+    "D": _FEATURES,
+    "out_proj": "rowwise",
+}
+"""Of Mamba (Gu & Dao 2023, section 3.4): channels are independent but for what ``x_proj`` makes of all."""
+
+_OF_FAMILIES: dict[str, dict[str, str]] = {
+    "mamba": {f"mixer.{name}": way for name, way in _MIXER.items()},
+    "falcon_mamba": {f"mixer.{name}": way for name, way in _MIXER.items()},
+    "jamba": {f"mamba.{name}": way for name, way in _MIXER.items()},
+    "mamba2": {"mixer": _STATES},
+    "bitnet": {"self_attn.attn_sub_norm": _NORM, "mlp.ffn_sub_norm": _NORM},
+    # Experts have each gate beside what it is for.
+    "gpt_oss": {
+        "self_attn.sinks": _FEATURES,
+        "mlp.experts": _EXPERTS,
+        "mlp.experts.gate_up_proj": "rowwise",
+        "mlp.experts.gate_up_proj_bias": "colwise",
+        "mlp.experts.down_proj": "colwise",
+        "mlp.experts.down_proj_bias": _ONCE,
+    },
+}
+"""By ``model_type``, how parts are cut that families have no plan for."""
 
 _HEADS = ("num_attention_heads", "num_key_value_heads")
 
 
 def _plan_of(module: DecoderLayer, parts: dict[str, nn.Module]) -> dict[str, tuple[str, str]]:
     """How parts of the layer are cut, by path, and with which others: as its family says, and MLPs anyway."""
-    plan = {path: (way, path.rpartition(".")[0]) for path, way in module.plan.items()}
-    as_usual = getattr(module.config, "model_type", "") in _ATTEND_AS_USUAL
-    known = (*_MLPS, _USUAL) if as_usual else _MLPS
+    kind = getattr(module.config, "model_type", "")
+    stated = module.plan | _OF_FAMILIES.get(kind, {})
+    every = [*parts, *(name for name, _ in module.layer.named_parameters())]
+    plan = {
+        path: (way, path.rpartition(".")[0])
+        for pattern, way in stated.items()
+        for path in every
+        if re.fullmatch(re.escape(pattern).replace(r"\*", r"\d+"), path)
+    }
+    for path in [path for path, (way, _) in plan.items() if way == _GATHERED and path.endswith(".q_proj")]:
+        prefix = path.removesuffix("q_proj")
+        normed = {f"{prefix}{one}_norm": parts.get(f"{prefix}{one}_proj") for one in "qk"}
+        if all(_is_norm_of(parts.get(norm), linear) for norm, linear in normed.items()):
+            # Of all heads: only the mean square has to be exchanged, no feature.
+            attention = dict(zip((prefix + one for one in _USUAL), _CUT, strict=True))
+            attention |= dict.fromkeys(normed, _NORM)
+            plan |= {part: (way, prefix[:-1]) for part, way in attention.items()}
+    known = (*_MLPS, _USUAL) if kind in _ATTEND_AS_USUAL else _MLPS
     for parent in parts:
         prefix = parent and f"{parent}."
         paths = ([prefix + name for name in names] for names in known)
         found = next((each for each in paths if all(path in parts for path in each)), [])
-        stated = {plan[path][0] for path in found if path in plan}
+        written = {plan[path][0] for path in found if path in plan}
         # Of an expert of a list not all ranks would know whether it runs.
-        if stated <= {_GATHERED, _SPLIT} and not re.search(r"\b\d+\b", parent):
+        if written <= {_GATHERED, _SPLIT} and not re.search(r"\b\d+\b", parent):
             for path in found:
                 way = _PACKED if path.rpartition(".")[2] in _OF_GATES else "colwise"
                 plan[path] = (way if path != found[-1] else "rowwise", parent)
     return plan
+
+
+def _is_norm_of(norm: nn.Module | None, linear: nn.Module | None) -> bool:
+    """Whether it is an RMS norm of all that a map makes."""
+    weight = getattr(norm, "weight", None)
+    made = getattr(linear, "out_features", None)
+    return hasattr(norm, "variance_epsilon") and weight is not None and weight.shape == (made,)
 
 
 def _maps(path: str, part: nn.Module, way: str) -> dict[str, nn.Module]:
@@ -88,6 +153,17 @@ def _maps(path: str, part: nn.Module, way: str) -> dict[str, nn.Module]:
     half = "lora_B" if way in _COLUMNS else "lora_A"
     adapters = dict(getattr(part, half, {}))
     return {f"{path}.base_layer": base, **{f"{path}.{half}.{name}": one for name, one in adapters.items()}}
+
+
+@dataclasses.dataclass(slots=True)
+class _Group:
+    """What lies in one part of a layer, and may be a pair."""
+
+    given: SharedInput
+    columns: list[ColumnLinear] = dataclasses.field(default_factory=list)
+    rows: dict[str, list[RowLinear]] = dataclasses.field(default_factory=dict)
+    norms: list[CutNorm] = dataclasses.field(default_factory=list)
+    has_features: bool = False
 
 
 def cut_by_plan(module: DecoderLayer, axis: Axis) -> nn.Module:
@@ -105,35 +181,32 @@ def cut_by_plan(module: DecoderLayer, axis: Axis) -> nn.Module:
             "To fix: 1, or a split of your own by ballast_trainer.tensor_parallel.layers.split_layer_type"
         )
     experts = [path for path in parts if plan.get(path, ("", ""))[0] == _EXPERTS]
-    shared: dict[str, SharedInput] = {}
-    joined: dict[str, tuple[list[ColumnLinear], dict[str, list[RowLinear]]]] = {}
+    groups: dict[str, _Group] = {}
+    for path, (style, name) in plan.items():
+        group = groups.setdefault(name, _Group(SharedInput(axis)))
+        if style == _FEATURES:
+            group.has_features = True
+            # A parameter, or those of a part that is not called, but read.
+            owner, _, one = ("", "", path) if path in parts else path.rpartition(".")
+            held: nn.Module = parts[one if path in parts else owner]
+            held = getattr(held, "base_layer", held)
+            _hold(
+                held, dict.fromkeys(dict(held.named_parameters()) if path in parts else [one], _FIRST), axis
+            )
     for path, part in parts.items():
-        style, group = plan.get(path, (None, ""))
-        if style is None:
-            continue
-        columns, rows = joined.setdefault(group, ([], {}))
+        style, name = plan.get(path, ("", ""))
         if style in (*_COLUMNS, *_ROWS):
-            if style == "colwise" and _attends(path):
-                _check_heads(module, axis)
-            for place, one in _maps(path, part, style).items():
-                if not (isinstance(one, nn.Linear) or is_conv1d(one)):
-                    what = f"{type(one).__module__}.{type(one).__name__}"
-                    raise ValueError(f"{place} of {kind} is a {what}, no nn.Linear. To fix: 1")
-                if style in _ROWS:
-                    row = RowLinear(one, axis)
-                    if style == _SPLIT:
-                        row.register_forward_pre_hook(lambda _, args: scatter(args[0], axis))
-                    else:
-                        rows.setdefault(path, []).append(row)
-                    set_submodule(layer, place, row)
-                    continue
-                given = shared.setdefault(group, SharedInput(axis)) if "lora_B" not in place else None
-                column = ColumnLinear(one, axis, blocks=1 + (style == _PACKED), given=given)
-                if style == _GATHERED:
-                    column.register_forward_hook(lambda _, args, output: gather(output, axis))
-                else:
-                    columns.append(column)
-                set_submodule(layer, place, column)
+            _cut_map(module, path, part, style, groups[name], axis)
+            if style == _SUMMED:
+                layer.get_submodule(path).register_forward_hook(
+                    lambda _, args, output: copy_to_group(output, axis)
+                )
+                _keep_unfused(parts[name])
+        elif style == _NORM:
+            groups[name].norms.append(CutNorm(part, axis))
+            set_submodule(layer, path, groups[name].norms[-1])
+        elif style == _STATES:
+            _cut_states(part, axis)
         elif style == _OF_HEADS:
             for parameter in (one for one in part.parameters() if one.requires_grad):
                 # Each rank has the gradient of its own heads.
@@ -149,14 +222,44 @@ def cut_by_plan(module: DecoderLayer, axis: Axis) -> nn.Module:
         elif style == "moe_identity_expert":
             # Of experts whose outputs are added up, each rank has this one whole.
             part.register_forward_hook(lambda _, args, output: output / axis.size)
-        elif style != _EXPERTS:
+        elif style not in ("", _EXPERTS, _FEATURES):
             raise ValueError(f"{style} of {path}, in the plan of {kind}, is not known here. To fix: 1")
-    for group, (columns, rows) in joined.items():
-        if columns and len(rows) == 1:
-            _pair(module, group, columns, *rows.values())
+    for name, group in groups.items():
+        if group.columns and len(group.rows) == 1:
+            _pair(module, name, group)
     for path in experts:
-        _cut_experts(parts[path], path, kind, module.plan, axis)
+        _cut_experts(parts[path], path, kind, plan, axis)
     return module
+
+
+def _cut_map(module: DecoderLayer, path: str, part: nn.Module, style: str, group: _Group, axis: Axis) -> None:
+    """Leave a linear map this rank's part of it.
+
+    Raises:
+        ValueError: it is none, or heads or features do not divide.
+    """
+    layer = module.layer
+    if style == "colwise" and _attends(path):
+        _check_heads(module, axis)
+    for place, one in _maps(path, part, style).items():
+        if not (isinstance(one, nn.Linear) or is_conv1d(one)):
+            what = f"{type(one).__module__}.{type(one).__name__}"
+            raise ValueError(f"{place} of {type(layer).__name__} is a {what}, no nn.Linear. To fix: 1")
+        if style in _ROWS:
+            row = RowLinear(one, axis)
+            if style == _SPLIT:
+                row.register_forward_pre_hook(lambda _, args: scatter(args[0], axis))
+            elif style == "rowwise":
+                group.rows.setdefault(path, []).append(row)
+            set_submodule(layer, place, row)
+            continue
+        given = group.given if "lora_B" not in place else None
+        column = ColumnLinear(one, axis, blocks=1 + (style == _PACKED), given=given)
+        if style == _GATHERED:
+            column.register_forward_hook(lambda _, args, output: gather(output, axis))
+        else:
+            group.columns.append(column)
+        set_submodule(layer, place, column)
 
 
 def _attends(path: str) -> bool:
@@ -169,15 +272,20 @@ def _heads_of(module: DecoderLayer) -> dict[str, int]:
     return {name: heads for name, heads in found.items() if isinstance(heads, int)}
 
 
-def _pair(module: DecoderLayer, group: str, columns: list[ColumnLinear], rows: list[RowLinear]) -> None:
+def _pair(module: DecoderLayer, path: str, group: _Group) -> None:
     """Join the maps of ``group``, where there are independent units between that can be told."""
+    columns, norms, (rows,) = group.columns, group.norms, group.rows.values()
     units = rows[0].matrix.shape[1]
-    if _attends(group):
+    if group.has_features:
+        # Not in maps, these are not handed over: one unit stays always.
+        units = 1
+    elif _attends(path):
         # A key head goes with its queries.
         units = [0, *_heads_of(module).values()][-1] // rows[0].axis.size
     cut = [one.matrix.shape[0] // one.blocks for one in columns] + [one.matrix.shape[1] for one in rows]
+    cut += [len(one.weight) for one in norms]
     if units and not any(length % units for length in cut):
-        ParallelPair(columns, *rows, units=units)
+        ParallelPair(columns, *rows, units=units, norms=norms)
 
 
 def _check_heads(module: DecoderLayer, axis: Axis) -> None:
@@ -191,18 +299,90 @@ def _check_heads(module: DecoderLayer, axis: Axis) -> None:
             raise ValueError(f"{heads} heads ({name}) do not divide over {axis.size} tensor ranks")
 
 
-def _cut_experts(part: nn.Module, path: str, kind: str, plan: dict[str, str], axis: Axis) -> None:
+def _hold(part: nn.Module, cut: dict[str, Slicing], axis: Axis) -> None:
+    """Leave a module this rank's part of its parameters, in place."""
+    for name, way in cut.items():
+        parameter = part.get_parameter(name)
+        held = way.part(parameter.detach(), axis.index, axis.size)
+        setattr(part, name, nn.Parameter(held, requires_grad=parameter.requires_grad))
+    part.__dict__ |= {"axis": axis, "slicings": part.__dict__.get("slicings", {}) | cut}
+
+
+def _show(runs: nn.Module, path: str, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """While ``runs`` computes, it finds in a parameter's place what ``make`` makes of it."""
+    part, _, name = path.rpartition(".")
+
+    def show(module: nn.Module, args: Any) -> None:
+        owner = module.get_submodule(part)
+        owner.__dict__[name] = make(owner._parameters[name])  # type: ignore[arg-type]
+
+    def hide(module: nn.Module, args: Any, output: Any) -> None:
+        module.get_submodule(part).__dict__.pop(name, None)
+
+    runs.register_forward_pre_hook(show)
+    runs.register_forward_hook(hide, always_call=True)
+
+
+def _keep_unfused(mixer: nn.Module) -> None:
+    """Take no kernel of a whole mixer, as transformers would in training: it exchanges nothing."""
+    mixer.register_forward_pre_hook(lambda module, _: setattr(module, "training", False))
+
+
+def _cut_states(mixer: Any, axis: Axis) -> None:
+    """Leave a mixer of Mamba 2 this rank's heads (Dao & Gu 2024, section 8.1), and their groups of B and C.
+
+    Of one group, which all heads share, each rank keeps a part of what makes B and C, and gathers it.
+
+    Raises:
+        ValueError: heads, groups or states do not divide.
+    """
+    size, groups, heads, inner = axis.size, mixer.n_groups, mixer.num_heads, mixer.intermediate_size
+    for what, count in (("heads (num_heads)", heads), ("groups (n_groups)", groups)):
+        if count % size and (count, what[:6]) != (1, "groups"):
+            raise ValueError(f"{count} {what} do not divide over {size} tensor ranks")
+    states = groups * mixer.ssm_state_size
+    in_proj = Slicing(dim=0, blocks=(inner, inner, states, states, heads))
+    conv1d = Slicing(dim=0, blocks=(inner, states, states))
+
+    def gathered(part: torch.Tensor, way: Slicing, first: int) -> torch.Tensor:
+        blocks = list(way.split(part, size))
+        for place in (first, first + 1):
+            whole = gather(blocks[place].movedim(0, -1).contiguous(), axis)
+            blocks[place] = copy_to_group(whole, axis).movedim(-1, 0)
+        return torch.cat(blocks)
+
+    for part, way, first in (("in_proj", in_proj, 2), ("conv1d", conv1d, 1)):
+        held = dict(mixer.get_submodule(part).named_parameters())
+        _hold(mixer.get_submodule(part), dict.fromkeys(held, way), axis)
+        for name in held if groups == 1 else ():
+            _show(mixer, f"{part}.{name}", functools.partial(gathered, way=way, first=first))
+    _hold(mixer, dict.fromkeys(("dt_bias", "A_log", "D"), _FIRST), axis)
+    if groups == 1:
+        mixer.norm = CutNorm(mixer.norm, axis)
+    else:
+        _hold(mixer.norm, {"weight": _FIRST}, axis)
+        mixer.n_groups //= size
+    mixer.num_heads, mixer.intermediate_size = heads // size, inner // size
+    mixer.conv_dim = mixer.intermediate_size + 2 * mixer.n_groups * mixer.ssm_state_size
+    mixer.out_proj = RowLinear(mixer.out_proj, axis)
+    mixer.register_forward_pre_hook(lambda _, args: (copy_to_group(args[0], axis), *args[1:]))
+    _keep_unfused(mixer)
+
+
+def _cut_experts(part: nn.Module, path: str, kind: str, plan: dict[str, tuple[str, str]], axis: Axis) -> None:
     """Leave each of the experts this rank's part of its inner units."""
     cut = {}
     for name, parameter in part.named_parameters():
-        style = plan.get(f"{path}.{name}", "")
-        if style not in _EXPERT_WEIGHTS or parameter.dim() != 3:
+        style = plan.get(f"{path}.{name}", ("", ""))[0]
+        if style == _ONCE:
+            # Each rank adds its share; the gradient is of the sum, which each has.
+            _show(part, name, lambda one: one - one.detach() + one.detach() / axis.size)
+        elif style in _EXPERT_WEIGHTS and -parameter.dim() <= _EXPERT_WEIGHTS[style].dim < parameter.dim():
+            cut[name] = _EXPERT_WEIGHTS[style]
+        else:
             what = style or "not in its plan"
             raise ValueError(f"{path}.{name} of {kind} ({what}) cannot be cut here. To fix: 1")
-        cut[name] = _EXPERT_WEIGHTS[style]
-        held = cut[name].part(parameter.detach(), axis.index, axis.size)
-        setattr(part, name, nn.Parameter(held.clone(), requires_grad=parameter.requires_grad))
-    part.__dict__ |= {"axis": axis, "slicings": cut}
+    _hold(part, cut, axis)
 
     def before(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(copy_to_group(one, axis) if torch.is_floating_point(one) else one for one in args)
