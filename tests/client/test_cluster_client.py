@@ -144,7 +144,7 @@ def test_a_demo_on_a_cluster_that_refuses_it_ends_with_its_words(answers, status
     assert "check the kubeconfig" in refused("demo", "--kubeconfig", where)
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+@pytest.mark.parametrize("words", [*COMMANDS, ("ui", "--no-open")], ids=lambda words: words[0])
 def test_without_a_cluster_each_command_says_so(words, tmp_path, monkeypatch):
     """No kubeconfig, one that is none, and a server that does not answer."""
     monkeypatch.delenv("KUBECONFIG", raising=False)
@@ -152,13 +152,21 @@ def test_without_a_cluster_each_command_says_so(words, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     said = refused(*words)
     assert "there is no kubeconfig: ~/.kube/config does not exist. To fix: " in said and "ballast up" in said
-    for text in ("{", "[1]", "a: b", "\x00", "current-context: a\ncontexts: 3"):
+    for text in ("{", "[1]", "a: b", "\x00", "current-context: a\ncontexts: 3", ""):
         (tmp_path / "broken").write_text(text)
         said = refused(words[0], "--kubeconfig", str(tmp_path / "broken"), *words[1:])
         assert str(tmp_path / "broken") in said
         assert "is not a kubeconfig" in said or "Invalid kube-config file" in said
+        assert "object" not in said
     said = refused(words[0], "--kubeconfig", kubeconfig(tmp_path, 1), *words[1:])
     assert "no answer to /" in said or "Cannot connect to host" in said
+
+
+@pytest.mark.parametrize("command", ["delete", "logs", "resume", "suspend"])
+def test_a_job_that_is_not_there_is_told_with_where_to_look(answers, command):
+    """The API server alone says that it is not found."""
+    where = answers(b'{"kind": "Status", "message": "trainingjobs.ballast.dev \\"one\\" not found"}', 404)
+    assert "lists, and its namespace" in refused(command, "one", "--kubeconfig", where)
 
 
 def test_definitions_are_not_written_where_no_folder_can_be():

@@ -93,7 +93,8 @@ async def configuration(kubeconfig: str | None) -> Any:
             )
         # What the loader lets through where a file is no kubeconfig at all, or names files that are none.
         except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, OSError) as error:
-            raise kubernetes_config.ConfigException(f"{name} is not a kubeconfig: {error}") from error
+            why = error if isinstance(error, yaml.YAMLError | ValueError | OSError) else "it has no clusters"
+            raise kubernetes_config.ConfigException(f"{name} is not a kubeconfig: {why}") from error
     # What the environment says of proxies is looked up here. With trust_env, aiohttp asks a thread for it and
     # for ~/.netrc at each request, which on a busy event loop takes longer than the request.
     found.client_session_kwargs = {"trust_env": False}
@@ -282,6 +283,8 @@ def _translated(path: str, error: Any) -> BallastError:
     text, status = f"{said} (HTTP {error.status})", error.status
     if status == 404 and not served:
         return NotFound(f"{text}. To fix: install Ballast's custom resource definitions (`ballast crds`)")
+    if status == 404 and "/trainingjobs/" in path:
+        return NotFound(f"{text}. To fix: name a job that `ballast jobs` lists, and its namespace")
     if status == 404:
         return NotFound(text)
     if status == 409 and "already exists" in said:

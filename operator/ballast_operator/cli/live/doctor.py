@@ -274,9 +274,11 @@ async def _nodes(client: "AsyncClient") -> list[Finding]:
             text = f"nodes of pool {pool.name} offer no {pool.gpu_resource}: {some_of(without)}"
             found.append(Finding("nodes", "failed", text, "see whether the device plugin runs there"))
     others = [_name(node) for node in nodes if _name(node) not in seen and _gpus(node, "nvidia.com/gpu")]
-    if others and pools:
+    if others:
         text = f"nodes with GPUs are in no pool: {some_of(others)}"
         found.append(Finding("nodes", "warning", text, "add a pool for their labels to the ClusterPolicy"))
+    if not pools:
+        return [Finding("nodes", "skipped", "no ClusterPolicy that can be read names pools")]
     return found or [Finding("nodes", "ok", f"{len(seen)} nodes in {len(pools)} pools offer their GPUs")]
 
 

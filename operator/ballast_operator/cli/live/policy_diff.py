@@ -33,7 +33,8 @@ def diff(file: str, kubeconfig: str | None, output: str) -> None:
     try:
         found = difference(*asked(kubeconfig, lambda cluster: read_change(cluster, items[0])))
     except ProblemError as error:
-        raise click.ClickException(f"{error}. To fix: correct {file}") from error
+        fix = "" if "To fix" in str(error) else f". To fix: correct {file}"
+        raise click.ClickException(f"{error}{fix}") from error
     click.echo(json.dumps(found, indent=2) if output == "json" else as_text(found))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ballast_operator.cli.live.connection import cluster_errors, followed, kubeconfig_option
+from ballast_operator.cli.live.connection import asked, cluster_errors, followed, kubeconfig_option
 
 if TYPE_CHECKING:
     from ballast_operator.page.server import Page
@@ -114,6 +114,8 @@ async def _directly(kubeconfig: str | None, port: int, opens: bool) -> None:
 
 def _forward(namespace: str, service: str, kubeconfig: str | None, port: int, opens: bool) -> None:
     """Forward a port of this machine to the operator's page, by kubectl."""
+    # Of a cluster that does not answer kubectl says five lines, and not what to change.
+    asked(kubeconfig, lambda _: asyncio.sleep(0), namespace=namespace)
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         fix = "install kubectl, or read the cluster with your own rights: ballast ui --direct"

@@ -228,12 +228,15 @@ async def _read_caches(cluster: "Cluster") -> "Caches":
 def _policy_in(caches: "Caches", name: str) -> "Object":
     from ballast_policies.allocation.problem import ProblemError
 
+    from ballast_operator.api.conditions import NO_POLICY
     from ballast_operator.kube.kinds import POLICY
 
     policies = {item["metadata"]["name"]: item for item in caches[POLICY]}
     name = name or (next(iter(policies)) if len(policies) == 1 else "")
     if name not in policies:
-        there = ", ".join(sorted(policies)) or "none"
+        if not policies:
+            raise ProblemError(NO_POLICY)
+        there = ", ".join(sorted(policies))
         raise ProblemError(f"--cluster-policy: {name or 'not given'}; the cluster has {there}")
     return policies[name]
 

@@ -163,6 +163,8 @@ def test_which_of_two_policies_is_meant_must_be_said():
     for name in ("", "gone"):
         with pytest.raises(ProblemError, match="the cluster has demo, demo-1"):
             read(cluster(policies=2), name=name)
+    with pytest.raises(ProblemError, match=r"there is no ClusterPolicy\. To fix: create one"):
+        read(cluster(policies=0))
 
 
 @pytest.mark.slow
