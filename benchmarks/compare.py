@@ -21,6 +21,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # two threads of the fixed work would make every ratio small
+
 import numpy as np
 
 FOLDER = Path(__file__).resolve().parent

@@ -40,7 +40,8 @@ def reproduce(name: str | None, data: Path | None, *, everything: bool) -> None:
         near = [other for other in FIGURES if name.lower() in other]
         near = near or difflib.get_close_matches(name.lower(), FIGURES, n=3, cutoff=0.5)
         hint = f"; did you mean {' or '.join(near)}?" if near else "."
-        raise click.UsageError(f"{name!r} is no figure{hint} To fix: choose one that `ballast reproduce` lists")
+        fix = "To fix: choose one that `ballast reproduce` lists"
+        raise click.UsageError(f"{name!r} is no figure{hint} {fix}")
     else:
         try:
             why, _ = _run(FIGURES[name], _folder(FIGURES[name], data, alone=True))
