@@ -4,6 +4,7 @@ The build (Go, a few minutes on two cores) is keyed by the bytes it is made from
 an edited source is another folder, and a finished folder is never written again.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -19,13 +20,12 @@ from ballast_localcluster.go_builds import (
     cache_base,
     compile_packages,
     go_command,
+    named_folder,
     print_progress,
-    run_go,
 )
 
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 SOURCE = Path(__file__).resolve().with_name("controlplane")
-FOLDER_VARIABLES = ("BALLAST_CONTROLPLANE", "KUBEBUILDER_ASSETS")
 _WHAT = "the local control plane"
 VERSION_VARIABLE = "BALLAST_KUBERNETES"
 """The minor to build, as 1.35; unset: that of ``go.mod``. Others have module files in ``versions``."""
@@ -48,19 +48,11 @@ def find_binaries(progress: Progress = print_progress) -> Binaries:
     Raises:
         BinariesError: ``BALLAST_CONTROLPLANE`` lacks a program, or the build is not possible or fails.
     """
-    for variable in FOLDER_VARIABLES:
-        if value := os.environ.get(variable):
-            folder = Path(value).expanduser().resolve()
-            missing = [name for name in PROGRAMS if not os.access(folder / name, os.X_OK)]
-            if not missing:
-                return Binaries(folder=folder)
-            # Other projects set KUBEBUILDER_ASSETS to a folder with three of the five: then ours is built.
-            if variable == "BALLAST_CONTROLPLANE":
-                raise BinariesError(
-                    f"{variable}={value} has no {', '.join(missing)}. "
-                    f"To fix: put them there, or unset {variable} so that they are built."
-                )
-    folder = cache_base() / "controlplane" / build_key()
+    folder = named_folder("BALLAST_CONTROLPLANE", PROGRAMS)
+    # Other projects set KUBEBUILDER_ASSETS to a folder with three of the five: then ours is built.
+    with contextlib.suppress(BinariesError):
+        folder = folder or named_folder("KUBEBUILDER_ASSETS", PROGRAMS)
+    folder = folder or cache_base() / "controlplane" / build_key()
     build_once(folder, _WHAT, functools.partial(_build, progress=progress), progress)
     return Binaries(folder=folder)
 
@@ -132,10 +124,7 @@ def _build(folder: Path, progress: Progress) -> None:
     otherwise = f"set BALLAST_CONTROLPLANE to a folder that holds {', '.join(PROGRAMS)}"
     go = go_command(module_file(), _WHAT, otherwise)
     progress(f"building {_WHAT} (Kubernetes {kubernetes_version()}); once, 4 to 10 minutes on 2 cores")
-    progress("fetching its Go modules")
-    flags = _build_flags(SOURCE)
-    packages = len(run_go([go, "list", *flags[:-2], "-deps", "."], SOURCE).splitlines())
     output = folder / "controlplane"
-    compile_packages([go, *flags, "-o", str(output), "."], SOURCE, packages, progress)
+    compile_packages(go, _build_flags(SOURCE), ["."], str(output), SOURCE, progress)
     for name in PROGRAMS:
         (folder / name).symlink_to(output.name)

@@ -54,6 +54,24 @@ def build_once(folder: Path, what: str, build: Callable[[Path], None], progress:
     progress(f"{what} built: {folder}")
 
 
+def named_folder(variable: str, programs: Sequence[str]) -> Path | None:
+    """The folder that an environment variable names; None: it names none.
+
+    Raises:
+        BinariesError: the folder lacks one of the programs.
+    """
+    value = os.environ.get(variable)
+    if not value:
+        return None
+    folder = Path(value).expanduser().resolve()
+    if missing := [name for name in programs if not os.access(folder / name, os.X_OK)]:
+        raise BinariesError(
+            f"{variable}={value} has no {', '.join(missing)}. "
+            f"To fix: put them there, or unset {variable} so that they are built."
+        )
+    return folder
+
+
 @contextlib.contextmanager
 def _locked(path: Path, what: str, progress: Progress) -> Iterator[None]:
     """Hold a file lock that ends with this process, however it ends."""
@@ -106,19 +124,21 @@ def run_go(command: Sequence[str], source: Path) -> str:
     return done.stdout
 
 
-def compile_packages(command: Sequence[str], source: Path, packages: int, progress: Progress) -> None:
+def compile_packages(
+    go: str, flags: Sequence[str], packages: Sequence[str], output: str, source: Path, progress: Progress
+) -> None:
     """Run `go build -v`, which names each package on a line, and report how far it is.
 
-    ``command``: what follows ``go build``, behind the path of `go`. ``packages``: how many there are at
-    most.
+    ``output``: as its ``-o``.
 
     Raises:
         BinariesError: it fails, with the compiler's words.
     """
+    progress("fetching the Go modules")
+    most = len(run_go([go, "list", *flags, "-deps", *packages], source).splitlines())
     compiled, reported, others = 0, time.monotonic(), []
-    go, *options = command
     with subprocess.Popen(
-        [go, "build", "-v", *_QUICKLY, *options],
+        [go, "build", "-v", *_QUICKLY, *flags, "-o", output, *packages],
         cwd=source,
         env={**_HEAP, **_environment()},
         stdout=subprocess.DEVNULL,
@@ -134,7 +154,7 @@ def compile_packages(command: Sequence[str], source: Path, packages: int, progre
                     others.append(line)
                 if time.monotonic() - reported >= _PROGRESS_SECONDS:
                     reported = time.monotonic()
-                    progress(f"compiled {compiled} packages of at most {packages}")
+                    progress(f"compiled {compiled} packages of at most {most}")
         except BaseException:
             process.terminate()
             raise

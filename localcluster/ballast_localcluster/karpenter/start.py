@@ -85,11 +85,9 @@ def find_karpenter(progress: Progress = print_progress) -> Karpenter:
     Raises:
         BinariesError: the environment's folder lacks something, or the build is not possible or fails.
     """
-    if found := present_karpenter():
-        return found
-    folder = _cache_folder()
-    build_once(folder, _WHAT, functools.partial(_build, progress=progress), progress)
-    return Karpenter(folder=folder)
+    found = present_karpenter() or Karpenter(folder=_cache_folder())
+    build_once(found.folder, _WHAT, functools.partial(_build, progress=progress), progress)
+    return found
 
 
 def _cache_folder() -> Path:
@@ -102,10 +100,7 @@ def _build(folder: Path, progress: Progress) -> None:
     source = MODULE.parent
     go = go_command(MODULE, _WHAT, f"set {FOLDER_VARIABLE} to a folder that holds {PROGRAM} and crds/*.yaml")
     progress(f"building {_WHAT} {karpenter_version()}; once, about 5 minutes on 2 cores")
-    progress("fetching its Go modules")
-    packages = len(run_go([go, "list", "-deps", _PACKAGE], source).splitlines())
-    command = [go, *_FLAGS, "-o", str(folder / PROGRAM), _PACKAGE]
-    compile_packages(command, source, packages, progress)
+    compile_packages(go, _FLAGS, [_PACKAGE], str(folder / PROGRAM), source, progress)
     module = Path(run_go([go, "list", "-m", "-f", "{{.Dir}}", _REPOSITORY], source).strip())
     (folder / "crds").mkdir()
     for part in _DEFINITIONS:

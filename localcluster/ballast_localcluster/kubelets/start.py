@@ -6,7 +6,6 @@ the Go module beside this file pins their versions.
 
 import functools
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -15,15 +14,15 @@ from pathlib import Path
 from ballast_localcluster.binaries import kubernetes_version, stamped_flags, system_name
 from ballast_localcluster.components import Layout
 from ballast_localcluster.credentials import write_kubeconfig
-from ballast_localcluster.errors import BinariesError, StartError
+from ballast_localcluster.errors import StartError
 from ballast_localcluster.go_builds import (
     Progress,
     build_once,
     cache_base,
     compile_packages,
     go_command,
+    named_folder,
     print_progress,
-    run_go,
 )
 from ballast_localcluster.kubelets.configuration import (
     MOST_NODES,
@@ -50,15 +49,7 @@ def present_kubelets() -> Path | None:
     Raises:
         BinariesError: ``BALLAST_KUBELETS`` names a folder that lacks a program.
     """
-    if value := os.environ.get(FOLDER_VARIABLE):
-        folder = Path(value).expanduser().resolve()
-        if missing := [name for name in PROGRAMS if not os.access(folder / name, os.X_OK)]:
-            raise BinariesError(
-                f"{FOLDER_VARIABLE}={value} has no {', '.join(missing)}. "
-                f"To fix: put them there, or unset {FOLDER_VARIABLE} so that they are built."
-            )
-        return folder
-    folder = _cache_folder()
+    folder = named_folder(FOLDER_VARIABLE, PROGRAMS) or _cache_folder()
     return folder if folder.is_dir() else None
 
 
@@ -68,9 +59,7 @@ def find_kubelets(progress: Progress = print_progress) -> Path:
     Raises:
         BinariesError: the environment's folder lacks a program, or the build is not possible or fails.
     """
-    if found := present_kubelets():
-        return found
-    folder = _cache_folder()
+    folder = present_kubelets() or _cache_folder()
     build_once(folder, _WHAT, functools.partial(_build, progress=progress), progress)
     return folder
 
@@ -87,10 +76,8 @@ def _build(folder: Path, progress: Progress) -> None:
     otherwise = f"set {FOLDER_VARIABLE} to a folder that holds {', '.join(PROGRAMS)}"
     go = go_command(SOURCE / "go.mod", _WHAT, otherwise)
     progress(f"building {_WHAT} ({kubernetes_version(SOURCE)}) and CoreDNS; once, about 5 minutes on 2 cores")
-    progress("fetching their Go modules")
     flags = stamped_flags(kubernetes_version(SOURCE))
-    packages = len(run_go([go, "list", "-deps", *_PACKAGES], SOURCE).splitlines())
-    compile_packages([go, *flags, "-o", f"{folder}/", *_PACKAGES], SOURCE, packages, progress)
+    compile_packages(go, flags, _PACKAGES, f"{folder}/", SOURCE, progress)
     (folder / "kubelets").rename(folder / "node")
     for name in _OF_NODES:
         (folder / name).symlink_to("node")
