@@ -8,13 +8,14 @@ import click
 from rich.text import Text
 
 from ballast_operator.api.conditions import NO_POLICY
-from ballast_operator.cli.live.connection import cluster_errors, followed, kubeconfig_option
+from ballast_operator.cli.live.connection import asked, followed, kubeconfig_option
 from ballast_operator.cli.option_names import Number, printable
 from ballast_operator.cli.text_table import WIDE_COLUMNS, stacked, text_table
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
+    from ballast_operator.kube.client import Cluster
     from ballast_operator.report.overview import JobLine, Overview
 
 
@@ -32,41 +33,40 @@ if TYPE_CHECKING:
 )
 def top(namespace: str, kubeconfig: str | None, once: bool, every: float, output: str) -> None:
     """Watch node pools and training jobs until Ctrl-C."""
-    with cluster_errors(), contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_show(namespace, kubeconfig, once, every, output))
-
-
-async def _show(namespace: str, kubeconfig: str | None, once: bool, every: float, output: str) -> None:
     from rich.console import Console
+
+    from ballast_operator.report.overview import read_overview
+
+    with contextlib.suppress(KeyboardInterrupt):
+        if not once:
+            asked(kubeconfig, lambda cluster: _show(cluster, namespace, every, output), namespace=namespace)
+            return
+        seen = asked(kubeconfig, lambda cluster: read_overview(cluster, namespace), namespace=namespace)
+        if output == "json":
+            click.echo(seen.to_json())
+        else:
+            Console().print(Tables(seen))
+
+
+async def _show(cluster: "Cluster", namespace: str, every: float, output: str) -> None:
     from rich.live import Live
 
     from ballast_operator.kube.caches import Caches
-    from ballast_operator.kube.client import connect, is_missing, missing
     from ballast_operator.kube.kinds import JOB, POLICY
-    from ballast_operator.report.overview import overview, read_overview
+    from ballast_operator.report.overview import overview
 
-    async with await connect(kubeconfig) as cluster:
-        if namespace and await is_missing(cluster, namespace):
-            raise click.ClickException(missing(namespace))
-        if once:
-            seen = await read_overview(cluster, namespace)
-            if output == "json":
-                click.echo(seen.to_json())
-            else:
-                Console().print(Tables(seen))
-            return
-        caches = Caches()
-        async with followed(cluster, caches, namespace):
-            with contextlib.nullcontext() if output == "json" else Live(screen=False) as live:
-                while True:
-                    seen = overview(list(caches[JOB]), list(caches[POLICY]))
-                    if live is None:
-                        click.echo(seen.to_json())
-                    else:
-                        live.update(Tables(seen, most=live.console.height))
-                    await asyncio.sleep(every)
-                    # Watches wait for an API server that is gone: nothing else would tell that it is.
-                    await cluster.serves(JOB)
+    caches = Caches()
+    async with followed(cluster, caches, namespace):
+        with contextlib.nullcontext() if output == "json" else Live(screen=False) as live:
+            while True:
+                seen = overview(list(caches[JOB]), list(caches[POLICY]))
+                if live is None:
+                    click.echo(seen.to_json())
+                else:
+                    live.update(Tables(seen, most=live.console.height))
+                await asyncio.sleep(every)
+                # Watches wait for an API server that is gone: nothing else would tell that it is.
+                await cluster.serves(JOB)
 
 
 _POOL = ("pool", "GPU type", "nodes", "GPUs held")

@@ -5,9 +5,8 @@ import json
 
 import pytest
 from ballast_operator.cli.live import top
-from ballast_operator.errors import NotFound, Unreachable
-from ballast_operator.kube import client
-from ballast_operator.kube.kinds import JOB, NAMESPACE, POLICY
+from ballast_operator.errors import Unreachable
+from ballast_operator.kube.kinds import JOB, POLICY
 
 from tests.operator.loops.simulated.simulation import job as training_job
 
@@ -17,18 +16,6 @@ class Served:
 
     def __init__(self, looks=float("inf")):
         self.asked, self.looks = [], looks
-
-    async def __aenter__(self):
-        return self
-
-    async def __aexit__(self, *_):
-        pass
-
-    async def get(self, kind, namespace, name):
-        assert kind is NAMESPACE
-        if name != "team":
-            raise NotFound(name)
-        return {}
 
     async def list(self, kind, *, namespace="", label_selector=""):
         self.asked.append(("list", kind.plural, namespace))
@@ -59,9 +46,6 @@ async def test_top_lists_once_and_watches_then(monkeypatch, namespace):
     """However often it looks: a list of thousands of jobs each second is felt by everybody else."""
     served, looks = Served(), []
 
-    async def connect(kubeconfig):
-        return served
-
     class EnoughError(Exception):
         pass
 
@@ -70,10 +54,9 @@ async def test_top_lists_once_and_watches_then(monkeypatch, namespace):
         if looks[-1]["job-1"] == "Running" and len(looks) > 5:
             raise EnoughError
 
-    monkeypatch.setattr(client, "connect", connect)
     monkeypatch.setattr(top.click, "echo", seen)
     with pytest.raises(EnoughError):
-        await top._show(namespace, None, False, 0.001, "json")
+        await top._show(served, namespace, 0.001, "json")
     assert looks[0] == {"job-0": "Waiting", "job-1": "Waiting", "job-2": "Waiting"}
     assert sorted(served.asked) == [
         ("list", POLICY.plural, ""),
@@ -87,11 +70,7 @@ async def test_top_ends_with_the_error_of_an_api_server_that_is_gone(monkeypatch
     """Its watches wait for it: what was seen last would stay on the screen."""
     looks = []
 
-    async def connect(kubeconfig):
-        return Served(looks=3)
-
-    monkeypatch.setattr(client, "connect", connect)
     monkeypatch.setattr(top.click, "echo", looks.append)
     with pytest.raises(Unreachable, match="connection refused"):
-        await top._show("", None, False, 0.001, "json")
+        await top._show(Served(looks=3), "", 0.001, "json")
     assert len(looks) == 4
