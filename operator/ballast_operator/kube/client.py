@@ -137,24 +137,22 @@ class Cluster:
         return any(resource["name"] == kind.plural for resource in found.get("resources") or [])
 
     async def list(
-        self, kind: Kind, *, namespace: str = "", label_selector: str = "", field_selector: str = ""
+        self,
+        kind: Kind,
+        *,
+        namespace: str = "",
+        label_selector: str = "",
+        field_selector: str = "",
+        accept: str = "",
     ) -> tuple[Objects, int]:
-        """All objects of a kind, as caches keep them, and the resourceVersion of the list; read in pages."""
-        return await self._list(kind, namespace, label_selector, fields=field_selector)
+        """All objects of a kind, as caches keep them, and the resourceVersion of the list; read in pages.
 
-    async def list_metadata(
-        self, kind: Kind, *, namespace: str = "", label_selector: str = ""
-    ) -> tuple[Objects, int]:
-        """As :meth:`list`, the objects with their ``metadata`` alone: a third of the cost for both sides."""
-        return await self._list(kind, namespace, label_selector, accept=METADATA)
-
-    async def _list(
-        self, kind: Kind, namespace: str, labels: str, *, fields: str = "", accept: str = ""
-    ) -> tuple[Objects, int]:
+        ``accept``: :data:`METADATA`: nothing else of the objects, at a third of the cost for both sides.
+        """
         items: Objects = []
         version = "0"
-        where = {"namespace": namespace, "label_selector": labels, "field_selector": fields, "accept": accept}
-        async for page, read_at in self.pages(kind, **where):
+        where = {"namespace": namespace, "label_selector": label_selector, "field_selector": field_selector}
+        async for page, read_at in self.pages(kind, **where, accept=accept):
             items += [slim(kind, item) for item in page]
             version = read_at
         return items, int(version)

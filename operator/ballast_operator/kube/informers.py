@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from ballast_operator.errors import NotFound, Rejected, Unavailable
 from ballast_operator.kube.caches import WATCHED, Caches
-from ballast_operator.kube.client import Cluster, is_missing
+from ballast_operator.kube.client import METADATA, Cluster, is_missing
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, POD, Kind, key_of
 from ballast_operator.kube.reflector import Reflector, Where, where
 from ballast_operator.metrics import Metrics
@@ -200,7 +200,7 @@ async def _list(caches: Caches, cluster: Cluster, kind: Kind, asked: Where) -> N
     """Of many objects that are mostly known, the metadata, and those that the caches lack."""
     store = caches[kind]
     if kind in READ_SINGLY and len(store) > MOST_READ_SINGLY:
-        present, version = await cluster.list_metadata(kind, **asked)
+        present, version = await cluster.list(kind, **asked, accept=METADATA)
         caches.doubt(kind, present, version)
         lacking = [key_of(item) for item in present if store.lacks(item)]
         if len(lacking) <= MOST_READ_SINGLY:

@@ -20,7 +20,7 @@ from ballast_operator.errors import (
     Unavailable,
     Unreachable,
 )
-from ballast_operator.kube.client import MOST_LEVELS, Cluster, connect, read_json, shallow
+from ballast_operator.kube.client import METADATA, MOST_LEVELS, Cluster, connect, read_json, shallow
 from ballast_operator.kube.kinds import JOB, LEASE
 from hypothesis import given
 from hypothesis import strategies as st
@@ -208,13 +208,14 @@ async def test_a_list_whose_rest_has_expired_is_read_in_one_piece(monkeypatch):
     assert all((limit is None) == (times > 1) for limit, times in asked)
 
 
-@pytest.mark.parametrize("listing", ["list", "list_metadata"])
-async def test_of_a_page_that_was_read_only_the_slim_objects_are_kept(monkeypatch, listing):
+@pytest.mark.parametrize("asked_for", ["", METADATA])
+async def test_of_a_page_that_was_read_only_the_slim_objects_are_kept(monkeypatch, asked_for):
     """What the API server notes of who wrote which field is half of a job: of 5,000, 100 MiB as values."""
     notes = []
 
     async def request(self, verb, kind, path, *, query, accept, times):
         page = int(query.get("continue") or 0)
+        assert accept == asked_for
         assert not any(note() is not None for note in notes[:-3])  # of the pages before the last
         managed = [Notes() for _ in range(3)]
         notes.extend(map(weakref.ref, managed))
@@ -229,7 +230,7 @@ async def test_of_a_page_that_was_read_only_the_slim_objects_are_kept(monkeypatc
 
     monkeypatch.setattr(Cluster, "_request", request)
     async with Cluster(client.ApiClient(client.Configuration()), request_seconds=1.0) as cluster:
-        items, _ = await getattr(cluster, listing)(JOB)
+        items, _ = await cluster.list(JOB, accept=asked_for)
     assert len(items) == len(notes) == 12 and all(set(item["metadata"]) == {"name"} for item in items)
 
 

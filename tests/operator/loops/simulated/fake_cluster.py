@@ -9,6 +9,7 @@ from typing import Any
 
 from ballast_operator.api.read import read_job_status
 from ballast_operator.errors import Conflict, NotFound
+from ballast_operator.kube.client import METADATA
 from ballast_operator.kube.kinds import CONFIG_MAP, EVENT, JOB, LEASE, POD, Key, Kind, key_of
 from ballast_policies.contract import (
     ACK_ANNOTATION,
@@ -54,7 +55,13 @@ class FakeCluster:
         return as_sent(item)
 
     async def list(
-        self, kind: Kind, *, namespace: str = "", label_selector: str = "", field_selector: str = ""
+        self,
+        kind: Kind,
+        *,
+        namespace: str = "",
+        label_selector: str = "",
+        field_selector: str = "",
+        accept: str = "",
     ) -> Any:
         has_right("list", kind)
         fields = [field.split("=") for field in field_selector.split(",") if field]
@@ -65,11 +72,9 @@ class FakeCluster:
             and _selected(label_selector, item["metadata"].get("labels") or {})
             and all(_field(item, path) == value for path, value in fields)
         ]
+        if accept == METADATA:
+            found = [{part: item[part] for part in ("apiVersion", "kind", "metadata")} for item in found]
         return found, self.world.version
-
-    async def list_metadata(self, kind: Kind, **how: str) -> Any:
-        items, version = await self.list(kind, **how)
-        return [{part: item[part] for part in ("apiVersion", "kind", "metadata")} for item in items], version
 
     def _listed(self, kind: Kind, item: dict[str, Any]) -> dict[str, Any]:
         """The copy that this client was sent when the object last changed."""
