@@ -78,10 +78,10 @@ def said_to_be_done(context: ReconcileContext) -> bool:
 
 def seconds_left(context: ReconcileContext, deadline: Deadline) -> float:
     """Until ``deadline`` passes; 0 or less: it has; infinite: it is not set."""
-    since = _since(context, deadline)
+    since, limit = _lasted(context, deadline)
     if since is None:
         return math.inf
-    left = _limit(context, deadline) - since
+    left = limit - since
     return min(left, _seconds_to_save(context)) if deadline is Deadline.SAVE else left
 
 
@@ -94,41 +94,50 @@ def _seconds_to_save(context: ReconcileContext) -> float:
     return -seconds_since(context, leaving.at) - min(DELETION_SECONDS, notice / 2)
 
 
-def _since(context: ReconcileContext, deadline: Deadline) -> float | None:
-    """Seconds that what ``deadline`` limits has lasted; None: it does not last."""
-    view, status, lease = context.view, context.view.status, context.view.lease
-    allocation = status.allocation
+def _lasted(context: ReconcileContext, deadline: Deadline) -> tuple[float | None, float]:
+    """Seconds that what ``deadline`` limits has lasted (None: it does not last), and that it may last."""
+    view, status, settings = context.view, context.view.status, context.settings
+    lease, plan, allocation = view.lease, view.launched_plan, status.allocation
     ending = allocation.ending if allocation is not None else None
-    written = view.plan_written if view.launched_plan is not None else None
+    written = view.plan_written if plan is not None else None
     begun = None
     match deadline:
-        case Deadline.HEARTBEAT if not view.listens:
-            return None
-        case Deadline.QUIET if not view.listens:
-            return math.inf
-        case Deadline.SETTLE:
-            return _since_first_failure(context)
         case Deadline.HEARTBEAT:
-            return lease.quiet_seconds if lease is not None else 0.0
-        case Deadline.QUIET:  # a lease that does not exist will not be renewed
-            return min(lease.quiet_seconds, _since_last_end(context)) if lease is not None else math.inf
+            if lease is None or not view.listens:
+                return 0.0 if view.listens else None, settings.heartbeat_seconds
+            return lease.quiet_seconds, lease.duration(settings.heartbeat_seconds)
+        case Deadline.SETTLE:
+            return _since_first_failure(context), settings.heartbeat_seconds
+        case Deadline.QUIET:
+            limit = settings.exit_seconds + (settings.renew_seconds if _may_renew(context) else 0.0)
+            if lease is None or not view.listens:  # a lease that does not exist will not be renewed
+                return math.inf, limit
+            return min(lease.quiet_seconds, _since_last_end(context)), limit
         case Deadline.PAUSE:
-            return 0.0 if status.next_launch_at is None else seconds_since(context, status.next_launch_at)
-        case Deadline.BIND if allocation is not None:
-            begun = allocation.joining_since if allocation.joining else allocation.since
+            at = status.next_launch_at
+            return 0.0 if at is None else seconds_since(context, at), 0.0
+        case Deadline.BIND:
+            limit = context.bind_seconds
+            if allocation is not None:
+                begun = allocation.joining_since if allocation.joining else allocation.since
         case Deadline.ACKNOWLEDGEMENT:
-            begun = written
+            shrinks = plan is not None and plan.directive is Directive.SHRINK
+            begun, limit = written, settings.shrink_seconds if shrinks else settings.start_seconds
         case Deadline.SAVE:
-            begun = ending.since if ending is not None else None
+            begun, limit = ending.since if ending is not None else None, settings.stop_seconds
         case Deadline.EXIT if allocation is None:
-            return math.inf  # what is left of an earlier launch has had its time
+            return math.inf, settings.exit_seconds  # what is left of an earlier launch has had its time
         case Deadline.EXIT:
-            begun = ending.since if ending is not None else written
+            begun, limit = ending.since if ending is not None else written, settings.exit_seconds
         case Deadline.NOTICE:
-            begun = allocation.leaving.at if allocation is not None and allocation.leaving else None
+            leaving = allocation.leaving if allocation is not None else None
+            if leaving is None:
+                return None, math.inf
+            notice = (leaving.at - leaving.since).total_seconds()
+            begun, limit = leaving.at, -seconds_to_save(notice, settings.stop_seconds)
         case Deadline.KEPT:
-            begun = status.finished_at
-    return None if begun is None else seconds_since(context, begun)
+            begun, limit = status.finished_at, math.inf if view.ttl_seconds is None else view.ttl_seconds
+    return None if begun is None else seconds_since(context, begun), limit
 
 
 def _since_first_failure(context: ReconcileContext) -> float | None:
@@ -154,36 +163,6 @@ def _may_renew(context: ReconcileContext) -> bool:
     if view.lease is None or view.lease.released or plan is None:
         return False
     return any(pod.alive for pod in view.gang if pod.name == plan.ranks[0].pod)
-
-
-def _limit(context: ReconcileContext, deadline: Deadline) -> float:
-    """How long what ``deadline`` limits may last, in seconds."""
-    settings, plan = context.settings, context.view.launched_plan
-    match deadline:
-        case Deadline.PAUSE:
-            return 0.0
-        case Deadline.BIND:
-            return context.bind_seconds
-        case Deadline.ACKNOWLEDGEMENT:
-            shrinks = plan is not None and plan.directive is Directive.SHRINK
-            return settings.shrink_seconds if shrinks else settings.start_seconds
-        case Deadline.HEARTBEAT:
-            lease = context.view.lease
-            return settings.heartbeat_seconds if lease is None else lease.duration(settings.heartbeat_seconds)
-        case Deadline.SETTLE:
-            return settings.heartbeat_seconds
-        case Deadline.QUIET if _may_renew(context):
-            return settings.exit_seconds + settings.renew_seconds
-        case Deadline.QUIET | Deadline.EXIT:
-            return settings.exit_seconds
-        case Deadline.SAVE:
-            return settings.stop_seconds
-        case Deadline.NOTICE:
-            leaving = context.allocation.leaving
-            notice = (leaving.at - leaving.since).total_seconds() if leaving is not None else 0.0
-            return -seconds_to_save(notice, settings.stop_seconds)
-        case Deadline.KEPT:
-            return math.inf if context.view.ttl_seconds is None else context.view.ttl_seconds
 
 
 def _heard(lease: LeaseView | None) -> int:
