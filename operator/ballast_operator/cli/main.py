@@ -1,6 +1,8 @@
 """The ``ballast`` program (also ``kubectl ballast``): a table of commands, each imported when it is used."""
 
+import errno
 import importlib
+import signal
 from importlib.metadata import version
 from typing import Any
 
@@ -67,6 +69,14 @@ class _LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            click.echo(err=True)  # after the terminal's ^C
+            raise click.exceptions.Exit(128 + signal.SIGINT) from error
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            fix = "free some, or write elsewhere"
+            raise click.ClickException(f"{error.strerror or error}. To fix: {fix}") from error
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
             if package not in EXTRAS:

@@ -1,13 +1,16 @@
 """Text of pods and users on a terminal, completion of its shells, and numbers that are none."""
 
+import errno
 import os
 import shutil
 import subprocess
 import sys
 
+import click
 import pytest
 from ballast_operator.cli.main import main
 from ballast_operator.cli.option_names import printable
+from ballast_trainer.cli.main import main as ballast_train
 from click.testing import CliRunner
 
 
@@ -72,3 +75,21 @@ def test_the_examples_of_a_help_text_keep_their_lines(command, line):
     """What is to be copied is not wrapped into a paragraph."""
     lines = CliRunner().invoke(main, [command, "--help"]).output.splitlines()
     assert [each for each in lines if each.strip().startswith(line)]
+
+
+@pytest.mark.parametrize("program", [main, ballast_train], ids=["ballast", "ballast-train"])
+def test_control_c_and_a_full_disk_end_a_command_without_a_traceback(program, monkeypatch):
+    """130, as a shell says of a program that Ctrl-C ended."""
+
+    def run_until(error):
+        @click.command()
+        def command():
+            raise error
+
+        monkeypatch.setattr(program, "get_command", lambda context, name: command)
+        return CliRunner().invoke(program, ["simulate"])
+
+    assert run_until(KeyboardInterrupt()).exit_code == 130
+    if program is main:
+        full = run_until(OSError(errno.ENOSPC, "No space left on device"))
+        assert full.exit_code == 1 and "No space left on device. To fix: " in full.stderr

@@ -1,6 +1,7 @@
 """``ballast-train``: the trainer, in a pod, under torchrun or alone."""
 
 import importlib
+import signal
 from typing import Any
 
 import click
@@ -31,6 +32,14 @@ class LazyGroup(click.Group):
         command: Any = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; Ctrl-C ends it as it ends a program of the shell."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            click.echo(err=True)  # after the terminal's ^C
+            raise click.exceptions.Exit(128 + signal.SIGINT) from error
 
 
 @click.group(cls=LazyGroup, context_settings={"auto_envvar_prefix": "BALLAST_TRAIN"})

@@ -13,7 +13,7 @@ from ballast_operator.cli.live.connection import asked, kubeconfig_option
 from ballast_operator.cli.live.history import Moment, against_text
 from ballast_operator.cli.live.history import against as against_policies
 from ballast_operator.cli.option_names import Database, import_from_here, printable
-from ballast_operator.cli.text_table import WIDE_COLUMNS, stacked, text_table
+from ballast_operator.cli.text_table import NARROW_COLUMNS, WIDE_COLUMNS, stacked, text_table
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -169,6 +169,8 @@ class CostTables:
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
         """Jobs, teams, pools."""
         found, size = self._found, 1 if options.max_width >= WIDE_COLUMNS else STACKED
+        if options.max_width < NARROW_COLUMNS:
+            size = len(_JOB)
         pools = "Pools: bill = jobs + deleted jobs + idle; data is a part of jobs"
         for kind, title, headings, rows in (
             ("job", f"Jobs, up to {found.at}", _JOB, [_of_job(job) for job in found.jobs]),

@@ -10,7 +10,7 @@ from rich.text import Text
 from ballast_operator.api.conditions import NO_POLICY
 from ballast_operator.cli.live.connection import asked, followed, kubeconfig_option
 from ballast_operator.cli.option_names import Number, printable
-from ballast_operator.cli.text_table import WIDE_COLUMNS, stacked, text_table
+from ballast_operator.cli.text_table import NARROW_COLUMNS, WIDE_COLUMNS, stacked, text_table
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -103,8 +103,9 @@ class Tables:
             breaks = ("job", "GPUs", "why")
             yield text_table(title, wide, rows, breaks=breaks, left=len(wide), expand=True)
             return
-        narrow = ("job", *stacked(_FIGURES, 2))
-        lines = [(name, *stacked(figures, 2)) for name, figures, _ in jobs]
+        size = 2 if options.max_width >= NARROW_COLUMNS else len(_FIGURES)
+        narrow = ("job", *stacked(_FIGURES, size))
+        lines = [(name, *stacked(figures, size)) for name, figures, _ in jobs]
         yield text_table(title, narrow, lines, breaks=narrow[:2], left=len(narrow), show_lines=True)
         reasons = [(name, why) for name, _, why in jobs if why]
         table = text_table("Why", ("job", "why"), reasons, breaks=("job", "why"), left=2, show_lines=True)

@@ -1,4 +1,4 @@
-"""`ballast top` and `ballast cost` in a terminal: names and figures are there at 80 columns, however long."""
+"""`ballast top` and `ballast cost` in a terminal: names and figures are there at 40 columns, however long."""
 
 import io
 
@@ -55,14 +55,14 @@ def cells(text: str) -> str:
     return "|".join("".join(row[column] for row in rows if len(row) > column) for column in range(width))
 
 
-@pytest.mark.parametrize("width", [80, 100, 139, 140, 200])
+@pytest.mark.parametrize("width", [40, 63, 80, 100, 139, 140, 200])
 def test_nothing_is_cut_off_however_long_the_names(width):
     """No line is longer than the terminal, no ellipsis, and each name and figure can be read."""
     pools = (PoolLine(pool="p" * 63, gpu_type=GPU_TYPE, nodes=5000, gpus=40_000, held=39_999),)
     text = printed(Overview(policies=("default: " + WHY,), pools=pools, jobs=(job(),)), width)
     assert max(len(line) for line in text.splitlines()) <= width
     assert "…" not in text
-    found = cells(text)
+    found = cells(text).replace(" ", "")
     for whole in (
         "p" * 63,
         GPU_TYPE,
@@ -71,10 +71,10 @@ def test_nothing_is_cut_off_however_long_the_names(width):
         "1000000 / 1000000",
         "1234.57*",
     ):
-        assert whole in found
+        assert whole.replace(" ", "") in found
     for whole in ("12.346", "150%", "1000", "1234567.89", "Succeeded"):
-        assert whole in found
-    assert WHY.replace(" ", "") in found.replace(" ", "")
+        assert whole.replace(" ", "") in found
+    assert WHY.replace(" ", "") in found
 
 
 def test_a_short_job_is_one_row_in_a_wide_terminal():
@@ -145,7 +145,7 @@ POOL = PoolCostLine(
 COSTS = Costs(at="2026-01-01T00:00:00+00:00", jobs=(JOB,), teams=(TEAM,), pools=(POOL,))
 
 
-@pytest.mark.parametrize("width", [80, 100, 139, 140, 200])
+@pytest.mark.parametrize("width", [40, 63, 80, 100, 139, 140, 200])
 def test_no_cost_is_cut_off(width: int):
     """No line is longer than the terminal, no ellipsis, and each heading and amount can be read."""
     text = printed(CostTables(COSTS, None), width)
