@@ -249,6 +249,27 @@ def test_a_checkpoint_in_bf16_is_trained_in_fp32(tmp_path):
             assert torch.equal(value, known[model.name_of(index, name)].float())
 
 
+def decoder_in_half(name, dtype):
+    """A model of a user's own that is stored in two bytes a number."""
+    from ballast_trainer.models.hugging_face import _built, decoder
+
+    made = transformers.AutoConfig.for_model(**families.arguments(name))
+    return decoder(_built(made, None, lambda build, **how: build._from_config(made, **how)).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", first_daily(["llama", "vit", "mixtral with its routers' loss", "bert"], 2))
+def test_a_model_stored_in_two_bytes_a_number_is_taken_apart(name, dtype):
+    """Its loss is compared in full precision, in which training computes it."""
+    value, targets = batch_of(name)(0, 0, 4)
+    model = decoder_in_half(name, dtype)
+    value = value.to(dtype) if value.is_floating_point() else value
+    for index in range(model.layer_count):
+        value = model.build_layer(index)(value)
+    assert all(one.dtype == dtype for one in model.build_layer(1).parameters())
+    assert torch.isfinite(model.loss(value, targets))
+
+
 def test_a_checkpoint_of_a_class_is_read_as_that_class(tmp_path):
     """A classifier of sequences keeps its head."""
     from ballast_trainer.models.hugging_face import pretrained

@@ -26,7 +26,7 @@ from ballast_trainer.models.chain import Chain, LayerCalls, NoChainError, Packed
 from ballast_trainer.models.deferred import DeferredWeights, deferred_weights
 from ballast_trainer.models.loss_weights import counted_targets, cross_entropy
 from ballast_trainer.models.protocol import Model
-from ballast_trainer.trees import Tree
+from ballast_trainer.trees import Tree, mapped
 
 _TRIED = (2, 11)
 """Sequences and tokens of the trial; no size of a model, from which they have to be told."""
@@ -533,10 +533,13 @@ def _try(
         raise ValueError(f"{name} has a loss of its own, no cross entropy (num_labels, problem_type). {_FIX}")
     rows = torch.arange(len(inputs), device=whole.device)
     targets = (inputs if whole.dim() == 3 else rows) % whole.shape[-1]
-    wanted = float(model(inputs, labels=targets).loss)
+    its_own = model(inputs, labels=targets).loss
+    wanted, rounding = float(its_own), max(1e-3, torch.finfo(its_own.dtype).eps)
     ahead = functional.pad(targets, (0, 1), value=IGNORED)[:, 1:] if whole.dim() == 3 else targets
-    found = [float(loss(value, one)) for one in (ahead, targets)]
-    if not min(abs(one - wanted) for one in found) <= 1e-3 * max(1.0, abs(wanted)):
+    # As in training: of outputs in full precision, whatever the model is stored in.
+    full = mapped(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor, value)
+    found = [float(loss(full, one)) for one in (ahead, targets)]
+    if not min(abs(one - wanted) for one in found) <= rounding * max(1.0, abs(wanted)):
         raise ValueError(
             f"{name} has a loss of its own: it is {wanted:.5g} on a few tokens, and {found[0]:.5g} as cross "
             f"entropy of its logits. {_FIX}"
