@@ -279,32 +279,76 @@ def test_a_compiled_layer_that_is_cut_is_not_compiled_again_in_each_step():
         assert apart < 1e-6
 
 
-class OfRows(torch.optim.SGD):
-    """An optimizer that divides each row of a gradient by its norm."""
+class Scaled(torch.optim.SGD):
+    """An optimizer that changes gradients, by ``how`` of each, its parameter and the step, and descends."""
+
+    def __init__(self, parameters, lr, how):
+        super().__init__(parameters, lr=lr)
+        self.how, self.device = how, torch.device("cpu")
 
     def step(self, closure=None):
-        """Divide, then descend."""
+        """Change, then descend."""
         for group in self.param_groups:
             for parameter in group["params"]:
+                state = self.state[parameter]
+                state["steps"] = state.get("steps", 0) + 1
                 if parameter.grad is not None:
-                    parameter.grad /= parameter.grad.norm(dim=-1, keepdim=True)
+                    parameter.grad = self.how(parameter.grad, parameter, state["steps"])
         return super().step(closure)
 
 
-def of_rows(parameters, learning_rate):
-    return OfRows(parameters, lr=learning_rate)
+OPTIMIZERS = {
+    "of_rows": lambda g, p, step: g / g.norm(dim=-1, keepdim=True),
+    "lars": lambda g, p, step: g * (p.norm() / g.norm()),
+    "late shampoo": lambda g, p, step: torch.linalg.pinv(g).mT if step > 20 and g.dim() > 1 else g,
+    "large alone": lambda g, p, step: g / g.norm() if min(g.shape) >= 128 else g,
+    "clipped": lambda g, p, step: g / max(1.0, float(g.norm())),
+    "vectors": lambda g, p, step: g / g.norm() if g.dim() == 1 else g,
+    "sign": lambda g, p, step: g.sign(),
+    "sophia": lambda g, p, step: (g / p.abs().clamp(min=1e-2)).clamp(-1, 1),
+}
+
+
+def scaled(name):
+    return lambda parameters, rate: Scaled(parameters, rate, OPTIMIZERS[name])
+
+
+of_rows, lars, late_shampoo, large_alone, clipped, vectors, sign, sophia = map(scaled, OPTIMIZERS)
 
 
 def adafactor(parameters, learning_rate):
     return torch.optim.Adafactor(parameters, lr=learning_rate)
 
 
-@pytest.mark.parametrize("name", ["of_rows", "adafactor"])
-def test_an_optimizer_that_needs_whole_matrices_is_refused(name):
-    """Of a part of a matrix it would make another update than of the whole one."""
+@pytest.mark.parametrize("rate", [0.1, 1e-6])
+@pytest.mark.parametrize("name", [*(name.replace(" ", "_") for name in OPTIMIZERS), "adafactor"])
+def test_an_optimizer_that_needs_whole_matrices_is_refused(name, rate):
+    """Of a part of a matrix it would make another update than of the whole one, be it small, late or rare."""
     config = job("llama", parallelism={"tensor": 2})
-    config["training"]["optimizer"] = f"{__name__}:{name}"
-    with pytest.raises(ConfigurationError, match=r"whole matrix, .*parallelism\.tensor.*To fix") as caught:
+    config["training"] |= {"optimizer": f"{__name__}:{name}", "learningRate": rate}
+    if name in ("sign", "sophia"):
+        ValidatedJob.from_mapping(config)
+        return
+    with pytest.raises(ConfigurationError, match=r"whole matrix .*parallelism\.tensor.*To fix") as caught:
+        ValidatedJob.from_mapping(config)
+    assert caught.value.field == "training.optimizer"
+
+
+def on_gpus_alone(parameters, learning_rate):
+    def how(gradient, parameter, step):
+        raise RuntimeError("expected a CUDA device")
+
+    return Scaled(parameters, learning_rate, how)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it is tried on the GPU")
+def test_an_optimizer_that_cannot_be_tried_here_is_refused_in_words():
+    """A kernel of a GPU's: whether it can have parts is not known."""
+    config = job("llama", parallelism={"tensor": 2})
+    config["training"]["optimizer"] = f"{__name__}:on_gpus_alone"
+    with pytest.raises(
+        ConfigurationError, match=r"not step on a CPU .*CUDA device.*no GPU.*To fix"
+    ) as caught:
         ValidatedJob.from_mapping(config)
     assert caught.value.field == "training.optimizer"
 

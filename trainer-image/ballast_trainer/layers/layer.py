@@ -396,9 +396,10 @@ class Layer:
 
 
 @functools.lru_cache(maxsize=64)
-def _mixes(config: TrainingConfig, shapes: tuple[tuple[int, ...], ...]) -> bool:
+def _mixes(config: TrainingConfig, shapes: tuple[tuple[int, ...], ...], device: torch.device) -> bool:
     with host_seeded(0):
-        parameters = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+        # Small, so that small updates are no rounding of theirs.
+        parameters = [nn.Parameter(0.01 * torch.randn(shape).to(device)) for shape in shapes]
     return mixes_parameters(functools.partial(_make_optimizer, config=config), parameters)
 
 
@@ -411,7 +412,7 @@ def _refuse_mixing(parameters: list[nn.Parameter], config: TrainingConfig) -> No
     if config.optimizer in OWN_OPTIMIZERS:
         return
     smallest = sorted((tuple(p.shape) for p in parameters), key=lambda shape: (math.prod(shape), shape))[:2]
-    if _mixes(config, tuple(smallest)):
+    if _mixes(config, tuple(smallest), parameters[0].device):
         reason = (
             f"{config.optimizer} updates a parameter by the gradients of others, too, and with "
             "parallelism.zeroStage a replica has a part of them. To fix: zeroStage: 0, or an optimizer of "
@@ -424,13 +425,28 @@ def refuse_whole_matrices(config: TrainingConfig) -> None:
     """Refuse an optimizer of the user's that cannot have a part of a matrix.
 
     Raises:
-        ConfigurationError: it updates that otherwise than in the whole matrix, or cannot be made.
+        ConfigurationError: it updates that otherwise than in the whole matrix, or cannot be made or tried.
     """
     if config.optimizer in OWN_OPTIMIZERS:
         return
-    if mixes_numbers(functools.partial(_make_optimizer, config=config)):
+    make = functools.partial(_make_optimizer, config=config)
+    try:
+        mixes = mixes_numbers(make, torch.device("cpu"))
+    except Exception as error:
+        # Some step on a GPU alone.
+        if not torch.cuda.is_available():
+            if isinstance(error, ConfigurationError):
+                raise
+            reason = (
+                f"{config.optimizer} does not step on a CPU ({with_place(error)}); no GPU is here on which "
+                "to try whether it can have parts of a matrix, as with parallelism.tensor. To fix: start on "
+                "a GPU, tensor: 1, or an optimizer such as adamw"
+            )
+            raise ConfigurationError("training.optimizer", reason) from error
+        mixes = mixes_numbers(make, torch.device("cuda"))
+    if mixes:
         reason = (
-            f"{config.optimizer} updates a number by others of its whole matrix, of which with "
+            f"{config.optimizer} updates a number by others of its whole matrix or vector, of which with "
             "parallelism.tensor a rank has a part. To fix: tensor: 1, or an optimizer such as adamw"
         )
         raise ConfigurationError("training.optimizer", reason)

@@ -233,40 +233,69 @@ def _memory(parameter: nn.Parameter, length: int) -> torch.Tensor:
 _Maker = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
-def _updated(
-    make: _Maker, values: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
+_TRIALS = ((4, 64), (256, 3))
+"""Sizes of matrices, for what factors large ones alone, and steps, for what mixes numbers after some."""
+
+
+def _gradients(values: Sequence[torch.Tensor], steps: int) -> list[list[torch.Tensor]]:
+    """Of each step, of three sizes in turn, for what limits norms."""
+    return [[10.0 ** (2 * (step % 3) - 3) * torch.randn_like(one) for one in values] for step in range(steps)]
+
+
+def _updates(
+    make: _Maker, values: Sequence[torch.Tensor], gradients: Sequence[Sequence[torch.Tensor | None]]
 ) -> list[torch.Tensor]:
-    """Parameters of these values after two steps of an optimizer."""
+    """By how much steps of an optimizer change parameters of these values."""
     with host_seeded(0):
         tried = [nn.Parameter(value.detach().clone()) for value in values]
         optimizer = make(tried)
-        for _ in range(2):
-            for parameter, gradient in zip(tried, gradients, strict=True):
+        for each in gradients:
+            for parameter, gradient in zip(tried, each, strict=True):
                 parameter.grad = None if gradient is None else gradient.clone()
             optimizer.step()
-    return [parameter.detach() for parameter in tried]
+    return [parameter.detach() - value for parameter, value in zip(tried, values, strict=True)]
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether updates differ by rounding alone, however small they are."""
+    return bool((one - other).abs().max() <= 1e-3 * other.abs().max())
 
 
 def mixes_parameters(make: _Maker, parameters: Sequence[nn.Parameter]) -> bool:
     """Whether an optimizer's update of one of these parameters depends on the others' gradients, tried."""
     with host_seeded(0):
-        gradients = [torch.randn_like(parameter) for parameter in parameters]
-    alone = [[one if one is each else None for one in gradients] for each in gradients]
-    together = _updated(make, parameters, gradients)
+        gradients = _gradients(parameters, _TRIALS[0][1])
+    together = _updates(make, parameters, gradients)
     return not all(
-        torch.allclose(_updated(make, parameters, one)[at], together[at]) for at, one in enumerate(alone)
+        _alike(
+            _updates(
+                make, parameters, [[one if one is each[at] else None for one in each] for each in gradients]
+            )[at],
+            together[at],
+        )
+        for at in range(len(parameters))
     )
 
 
-def mixes_numbers(make: _Maker) -> bool:
-    """Whether an optimizer updates a part of a matrix otherwise than in the whole one, tried."""
+def mixes_numbers(make: _Maker, device: torch.device) -> bool:
+    """Whether an optimizer updates parts of a matrix or vector otherwise than in the whole one, tried."""
+    return any(_mixes(make, length, steps, device) for length, steps in _TRIALS)
+
+
+def _mixes(make: _Maker, length: int, steps: int, device: torch.device) -> bool:
     with host_seeded(0):
-        values, gradients = ([torch.randn(4, 4), torch.randn(4)] for _ in range(2))
-    whole = _updated(make, values, gradients)[0]
+        # Small, so that small updates are no rounding of theirs.
+        values = [0.01 * torch.randn(shape) for shape in ((length, length), (length,))]
+        gradients = [[one.to(device) for one in each] for each in _gradients(values, steps)]
+    values = [value.to(device) for value in values]
+    whole = _updates(make, values, gradients)
 
-    def differs(dim: int) -> bool:
-        first, *expected = (one.chunk(2, dim)[0] for one in (values[0], gradients[0], whole))
-        part = _updated(make, [first, values[1]], [expected[0], gradients[1]])[0]
-        return not torch.allclose(part, expected[1])
+    def differs(at: int, dim: int) -> bool:
+        def cut(every: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            return [
+                one.chunk(2, dim)[0].contiguous() if place == at else one for place, one in enumerate(every)
+            ]
 
-    return differs(0) or differs(1)
+        return not _alike(_updates(make, cut(values), [cut(each) for each in gradients])[at], cut(whole)[at])
+
+    return any(differs(at, dim) for at, dim in ((0, 0), (0, 1), (1, 0)))
