@@ -6,6 +6,7 @@ Everything that reaches the API server from the operator's own code goes through
 import contextlib
 import json
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -70,6 +71,9 @@ WATCH_SECONDS = 300
 IN_ONE_PIECE = 6
 """Times as long as other answers a list may take that is not read in pages."""
 
+IN_ONE_PIECE_SECONDS = 3600.0
+"""For how long a kind is listed so after a list whose pages did not belong together any more."""
+
 MOST_LINE = 2**25
 """Bytes of one event; objects have a few million at most."""
 
@@ -102,6 +106,7 @@ class Cluster:
         self._dynamic = DynamicClient(api)
         self.request_seconds = request_seconds
         self._page_sizes: dict[Kind, int] = {}
+        self._in_one_piece_until: dict[Kind, float] = {}
         self._dropped: dict[Kind, list[str]] = {}
         self.fence: Callable[[], None] = lambda: None
         self.on_write: Callable[[str, Kind], None] = lambda verb, kind: None
@@ -176,7 +181,8 @@ class Cluster:
             OperatorError: the list was refused, or what was answered is none.
         """
         path, query = kind.path(namespace), dict[str, str]()
-        most = self._page_sizes.get(kind, MOST_OF_A_PAGE)
+        whole = time.monotonic() < self._in_one_piece_until.get(kind, 0.0)
+        most = 0 if whole else self._page_sizes.get(kind, MOST_OF_A_PAGE)
         if label_selector:
             query["labelSelector"] = label_selector
         if field_selector:
@@ -192,10 +198,11 @@ class Cluster:
             except Unreachable as error:
                 if isinstance(error.__cause__, TimeoutError):
                     self._page_sizes[kind] = LEAST_OF_A_PAGE
+                    self._in_one_piece_until.pop(kind, None)
                 self._page_sizes[kind] = most = smaller_page(most, error)
                 continue
             except Expired:
-                self._page_sizes[kind] = 0
+                self._in_one_piece_until[kind] = time.monotonic() + IN_ONE_PIECE_SECONDS
                 raise
             try:
                 version, more = page["metadata"]["resourceVersion"], page["metadata"].get("continue")
@@ -206,7 +213,8 @@ class Cluster:
                 raise Unavailable(f"list {path}: what was answered is no list: {error}") from error
             yield items, version
             if not more:
-                self._page_sizes[kind] = min(2 * most, MOST_OF_A_PAGE)
+                if most:
+                    self._page_sizes[kind] = min(2 * most, MOST_OF_A_PAGE)
                 return
             query["continue"] = more
 
