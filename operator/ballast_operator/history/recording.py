@@ -9,7 +9,7 @@ from ballast_policies.scheduling import ClusterJob, ClusterState, SchedulingPoli
 from ballast_policies.simulator.replay import WITHIN, RecordedCluster, Replay
 
 from ballast_operator.history.recent import seconds_of
-from ballast_operator.kube.kinds import Object, key_of
+from ballast_operator.kube.kinds import Object, key_of, spec_of
 from ballast_operator.report.held import held_parts, partner
 
 SEEN, COURSE, CLUSTER, TWIN = "seen", "course", "cluster", "twin"
@@ -72,7 +72,7 @@ class JobRecord:
             uid=item["metadata"]["uid"],
             namespace=namespace,
             name=name,
-            team=item["spec"].get("entity") or "",
+            team=spec_of(item).get("entity") or "",
             created=seconds_of(created, at) if created else None,
             finished=seconds_of(finished, at) if finished else None,
             deleted=at if deleted else None,
@@ -82,7 +82,7 @@ class JobRecord:
             launches=int(status.get("launches") or 0),
             restarts=dict(status.get("restarts") or {}),
             step=int((status.get("progress") or {}).get("step") or 0),
-            total_steps=int(item["spec"].get("totalSteps") or 0),
+            total_steps=int(spec_of(item).get("totalSteps") or 0),
             gpu_seconds=sum(seconds for seconds, _ in pools.values()),
             cost=float(status.get("costSoFar") or 0.0),
             startup_cost=sum(entry.get("startupCost", 0.0) for entry in status.get("poolCosts") or []),

@@ -82,6 +82,30 @@ def key_of(item: Object) -> Key:
     return metadata.get("namespace", ""), metadata["name"]
 
 
+_SHAPES = {
+    "totalSteps": int,
+    "entity": str,
+    "dataLocation": Mapping,
+    "throughput": list,
+    "nodePools": list,
+    "dataPrices": list,
+    "budgets": Mapping,
+    "objective": Mapping,
+}
+"""Fields of specs that reports read, and what they are."""
+
+
+def spec_of(item: Object) -> Mapping[str, Any]:
+    """The spec of a TrainingJob or ClusterPolicy, without what is not of its shape.
+
+    Where the definition was installed without its schema, a spec is any value, or missing.
+    """
+    spec = item.get("spec")
+    if not isinstance(spec, Mapping):
+        return {}
+    return {name: value for name, value in spec.items() if isinstance(value, _SHAPES.get(name, object))}
+
+
 def version_of(item: Object) -> int:
     """The object's resourceVersion as a number: larger is newer (KEP-5504 makes this comparison official)."""
     return int(item["metadata"].get("resourceVersion") or 0)

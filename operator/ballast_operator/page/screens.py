@@ -15,7 +15,7 @@ from ballast_policies.rounds.values import one_for_each_gpu
 from ballast_operator.api.conditions import NO_POLICY, JobState
 from ballast_operator.history.recent import DecisionLine, Recent, RoundLine, partition_now
 from ballast_operator.kube.caches import Caches
-from ballast_operator.kube.kinds import JOB, POD, POLICY, Key, Object, key_of
+from ballast_operator.kube.kinds import JOB, POD, POLICY, Key, Object, key_of, spec_of
 from ballast_operator.page import pictures
 from ballast_operator.report.costs import Costs, costs
 from ballast_operator.report.explanation import Explanation, explanation
@@ -182,7 +182,7 @@ def _pools(view: View) -> list[PoolRow]:
         bill = {entry["pool"]: entry for entry in status.get("bill") or []}
         hazard = {entry["pool"]: entry for entry in status.get("hazard") or []}
         shadow = status.get("shadowPrices") or {}
-        stated = {pool["name"]: pool for pool in policy["spec"].get("nodePools") or []}
+        stated = {pool["name"]: pool for pool in spec_of(policy).get("nodePools") or []}
         for entry in status.get("capacity") or []:
             name, risk = entry["pool"], hazard.get(entry["pool"])
             gpus, taken = entry.get("gpus", 0), max(held[name], entry.get("gpusHeld", 0))
@@ -317,7 +317,7 @@ def job(view: View, caches: Caches, item: Object) -> dict[str, Any]:
         "link": job_link(key),
         "found": found,
         "line": next(each for each in overview([item], ()).jobs),
-        "spec": item["spec"],
+        "spec": spec_of(item),
         "created": item["metadata"].get("creationTimestamp", ""),
         "cost": cost,
         "names": NAMES,
@@ -365,13 +365,13 @@ def teams(view: View) -> dict[str, Any]:
         if key[0] not in view.namespaces:
             continue
         status: Any = item.get("status") or {}
-        team = item["spec"].get("entity") or ""
+        team = spec_of(item).get("entity") or ""
         had[team] += (status.get("allocation") or {}).get("gpus", 0)
         waiting[team] += status.get("state") in (None, JobState.WAITING)
         if status.get("state") not in (JobState.SUCCEEDED, JobState.FAILED):
             active.add(team)
     policy = view.seen.policies[0] if view.policies and view.seen.policies else None
-    objective = policy["spec"].get("objective") or {} if policy is not None else {}
+    objective = spec_of(policy).get("objective") or {} if policy is not None else {}
     total = ((policy or {}).get("status") or {}).get("gpus") or 0
     shares = owed_shares(objective.get("entities") or {}, active)
     reads = objective.get("policy") == "hierarchical"

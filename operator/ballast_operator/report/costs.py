@@ -22,7 +22,7 @@ from ballast_policies.prices.egress import NO_DATA_PRICES, DataPrices
 from ballast_operator.api.base import memory_bytes
 from ballast_operator.api.costs import BudgetPeriod
 from ballast_operator.kube.client import Cluster
-from ballast_operator.kube.kinds import JOB, POLICY, Object, key_of
+from ballast_operator.kube.kinds import JOB, POLICY, Object, key_of, spec_of
 from ballast_operator.report.held import held_parts, paid_parts, partner
 from ballast_operator.report.paid import team_costs, written_for_data, written_for_gpus
 
@@ -52,9 +52,9 @@ def read_prices(policies: Sequence[Object]) -> Prices:
         bill = {entry["pool"]: entry for entry in status.get("bill") or []}
         capacity = {entry["pool"]: entry for entry in status.get("capacity") or []}
         region |= {name: entry.get("region", "") for name, entry in capacity.items()}
-        for each in policy["spec"].get("dataPrices") or []:
+        for each in spec_of(policy).get("dataPrices") or []:
             data.setdefault((each["fromRegion"], each["toRegion"]), each["pricePerGb"])
-        for pool in policy["spec"].get("nodePools") or []:
+        for pool in spec_of(policy).get("nodePools") or []:
             name, kind = pool["name"], pool["gpuType"]
             now = (bill.get(name) or {}).get("pricePerGpuHour", pool.get("pricePerGpuHour") or 0.0)
             price.setdefault(name, now)
@@ -76,7 +76,7 @@ def read_prices(policies: Sequence[Object]) -> Prices:
 def data_usd_per_step(job: Object, prices: Prices) -> float:
     """What a step of the job pays for data where it runs; 0: nothing, or it is not known."""
     stated, held = (
-        job["spec"].get("dataLocation"),
+        spec_of(job).get("dataLocation"),
         held_parts((job.get("status") or {}).get("allocation") or {}),
     )
     if not stated or not held:
@@ -84,7 +84,7 @@ def data_usd_per_step(job: Object, prices: Prices) -> float:
     if stated.get("readPerStep") is not None:
         each = memory_bytes(stated["readPerStep"])
     else:
-        each = memory_bytes(stated["readInAll"]) / max(1, job["spec"].get("totalSteps", 0))
+        each = memory_bytes(stated["readInAll"]) / max(1, spec_of(job).get("totalSteps", 0))
     total = sum(part.gpus for part in held) or 1
     return sum(
         (prices.data.of_bytes(each, stated["region"], prices.region.get(part.pool, "")) or 0.0)
@@ -314,7 +314,7 @@ def _budgets(
     """Team -> (spent, budget)."""
     found: dict[str, tuple[float | None, float | None]] = {}
     for policy in policies:
-        limits = policy["spec"].get("budgets") or {}
+        limits = spec_of(policy).get("budgets") or {}
         for entry in team_costs(policy.get("status"), now):
             limit = limits.get(entry.team) or {}
             monthly = limit.get("period") == BudgetPeriod.MONTH
@@ -331,7 +331,7 @@ def _mean_goodput(jobs: Iterable[tuple[float | None, float]]) -> float | None:
 
 def _job(job: Object, prices: Prices, now: datetime.datetime) -> JobCost:
     status: Any = job.get("status") or {}
-    spec: Any = job["spec"]
+    spec: Any = spec_of(job)
     allocation, progress = status.get("allocation") or {}, status.get("progress") or {}
     held, of_price = paid_parts(allocation), price_part(shared=bool(partner(allocation)))
     rates = {part.pool: cost(part.gpus * of_price, prices.price.get(part.pool, 0.0)) for part in held}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ballast_operator.kube.client import Cluster
-from ballast_operator.kube.kinds import JOB, POLICY, Object, key_of
+from ballast_operator.kube.kinds import JOB, POLICY, Object, key_of, spec_of
 from ballast_operator.report.held import held_parts, partner, with_nodes
 
 
@@ -115,7 +115,7 @@ def _job(job: Object) -> JobLine:
         gpus=allocation.get("gpus", 0),
         partner=partner(allocation),
         step=progress.get("step", 0),
-        total_steps=job["spec"].get("totalSteps", 0),
+        total_steps=spec_of(job).get("totalSteps", 0),
         steps_per_second=progress.get("stepsPerSecond"),
         loss=progress.get("loss"),
         imbalance=progress.get("imbalance"),

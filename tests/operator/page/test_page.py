@@ -10,9 +10,11 @@ from aiohttp import CookieJar
 from aiohttp.test_utils import TestClient, TestServer
 from ballast_operator import listening
 from ballast_operator.api.job_allocation import coming_node
+from ballast_operator.history.recording import JobRecord
+from ballast_operator.kube.kinds import JOB
 from ballast_operator.page.server import COOKIE, HEADERS, serving
 
-from tests.operator.page.world import HOSTILE, Everybody, World, runs, time_of, waits
+from tests.operator.page.world import HOSTILE, NOW, Everybody, World, runs, time_of, waits
 
 LOGIN = {"token": "good", "to": "/"}
 
@@ -267,6 +269,26 @@ async def test_decisions_are_stepped_through_round_by_round():
         assert "not among those that are remembered" in plain(await text_of(client, "/decisions?round=<b>"))
         world.now += 2 * 3600
         assert "Nothing was decided lately" in plain(await text_of(client, "/decisions"))
+
+
+@pytest.mark.parametrize(
+    "spec", [None, [1], "text", 7, {"totalSteps": "9", "entity": [1], "dataLocation": 1, "throughput": 2}]
+)
+async def test_a_spec_of_any_shape_is_shown_beside_the_others(spec):
+    """A definition that was installed without its schema takes any value."""
+    world = World()
+    world.policy()
+    world.job("team", "one", runs())
+    world.job("team", "two", runs())
+    stored = world.caches[JOB].get(("team", "two"))
+    item = {**stored, "metadata": {**stored["metadata"], "resourceVersion": "999999"}, "spec": spec}
+    world.caches.wrote(JOB, item)
+    world.recent.work_out()
+    async with looked_at(world) as client:
+        for path in ("/", "/jobs", "/jobs/team/two", "/jobs/team/two/yaml", "/teams", "/decisions"):
+            assert "two" in plain(await text_of(client, path)) or path in ("/", "/teams", "/decisions")
+    found = JobRecord.of(item, NOW, deleted=False)
+    assert (found.team, found.total_steps) == ("", 0)
 
 
 @pytest.mark.slow
