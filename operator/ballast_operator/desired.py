@@ -457,7 +457,7 @@ def gpus_elsewhere(template: Mapping[str, Any], gpu_resources: Sequence[str], gp
 def changed_by_admission(
     wanted: Mapping[str, Any], made: Mapping[str, Any], gpu_resources: Sequence[str]
 ) -> str:
-    """How admission lets the pod take other GPUs than it was sent with; empty: it does not.
+    """How admission hides the pod from its job, or lets it take other GPUs; empty: it does neither.
 
     A pod that a webhook lets onto other nodes takes GPUs there that another gang is given.
     A LimitRange gives its default to each container that does not name the resource; a webhook may add a
@@ -482,6 +482,18 @@ def changed_by_admission(
         return (
             "a webhook changes the pod's node affinity or nodeName, and it may run on other nodes than those "
             "whose GPUs it is given. To fix: except the job's pods from the webhook"
+        )
+    own, has = wanted["metadata"], made["metadata"]
+    labels, owners = has.get("labels") or {}, has.get("ownerReferences") or ()
+    known_by = (JOB_LABEL, LAUNCH_LABEL, RANK_LABEL)
+    changed = [f"label {name}" for name in known_by if labels.get(name) != own["labels"].get(name)]
+    changed += ["name"] * (has["name"] != own["name"])
+    left = {owner.get("uid") for owner in owners if owner.get("controller")}
+    changed += ["ownerReferences"] * any(owner["uid"] not in left for owner in own["ownerReferences"])
+    if changed:
+        return (
+            f"a webhook changes the pod's {', '.join(changed)}, by which its job knows it: nobody would "
+            "count its GPUs or delete it. To fix: except the job's pods from the webhook"
         )
     return ""
 

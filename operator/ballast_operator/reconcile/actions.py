@@ -1,15 +1,16 @@
 """Actions of a pass, carried out on objects of the job and on no others."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from typing import Any
 
-from ballast_policies.contract import Plan, plan_config_map_name
+from ballast_policies.contract import JOB_LABEL, Plan, plan_config_map_name
 
 from ballast_operator.desired import changed_by_admission, plan_object
-from ballast_operator.errors import Conflict, NotAllowed
+from ballast_operator.errors import Conflict, NotAllowed, OperatorError
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, POD, Kind, Object
@@ -83,7 +84,7 @@ async def carry_out(cluster: Cluster, caches: Caches, view: JobView, action: Act
     Raises:
         Conflict, NotFound: the caches were behind.
         NameTaken: an object of somebody else has the name.
-        NotAllowed: the pod was made with other GPUs, or for other nodes, than it was to have.
+        NotAllowed: admission has changed the pod; one that the job would not find again is deleted.
         Rejected: the API server refuses it.
         Unavailable: the API server does not answer.
     """
@@ -95,6 +96,10 @@ async def carry_out(cluster: Cluster, caches: Caches, view: JobView, action: Act
             made = await _create(cluster, caches, POD, body)
             logger.info("pod created job=%s/%s pod=%s", *view.key, body["metadata"]["name"])
             if problem := changed_by_admission(body, made, (gpu_resource,)):
+                if not _is_known_by(view, made):  # the end of the launch would leave it
+                    with contextlib.suppress(OperatorError):
+                        metadata = made["metadata"]
+                        await cluster.delete(POD, namespace, metadata["name"], uid=metadata["uid"])
                 raise NotAllowed(f"pod {body['metadata']['name']}: {problem}")
         case DeletePod(name, uid, grace_seconds):
             left = await cluster.delete(POD, namespace, name, uid=uid, grace_seconds=grace_seconds)
@@ -105,6 +110,12 @@ async def carry_out(cluster: Cluster, caches: Caches, view: JobView, action: Act
             await _write_plan(cluster, caches, view, plan, now)
         case DeleteJob(uid):
             await cluster.delete(JOB, namespace, view.name, uid=uid)
+
+
+def _is_known_by(view: JobView, pod: Object) -> bool:
+    """Whether the job finds the pod among its own."""
+    label = (pod["metadata"].get("labels") or {}).get(JOB_LABEL)
+    return label == view.name and controlled_by(pod, view.uid)
 
 
 async def _write_plan(cluster: Cluster, caches: Caches, view: JobView, plan: Plan, now: Time) -> None:

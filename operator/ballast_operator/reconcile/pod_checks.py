@@ -42,7 +42,7 @@ from ballast_operator.errors import (
 )
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import CLAIM, CONFIG_MAP, LEASE, POD, POD_GROUP, STORAGE_CLASS
-from ballast_operator.kube.ownership import controlled_by, own_object
+from ballast_operator.kube.ownership import own_object
 from ballast_operator.settings import JobSettings
 from ballast_operator.views.clock import Time, parse
 from ballast_operator.views.job import Blocked, JobView
@@ -157,13 +157,7 @@ class PodChecks:
         except Rejected as error:
             message = f"spec.template: the API server refuses its pod: {said(error)}"
             return Blocked(reason=JobReason.MISCONFIGURED, message=message[:4096])
-        problem = changed_by_admission(body, made, gpu_resources)
-        if not controlled_by(made, view.uid):
-            problem = (
-                "a webhook takes the TrainingJob out of the pod's ownerReferences, and nobody would delete "
-                "it. To fix: except the job's pods from the webhook"
-            )
-        if problem:
+        if problem := changed_by_admission(body, made, gpu_resources):
             return Blocked(reason=JobReason.NOT_ALLOWED, message=problem, may_pass=True)
         return None
 

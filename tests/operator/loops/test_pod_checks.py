@@ -8,7 +8,7 @@ import pytest
 from ballast_operator.errors import Forbidden, NotAllowed, Rejected, ServerInternalError
 from ballast_operator.kube.kinds import CLAIM, CONFIG_MAP, JOB, NODE, POD, STORAGE_CLASS, Kind
 from ballast_operator.reconcile.pod_checks import ANSWER_LASTS_SECONDS
-from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
+from ballast_policies.contract import JOB_LABEL, RANK_LABEL, ExitCode, ExitReason, TerminationMessage
 
 from tests.operator.loops.simulated.machines import end_pod, node
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, template
@@ -246,7 +246,10 @@ def required_terms(pod: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("taken", "said"),
     [
-        (lambda pod: pod["metadata"].pop("ownerReferences"), "out of the pod's ownerReferences"),
+        (lambda pod: pod["metadata"].pop("ownerReferences"), "changes the pod's ownerReferences"),
+        (lambda pod: pod["metadata"].update(name="other"), "changes the pod's name"),
+        (lambda pod: pod["metadata"]["labels"].pop(JOB_LABEL), f"changes the pod's label {JOB_LABEL}"),
+        (lambda pod: pod["metadata"]["labels"].update({RANK_LABEL: "7"}), f"label {RANK_LABEL}"),
         (
             lambda pod: pod["spec"]["containers"][0].pop("resources"),
             f"0 {GPU} instead of 1: container trainer 0",
@@ -255,16 +258,30 @@ def required_terms(pod: dict[str, Any]) -> list[dict[str, Any]]:
         (lambda pod: required_terms(pod).append({"matchExpressions": [OTHER]}), "node affinity or nodeName"),
         (lambda pod: pod["spec"].update(nodeName="fast-1"), "node affinity or nodeName"),
     ],
-    ids=["its owner", "its GPUs", "its node", "its node, in one term of two", "the scheduler's choice"],
+    ids=[
+        "its owner",
+        "its name",
+        "its job",
+        "its rank",
+        "its GPUs",
+        "its node",
+        "its node, in one term of two",
+        "the scheduler's choice",
+    ],
 )
-async def test_what_admission_takes_from_a_pod_is_named_and_no_pod_made_without_it(taken, said):
+@pytest.mark.parametrize("remembered", [False, True], ids=["found by the dry run", "found at the launch"])
+async def test_what_admission_takes_from_a_pod_is_named_and_no_pod_left_without_it(taken, said, remembered):
     """Pods that nobody deletes stay on their GPUs, and GPUs that no pod names are given away twice."""
     simulation = Simulation(nodes={"fast-0": ("fast", 4)})
+    if remembered:
+        simulation.add_job("before", totalSteps=20)
+        await simulation.until(lambda: simulation.state("before") == "Succeeded")
+        simulation.world.drop(JOB, NAMESPACE, "before")
     simulation.world.admission = lambda kind, item: taken(item) if kind is POD else None
     simulation.add_job("one")
-    await simulation.ticks(5)
+    await simulation.ticks(20)
     await simulation.refused("one", "NotAllowed", said)
-    assert simulation.world.items(POD) == []
+    assert [pod for pod in simulation.world.items(POD) if "before" not in pod["metadata"]["name"]] == []
     simulation.world.admission = lambda kind, item: None
     await simulation.until(lambda: simulation.state("one") == "Succeeded", ticks=400)
 

@@ -186,6 +186,8 @@ class FakeCluster:
     def _release_is_acknowledged(self, pod: Mapping[str, Any]) -> None:
         """A gang of a job that stays loses a pod only after the plan left it out and rank 0 said so."""
         namespace, labels = pod["metadata"]["namespace"], pod["metadata"]["labels"]
+        if JOB_LABEL not in labels or not pod["metadata"].get("ownerReferences"):
+            return  # admission made it nobody's
         job = self.world.get(JOB, namespace, labels[JOB_LABEL])
         allocation = read_job_status(job).allocation if job is not None else None
         if (
