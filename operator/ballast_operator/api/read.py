@@ -7,6 +7,7 @@ from ballast_policies.contract.decode import decode
 from ballast_policies.contract.errors import ContractError, Problem
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.model import cluster_problems
+from pydantic import ValidationError
 
 from ballast_operator.api.base import ApiModel
 from ballast_operator.api.cluster_policy import ClusterPolicy
@@ -55,6 +56,24 @@ def read_job_status(item: Mapping[str, Any]) -> TrainingJobStatus:
         ValueError: it is not one that any release has written; nothing may be decided from it.
     """
     return TrainingJobStatus.model_validate(item.get("status") or {})
+
+
+def readable_status(item: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a TrainingJob's status that can be read; the others count as never written.
+
+    Its launches are at least the one that it is in: pods of another would have the names of those that run.
+    """
+    status = item.get("status")
+    kept = dict(status) if isinstance(status, Mapping) else {}
+    try:
+        TrainingJobStatus.model_validate(kept)
+    except ValidationError as error:
+        for problem in error.errors():
+            kept.pop(str(problem["loc"][0]), None)
+    read = TrainingJobStatus.model_validate(kept)
+    if read.allocation is not None and read.launches < read.allocation.launch:
+        kept["launches"] = read.allocation.launch
+    return kept
 
 
 def unknown_fields(model: type[ApiModel], part: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from ballast_policies.contract import JOB_LABEL, lease_name
 from ballast_policies.protocol.observed import Cause
 
 from ballast_operator.api.conditions import JobCondition, JobReason
-from ballast_operator.api.read import read_job_status, unknown_fields
+from ballast_operator.api.read import read_job_status, readable_status, unknown_fields
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.errors import (
     ActionRefused,
@@ -344,7 +344,8 @@ class Reconciler:
     async def report_error(self, key: Key, error: Exception) -> None:
         """Show on the job that no pass over it succeeds; nothing else of its status is touched.
 
-        A status that cannot be read is replaced by the one that was written last, where that is known.
+        A status that cannot be read is replaced by the one that was written last, where that is known, or by
+        what of it can be read.
 
         Raises:
             NotLeader: another replica leads.
@@ -370,8 +371,8 @@ class Reconciler:
                 old = read_job_status(item)
             except ValueError:
                 uid, written = self._written.get(key, ("", None))
-                if written is None or uid != metadata["uid"]:
-                    raise
+                if written is None or uid != metadata["uid"]:  # e.g. before this process began
+                    written = readable_status(item)
                 item, unreadable = {**item, "status": written}, True
                 old = read_job_status(item)
             new = old.with_condition(

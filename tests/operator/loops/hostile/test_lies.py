@@ -129,8 +129,9 @@ async def test_a_status_that_cannot_be_read_hides_no_other_job(monkeypatch):
     worker, later = worker_of(simulation)
     for _ in range(3):
         await worker((NAMESPACE, "broken"))
-    assert later == [5.0, 10.0, 20.0]
-    assert len([line for line in simulation.world.log if line.startswith("create Event broken")]) == 1
+    assert later == [5.0]  # then it can be read, without its number of launches
+    assert simulation.world.events.count("InternalError") == 1
+    assert simulation.condition("broken", "Admitted").reason == "Misconfigured"
 
 
 @pytest.mark.parametrize(
@@ -152,6 +153,34 @@ async def test_a_status_that_somebody_has_made_unreadable_is_the_last_written_ag
     assert simulation.condition("one", "Reconciled").reason == "InternalError"
     await simulation.until(lambda: simulation.state("one") == "Succeeded")
     assert simulation.status("one").launches == 1 and simulation.condition("one", "Reconciled").is_true
+
+
+@pytest.mark.parametrize(
+    ("status", "held"),
+    [
+        ({"costSoFar": "much"}, True),
+        ({"launches": "many"}, True),
+        ({"conditions": [1]}, True),
+        ({"allocation": "none"}, False),
+        ("lost", False),
+    ],
+)
+async def test_what_can_be_read_of_a_status_is_kept_by_an_operator_that_begins(status, held):
+    """It has written nothing yet: what cannot be read counts as never written, and the job goes on."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 4)})
+    await simulation.run_job("one", totalSteps=200)
+    before, item = simulation.status("one"), simulation.world.get(JOB, NAMESPACE, "one")
+    kept = {**item["status"], **status} if isinstance(status, dict) else status
+    simulation.world.put(JOB, {**item, "status": kept})
+    simulation.start_operator()
+    await simulation.look()
+    worker, _ = worker_of(simulation)
+    await worker((NAMESPACE, "one"))
+    if held:
+        assert simulation.status("one").allocation == before.allocation
+        assert simulation.status("one").launches == before.launches
+    await simulation.until(lambda: simulation.state("one") == "Succeeded", ticks=400)
+    assert simulation.status("one").launches == before.launches + (not held or 0)
 
 
 async def test_an_error_in_a_pass_is_shown_on_its_job(monkeypatch):
