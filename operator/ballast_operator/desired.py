@@ -486,13 +486,13 @@ def changed_by_admission(
     own, has = wanted["metadata"], made["metadata"]
     labels, owners = has.get("labels") or {}, has.get("ownerReferences") or ()
     known_by = (JOB_LABEL, LAUNCH_LABEL, RANK_LABEL)
-    changed = [f"label {name}" for name in known_by if labels.get(name) != own["labels"].get(name)]
-    changed += ["name"] * (has["name"] != own["name"])
+    lost = [f"label {name}" for name in known_by if labels.get(name) != own["labels"].get(name)]
+    lost += ["name"] * (has["name"] != own["name"])
     left = {owner.get("uid") for owner in owners if owner.get("controller")}
-    changed += ["ownerReferences"] * any(owner["uid"] not in left for owner in own["ownerReferences"])
-    if changed:
+    lost += ["ownerReferences"] * any(owner["uid"] not in left for owner in own["ownerReferences"])
+    if lost:
         return (
-            f"a webhook changes the pod's {', '.join(changed)}, by which its job knows it: nobody would "
+            f"a webhook changes the pod's {', '.join(lost)}, by which its job knows it: nobody would "
             "count its GPUs or delete it. To fix: except the job's pods from the webhook"
         )
     return ""
