@@ -63,7 +63,6 @@ logger = logging.getLogger(__name__)
 HANG_SECONDS_ENV = "BALLAST_HANG_SECONDS"
 """Seconds without a heartbeat after which a rank counts as hung."""
 HANG_SECONDS = 20.0
-TRACED_STEPS = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -413,9 +412,7 @@ class _Process:
         layers, device, trace = self._job.model.layer_count, self._device, self._launch.trace
         if trace is None:
             return Meter(layers, device, self._speed)
-        return RecordingMeter(
-            layers, device, self._speed, first_step=trace.first_step - 1, steps=TRACED_STEPS
-        )
+        return RecordingMeter(layers, device, self._speed, first_step=trace.first_step - 1)
 
     def _model_state(self, loss_scale: LossScale) -> ModelState:
         """Join the process group, and the model before its layers are made; collective over the ranks."""

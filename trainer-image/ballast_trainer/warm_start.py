@@ -78,15 +78,9 @@ def start_warm(environment: Mapping[str, str]) -> int | None:
 
 
 class WarmStartServer:
-    """Forks a process per connection, which calls ``target`` with the arguments that it is sent.
+    """Forks a process per connection to a socket; it calls the command line with the arguments it is sent."""
 
-    Args:
-        path: of the socket.
-        target: ``module:callable``.
-    """
-
-    def __init__(self, path: str, target: str = COMMAND_LINE) -> None:
-        self._target = target
+    def __init__(self, path: str) -> None:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with contextlib.suppress(FileNotFoundError):
             Path(path).unlink()
@@ -136,7 +130,7 @@ class WarmStartServer:
             for end in pipes:
                 os.close(end)
             self._selector.close()
-            _become(request, streams, parent, self._target)
+            _become(request, streams, parent)
         for stream in streams:
             os.close(stream)
         self._children[child] = connection
@@ -190,7 +184,7 @@ def _kill_group(child: int) -> None:
             kill(child, signal.SIGKILL)
 
 
-def _become(request: dict[str, object], streams: list[int], parent: int, target: str) -> None:
+def _become(request: dict[str, object], streams: list[int], parent: int) -> None:
     end_with_parent(parent)
     os.setsid()
     for descriptor, stream in enumerate(streams):
@@ -203,7 +197,7 @@ def _become(request: dict[str, object], streams: list[int], parent: int, target:
     os.chdir(str(request["folder"]))
     tempfile.tempdir = None
     sys.argv[1:] = [str(argument) for argument in request["arguments"]]  # type: ignore[attr-defined]
-    module, _, attribute = target.partition(":")
+    module, _, attribute = COMMAND_LINE.partition(":")
     code = 1
     try:
         getattr(importlib.import_module(module), attribute)(sys.argv[1:])

@@ -198,8 +198,3 @@ class Policy:
     takes_configurations: bool = False
     proves_gap: bool = True
     imports: tuple[str, ...] = ()
-
-    @property
-    def reads_clock(self) -> tuple[Reads, ...]:
-        """The inputs that it reads and that change with time."""
-        return tuple(field for field in CLOCK if field in self.reads)

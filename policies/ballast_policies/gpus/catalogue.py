@@ -67,7 +67,7 @@ def gpu_named(text: str, gpus: Iterable[GpuModel] | None = None) -> GpuModel | N
     return None
 
 
-def gpus_containing(text: str, gpus: Iterable[GpuModel] | None = None) -> tuple[GpuModel, ...]:
+def gpus_containing(text: str) -> tuple[GpuModel, ...]:
     """The GPUs that parts of a name, as ``v100``, ``H100 80GB`` or ``mi300``, may mean, in their order."""
     beginnings = [part for part in _plain(text).split("-") if part]
 
@@ -75,11 +75,7 @@ def gpus_containing(text: str, gpus: Iterable[GpuModel] | None = None) -> tuple[
         parts = _plain(name).split("-")
         return all(any(part.startswith(beginning) for part in parts) for beginning in beginnings)
 
-    return tuple(
-        gpu
-        for gpu in (built_in_gpus() if gpus is None else gpus)
-        if beginnings and any(map(may_be, (gpu.name, *gpu.products)))
-    )
+    return tuple(gpu for gpu in built_in_gpus() if beginnings and any(map(may_be, (gpu.name, *gpu.products))))
 
 
 def speed_scales(names: Sequence[str], precision: str = "fp16") -> dict[str, float]:
@@ -189,35 +185,27 @@ AMD_PARTITION = "amd.com/compute-memory-partition"
 """Of AMD's node labeller: e.g. ``spx_nps1``, a whole GPU; ``cpx_nps4`` is divided into several."""
 
 
-def gpu_of_node(labels: Mapping[str, str], gpus: Iterable[GpuModel] | None = None) -> GpuModel | None:
+def gpu_of_node(labels: Mapping[str, str]) -> GpuModel | None:
     """The GPU of a node.
 
     AMD's labeller has written both ``amd.com/gpu.product-name: VALUE`` and, a count of each,
     ``beta.amd.com/gpu.product-name.VALUE: "8"``; the device id is looked at where no product is known.
 
-    Args:
-        labels: of the node.
-        gpus: default: the built-in catalogue.
-
     Returns:
         None where the node has no such label, its GPU is not in the catalogue, it has several kinds, or its
         GPUs are divided: a part has neither the memory nor the speed of the whole.
     """
-    known = built_in_gpus() if gpus is None else tuple(gpus)
-    kinds = _nvidia(labels, known) + _amd(labels, known)
+    kinds = _amd(labels)
+    if NVIDIA_PRODUCT in labels:
+        nvidia = (gpu for gpu in built_in_gpus() if gpu.vendor == "nvidia")
+        kinds.append(gpu_named(labels[NVIDIA_PRODUCT], nvidia))
     return kinds[0] if len({kind.name if kind else "" for kind in kinds}) == 1 else None
 
 
-def _nvidia(labels: Mapping[str, str], known: Iterable[GpuModel]) -> list[GpuModel | None]:
-    if NVIDIA_PRODUCT not in labels:
-        return []
-    return [gpu_named(labels[NVIDIA_PRODUCT], (gpu for gpu in known if gpu.vendor == "nvidia"))]
-
-
-def _amd(labels: Mapping[str, str], known: Iterable[GpuModel]) -> list[GpuModel | None]:
+def _amd(labels: Mapping[str, str]) -> list[GpuModel | None]:
     if not labels.get(AMD_PARTITION, "spx").lower().startswith("spx"):
         return [None]
-    amd = [gpu for gpu in known if gpu.vendor == "amd"]
+    amd = [gpu for gpu in built_in_gpus() if gpu.vendor == "amd"]
     by_product = [gpu_named(product, amd) for product in _amd_values(labels, "product-name")]
     if by_product and None not in by_product:
         return by_product

@@ -8,7 +8,7 @@ import numpy as np
 
 from ballast_policies.planning.balancers.network import steady_period_seconds
 from ballast_policies.planning.balancers.registry import BALANCERS, BalancerInput
-from ballast_policies.planning.partition import Move, Partition, PlanningError, moves_between
+from ballast_policies.planning.partition import Partition, PlanningError, moved_layers
 from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.step_time import predict_step_seconds
 
@@ -27,7 +27,6 @@ class RebalanceDecision:
 
     rebalance: bool
     partition: Partition
-    moves: tuple[Move, ...]
     step_seconds_before: float
     step_seconds_after: float
     why: str
@@ -39,7 +38,6 @@ def revert(partition: Partition, before: Partition) -> RebalanceDecision:
     return RebalanceDecision(
         rebalance=True,
         partition=before,
-        moves=moves_between(partition, before),
         step_seconds_before=0.0,
         step_seconds_after=0.0,
         why="steps since the last move are slower than without it: it is taken back",
@@ -80,12 +78,11 @@ def decide_rebalance(
 
     before, after = step_seconds(partition), step_seconds(candidate)
     cost = before if move_seconds is None else move_seconds
-    moves = moves_between(partition, candidate)
-    pays, why = _pays(len(moves), before, after, cost=cost, min_gain=min_gain, horizon_steps=horizon_steps)
+    moved = len(moved_layers(partition, candidate))
+    pays, why = _pays(moved, before, after, cost=cost, min_gain=min_gain, horizon_steps=horizon_steps)
     return RebalanceDecision(
         rebalance=pays,
         partition=candidate if pays else partition,
-        moves=moves if pays else (),
         step_seconds_before=before,
         step_seconds_after=after if pays else before,
         why=why,

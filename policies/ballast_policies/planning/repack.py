@@ -28,7 +28,6 @@ class RepackDecision:
     Attributes:
         repack: True: ``kept_ranks`` are enough.
         kept_ranks: today's rank numbers, in the order of their new ranks; the first is 0.
-        released_ranks: today's numbers of the other ranks.
         partition: over the kept ranks, in the new numbering; the one in force where nothing is repacked.
         step_seconds_before, step_seconds_after: predicted.
         why: the reason as text, with numbers.
@@ -36,7 +35,6 @@ class RepackDecision:
 
     repack: bool
     kept_ranks: tuple[int, ...]
-    released_ranks: tuple[int, ...]
     partition: Partition
     step_seconds_before: float
     step_seconds_after: float
@@ -102,7 +100,6 @@ def repack(
     return RepackDecision(
         repack=False,
         kept_ranks=tuple(range(partition.ranks)),
-        released_ranks=(),
         partition=partition,
         step_seconds_before=before,
         step_seconds_after=before,
@@ -179,7 +176,6 @@ def _release(
     return RepackDecision(
         repack=True,
         kept_ranks=kept.ranks,
-        released_ranks=tuple(rank for rank in range(partition.ranks) if rank not in kept.ranks),
         partition=kept.partition,
         step_seconds_before=before,
         step_seconds_after=after,

@@ -44,7 +44,6 @@ class Situation:
         at: the option on which it runs; :data:`WAIT`: none.
         starting_seconds: until the machines that it is on do its first step.
         move_usd: to carry its data to another region; (k,) or one number for all.
-        budget_usd: what is left to spend; None: no limit.
     """
 
     steps: float
@@ -53,7 +52,6 @@ class Situation:
     waited_seconds: float = 0.0
     starting_seconds: float = 0.0
     move_usd: "float | np.ndarray" = 0.0
-    budget_usd: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ A missing value never stops the allocator: it is replaced by a default that cond
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from ballast_policies.allocation.policy import Reads
+from ballast_policies.allocation.policy import CLOCK, Reads
 from ballast_policies.allocation.price_classes import PriceClasses, PricedPool
 from ballast_policies.allocation.problem import Entity, Job, Problem
 from ballast_policies.allocation.registry import find_policy
@@ -212,7 +212,9 @@ def values(policy: str, problem: Problem) -> list[list[object]]:
         entry += [f"{each.usd_per_step:.1e}" for each in job.configurations if each.usd_per_step]
         if Reads.BUDGETS in row.reads:
             entry.append(None if job.budget is None else f"{job.budget:.1e}")
-        for field in row.reads_clock:
+        for field in CLOCK:
+            if field not in row.reads:
+                continue
             value = getattr(job, field)
             entry.append(None if value is None else f"{value:.2e}")
         jobs.append(entry)

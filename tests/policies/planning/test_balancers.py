@@ -9,7 +9,7 @@ from ballast_policies.planning.balancers.fewest_moves import nearest_partition
 from ballast_policies.planning.balancers.network import network_aware_partition, steady_period_seconds
 from ballast_policies.planning.balancers.registry import deepspeed_partition
 from ballast_policies.planning.balancers.several_stages import refine
-from ballast_policies.planning.partition import PlanningError, even_partition, moves_between
+from ballast_policies.planning.partition import PlanningError, even_partition, moved_layers
 from ballast_policies.planning.pipeline_plan import arrange_ranks
 from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.schedules.builders.synchronous import one_forward_one_backward
@@ -35,7 +35,7 @@ def test_the_nearest_partition_moves_the_fewest_bytes(loads, data):
     limit = exact_partition(loads, ranks).loads(loads).max() * (1 + 1e-9)
 
     def moved(partition):
-        return sum(sizes[move.layer] for move in moves_between(start, partition))
+        return sum(sizes[layer] for layer in moved_layers(start, partition))
 
     assert found.loads(loads).max() <= limit
     assert moved(found) <= min(
@@ -63,8 +63,8 @@ def test_over_unlike_ranks_the_nearest_partition_has_the_shortest_step_of_the_mo
     shortest = min(map(step, even))
     assert found in even
     assert step(found) <= shortest * (1 + 1e-9)
-    moved = [len(moves_between(start, p)) for p in even if step(p) <= shortest * (1 + 1e-14)]
-    assert len(moves_between(start, found)) <= min(moved)
+    moved = [len(moved_layers(start, p)) for p in even if step(p) <= shortest * (1 + 1e-14)]
+    assert len(moved_layers(start, found)) <= min(moved)
 
 
 @pytest.mark.slow

@@ -240,7 +240,6 @@ def decided(after, before):
     return RepackDecision(
         repack=True,
         kept_ranks=tuple(range(after.ranks)),
-        released_ranks=tuple(range(after.ranks, before.ranks)),
         partition=after,
         step_seconds_before=1.0,
         step_seconds_after=1.0,

@@ -119,15 +119,10 @@ def staged_pipeline(
     )
 
 
-def best_stages(
-    model: ModelState,
-    costs: LayerCosts | None,
-    placement: tuple[int, ...],
-    replicas: Sequence[int] = (),
-) -> tuple[Stage, ...]:
+def best_stages(model: ModelState, costs: LayerCosts | None, placement: tuple[int, ...]) -> tuple[Stage, ...]:
     """The best partition by measured costs; the first stages of a job before anything is measured."""
     if costs is None:
-        return first_stages(model.definition.layer_count, placement, replicas)
+        return first_stages(model.definition.layer_count, placement)
     partition = exact_partition(costs.total, len(placement))
     staged = staged_pipeline(model, costs, placement)
     return stages_over(partition if staged is None else staged.balanced(partition), placement)

@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 GATHER_SECONDS = 30.0
 """How long rank 0 waits for the notes of the others once it is done."""
 
+TRACED_STEPS = 2
+
 _CATEGORIES = {"F": "forward", "B": "backward", "U": "update"}
 
 
@@ -40,11 +42,10 @@ class RecordingMeter(Meter):
         speed: EmulatedSpeed | None,
         *,
         first_step: int,
-        steps: int,
     ) -> None:
         super().__init__(layer_count, device, speed)
         self.actions: list[tuple[str, int, int, float, float]] = []
-        self._steps = range(first_step, first_step + steps)
+        self._steps = range(first_step, first_step + TRACED_STEPS)
         self._kind = "F"
         self._noted_microbatch = 0
         self._began = 0.0

@@ -272,8 +272,11 @@ class BoxSearch:
         return in_units_of_t(self.rows, respond(self.rows, prices, min(t, self.rows.highest)))
 
     def _with_ties_broken(self, at: Response) -> Response:
-        self._jitter = JITTER * self.usual
-        self.rows = _jittered(self.rows, self._jitter)
+        rows, self._jitter = self.rows, JITTER * self.usual
+        noise = np.random.default_rng(SEED).uniform(0.0, self._jitter, rows.rates.shape)
+        noise = np.asfortranarray(np.where(rows.usable, noise * rows.gpus[:, None], 0.0))
+        noise[:, -1] = 0.0
+        self.rows = dataclasses.replace(rows, value=noise if rows.value is None else rows.value + noise)
         return self._at(at.prices, at.t)
 
     def _mixes(self, at: Response) -> Decided:
@@ -370,10 +373,3 @@ def _usual(rows: Rows, prices: np.ndarray) -> float:
     if rows.value is not None and not rows.gain:
         usual = max(usual, 0.1 * float((largest(np.abs(rows.value)) / rows.gpus).mean()))
     return max(usual, 1e-300)
-
-
-def _jittered(rows: Rows, most: float) -> Rows:
-    noise = np.random.default_rng(SEED).uniform(0.0, most, rows.rates.shape)
-    noise = np.asfortranarray(np.where(rows.usable, noise * rows.gpus[:, None], 0.0))
-    noise[:, -1] = 0.0
-    return dataclasses.replace(rows, value=noise if rows.value is None else rows.value + noise)

@@ -134,9 +134,9 @@ def _finished(
 ) -> Matching:
     kind, place = _in_order(work, kind, capacity)
     total = float((work[np.arange(len(work)), kind] * place).sum())
-    return Matching(
-        kind=kind, place=place, total=total, bound=min(_matching_bound(work, places, prices), total)
-    )
+    # The dual value of any prices >= 0.
+    bound = float(_best_places(work, places, prices)[0].sum() - places.count @ prices)
+    return Matching(kind=kind, place=place, total=total, bound=min(bound, total))
 
 
 def _by_assignment(work: np.ndarray, places: Places) -> tuple[np.ndarray, np.ndarray]:
@@ -328,11 +328,6 @@ def _best_places(work: np.ndarray, places: Places, prices: np.ndarray) -> tuple[
         kind[beyond < least] = j
         np.minimum(least, beyond, out=least)
     return least, kind
-
-
-def _matching_bound(work: np.ndarray, places: Places, prices: np.ndarray) -> float:
-    """The dual value of any prices >= 0."""
-    return float(_best_places(work, places, prices)[0].sum() - places.count @ prices)
 
 
 def _prices_of_matching(work: np.ndarray, kind: np.ndarray, place: np.ndarray, places: Places) -> np.ndarray:

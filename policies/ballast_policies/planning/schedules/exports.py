@@ -61,17 +61,17 @@ _LABELS = {
     Kind.BACKWARD_WEIGHT: "backward of weights",
     Kind.UPDATE: "update",
 }
-_ROW, _LEFT, _TOP = 28, 70, 34
+_WIDTH, _ROW, _LEFT, _TOP = 1000, 28, 70, 34
 
 
-def schedule_svg(trace: Trace, *, width: int = 1000) -> str:
+def schedule_svg(trace: Trace) -> str:
     """The picture; later stages of a rank are paler, microbatches are numbered where there is room."""
     schedule = trace.schedule
-    scale = (width - _LEFT - 10) / (trace.makespan or 1.0)
+    scale = (_WIDTH - _LEFT - 10) / (trace.makespan or 1.0)
     height = _TOP + schedule.ranks * _ROW + 40
     title = f"{schedule.name}: {trace.makespan:.4g} s, {trace.idle_fraction:.1%} idle (simulated)"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
         'font-family="sans-serif" font-size="11">',
         f"<title>{escape(title)}</title>",
         f'<text x="{_LEFT}" y="18" font-size="13">{escape(title)}</text>',

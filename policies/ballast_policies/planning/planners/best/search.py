@@ -93,7 +93,8 @@ def plan_best(
         PlanningError: nothing fits the memory.
     """
     model.check_layers_fit(most_tensor=min(most_tensor, model.devices.count), smallest=1)
-    usual = _usual_tensor(model, most_tensor)
+    # Beyond the GPUs of a server shapes are many, and hardly one is below the best of these.
+    usual = min(most_tensor, max(Counter(model.devices.servers).values()))
     first = all_shapes(model, batch_size, usual)
     found, limit, open_bound = _tried(model, first, top)
     shapes = len(first)
@@ -103,7 +104,8 @@ def plan_best(
         found_more, _, open_more = _tried(model, more, top, limit=limit)
         found, open_bound = found + found_more, min(open_bound, open_more)
     for plan in sorted((each for each in found if not each.exact), key=lambda f: f.seconds)[:_MOST_IMPROVED]:
-        _improve(model, plan)
+        gpus = model.stage_gpus(plan.placement)
+        plan.seconds, plan.bounds = improved(model, plan.shape.degrees, gpus, plan.bounds, plan.seconds)
     if not found:
         raise PlanningError(
             f"none of {shapes} shapes over {model.devices.count} GPUs fits their memory. "
@@ -111,14 +113,10 @@ def plan_best(
         )
     best = min(each.seconds for each in found)
     plans = {id(each): (each.seconds, _layout(each)) for each in found}
-    every = [*plans.values(), *_judged(model, others(best))]
+    judged = ((model.judge(layout), layout) for layout in others(best))
+    every = [*plans.values(), *((cost.seconds, layout) for cost, layout in judged if cost.fits)]
     every.sort(key=lambda plan: plan[0])
     return BestPlans(plans=tuple(every[:top]), bound=min(open_bound, every[0][0]), shapes=shapes)
-
-
-def _usual_tensor(model: CostModel, most_tensor: int) -> int:
-    """Up to the GPUs of a server: beyond, shapes are many, and hardly one is below the best of these."""
-    return min(most_tensor, max(Counter(model.devices.servers).values()))
 
 
 def _tried(
@@ -187,17 +185,6 @@ def _best_of_shape(model: CostModel, shape: Shape, limit: float) -> tuple[_Found
     if best is None:
         return None, False
     return _Found(best[0], shape, likely[best[1]], best[2], False), False
-
-
-def _improve(model: CostModel, plan: _Found) -> None:
-    """Move boundaries while the step gets shorter."""
-    gpus = model.stage_gpus(plan.placement)
-    plan.seconds, plan.bounds = improved(model, plan.shape.degrees, gpus, plan.bounds, plan.seconds)
-
-
-def _judged(model: CostModel, layouts: Iterable[Layout]) -> list[tuple[float, Layout]]:
-    judged = [(model.judge(layout), layout) for layout in layouts]
-    return [(cost.seconds, layout) for cost, layout in judged if cost.fits]
 
 
 def _groups(placement: np.ndarray) -> Placement:

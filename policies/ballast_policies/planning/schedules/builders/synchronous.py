@@ -7,7 +7,7 @@ which keeps 1F1B's memory.  The orders are torch's, so that a plan checked here 
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import ceil
 
 from ballast_policies.planning.schedules.schedule import (
@@ -28,21 +28,30 @@ def gpipe(ranks: int, microbatches: int) -> Schedule:
 def gpipe_replicated(replicas: Sequence[int], microbatches: int) -> Schedule:
     """GPipe with stage s on ``replicas[s]`` ranks, microbatch k on replica k mod r."""
     check_counts(stages=len(replicas), microbatches=microbatches, replicas=min(replicas, default=1))
+
+    def order(stage: int, own: Sequence[int]) -> list[Action]:
+        return [Action(stage, kind, k) for kind in (Kind.FORWARD, Kind.BACKWARD) for k in own]
+
+    return _replicated("GPipe", replicas, microbatches, order)
+
+
+def _replicated(
+    name: str,
+    replicas: Sequence[int],
+    microbatches: int,
+    order: Callable[[int, Sequence[int]], list[Action]],
+) -> Schedule:
+    """A schedule with a flush, by the ``order`` of a stage's actions on a replica's own microbatches."""
     stage_ranks = replica_ranks(replicas)
-    rows = [
-        [
-            Action(stage, kind, k)
-            for kind in (Kind.FORWARD, Kind.BACKWARD)
-            for k in range(replica, microbatches, len(holders))
-        ]
-        for stage, holders in enumerate(stage_ranks)
-        for replica in range(len(holders))
-    ]
     return Schedule(
-        name="GPipe" if max(replicas) == 1 else "GPipe-RR",
+        name=name if max(replicas) == 1 else f"{name}-RR",
         microbatches=microbatches,
         stage_ranks=stage_ranks,
-        actions=tuple(tuple(row) for row in rows),
+        actions=tuple(
+            tuple(order(stage, range(replica, microbatches, len(holders))))
+            for stage, holders in enumerate(stage_ranks)
+            for replica in range(len(holders))
+        ),
         update_every=microbatches,
     )
 
@@ -69,19 +78,11 @@ def one_forward_one_backward(ranks: int, microbatches: int) -> Schedule:
 def one_forward_one_backward_replicated(replicas: Sequence[int], microbatches: int) -> Schedule:
     """1F1B-RR with a flush: stage s on ``replicas[s]`` ranks, microbatch k on replica k mod r."""
     check_counts(stages=len(replicas), microbatches=microbatches, replicas=min(replicas, default=1))
-    stage_ranks = replica_ranks(replicas)
-    rows = [
-        one_stage_order(stage, list(range(replica, microbatches, len(holders))), in_flight(replicas, stage))
-        for stage, holders in enumerate(stage_ranks)
-        for replica in range(len(holders))
-    ]
-    return Schedule(
-        name="1F1B" if max(replicas) == 1 else "1F1B-RR",
-        microbatches=microbatches,
-        stage_ranks=stage_ranks,
-        actions=tuple(tuple(row) for row in rows),
-        update_every=microbatches,
-    )
+
+    def order(stage: int, own: Sequence[int]) -> list[Action]:
+        return one_stage_order(stage, own, in_flight(replicas, stage))
+
+    return _replicated("1F1B", replicas, microbatches, order)
 
 
 def replica_ranks(replicas: Sequence[int]) -> tuple[tuple[int, ...], ...]:
