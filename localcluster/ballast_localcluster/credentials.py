@@ -50,18 +50,21 @@ def write_credentials(folder: Path, server: str, authority: Path) -> Path:
             )
     for user, token in tokens.items():
         write_kubeconfig(
-            folder / f"{user.file}.kubeconfig", server=server, authority=authority.read_bytes(), token=token
+            folder / f"{user.file}.kubeconfig",
+            server=server,
+            authority=authority.read_bytes(),
+            user={"token": token},
         )
     return path
 
 
 def write_kubeconfig(
-    path: Path, *, server: str, authority: bytes, token: str = "", user: Mapping[str, str] | None = None
+    path: Path, *, server: str, authority: bytes, user: Mapping[str, str], namespace: str = "default"
 ) -> None:
     """Write a kubeconfig, readable by this user alone; JSON, which is YAML.
 
-    ``server``: URL of the API server, whose certificate has ``authority``. ``user``: in place of the token:
-    the user's other credentials, as a kubeconfig has them.
+    ``server``: URL of the API server, whose certificate has ``authority``. ``user``: its credentials, as a
+    kubeconfig has them.
     """
     config = {
         "apiVersion": "v1",
@@ -75,8 +78,10 @@ def write_kubeconfig(
                 },
             }
         ],
-        "users": [{"name": "user", "user": dict(user or {"token": token})}],
-        "contexts": [{"name": "local", "context": {"cluster": "local", "user": "user"}}],
+        "users": [{"name": "user", "user": dict(user)}],
+        "contexts": [
+            {"name": "local", "context": {"cluster": "local", "user": "user", "namespace": namespace}}
+        ],
         "current-context": "local",
     }
     path.touch(mode=0o600)

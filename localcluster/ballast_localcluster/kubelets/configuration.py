@@ -11,7 +11,7 @@ import tarfile
 from pathlib import Path
 from typing import Self
 
-from ballast_localcluster.nodes.node import ProcessNode
+from ballast_localcluster.nodes.node import ProcessNode, architecture
 
 PAUSE = "localhost/ballast-pause:1"
 """The image of every pod's first process."""
@@ -26,9 +26,8 @@ def write_pause_archive(program: Path, archive: Path) -> None:
         with program.open("rb") as content:
             inner.addfile(entry, content)
     digest = hashlib.sha256(layer.getvalue()).hexdigest()
-    machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
     image = {
-        "architecture": machine,
+        "architecture": architecture(),
         "os": "linux",
         "config": {"Entrypoint": ["/pause"]},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},

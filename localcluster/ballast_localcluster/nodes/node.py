@@ -124,7 +124,7 @@ class ProcessNode:
         labels = {
             "kubernetes.io/hostname": self.name,
             "kubernetes.io/os": "linux",
-            "kubernetes.io/arch": _architecture(),
+            "kubernetes.io/arch": architecture(),
             **({POOL_LABEL: self.pool} if self.pool else {}),
             **({CAPACITY_TYPE_LABEL: self.capacity_type} if self.capacity_type else {}),
             **self.labels,
@@ -156,7 +156,8 @@ class ProcessNode:
         }
 
 
-def _architecture() -> str:
+def architecture() -> str:
+    """This machine's, as Kubernetes and images name it."""
     machine = platform.machine().lower()
     return {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ballast_localcluster.credentials import write_kubeconfig
 from ballast_localcluster.nodes.api import Api, ApiError, Manifest
 from ballast_localcluster.nodes.containers.process import Command
 from ballast_localcluster.nodes.containers.warm_start import WarmStart
@@ -16,7 +17,7 @@ from ballast_localcluster.nodes.pod_resources.environment import (
     expand,
 )
 from ballast_localcluster.nodes.pod_resources.references import ConfigurationError, References
-from ballast_localcluster.nodes.pod_resources.volumes import MOUNT_PATH, Volumes, mounts_of, write_kubeconfig
+from ballast_localcluster.nodes.pod_resources.volumes import MOUNT_PATH, Volumes, mounts_of
 
 _PATH_CHARACTERS = r"[A-Za-z0-9_.\-]"
 
@@ -157,8 +158,8 @@ class CommandBuilder:
             write_kubeconfig(
                 path,
                 server=self.host_api.server,
-                authority=self.host_api.authority,
-                token=account / "token",
+                authority=self.host_api.authority.encode(),
+                user={"tokenFile": str(account / "token")},  # which is kept fresh
                 namespace=self.pod["metadata"]["namespace"],
             )
             variables["KUBECONFIG"] = str(path)

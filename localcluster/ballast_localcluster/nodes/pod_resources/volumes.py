@@ -5,9 +5,7 @@ start; service-account tokens are kept fresh.
 """
 
 import asyncio
-import base64
 import dataclasses
-import json
 import logging
 import time
 from collections.abc import Mapping
@@ -58,24 +56,6 @@ async def write_token(api: Api, pod: Manifest, source: Manifest, path: Path) -> 
     fresh.write_text(answer["status"]["token"])
     fresh.replace(path)  # a reader sees the old token or the new one, never half of it
     return time.time() + _REFRESH_FRACTION * seconds
-
-
-def write_kubeconfig(path: Path, *, server: str, authority: str, token: Path, namespace: str) -> None:
-    """Write the kubeconfig of a pod; its token is read from the token file, which is kept fresh."""
-    authority_data = base64.b64encode(authority.encode()).decode()
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [
-            {"name": "local", "cluster": {"server": server, "certificate-authority-data": authority_data}}
-        ],
-        "users": [{"name": "pod", "user": {"tokenFile": str(token)}}],
-        "contexts": [
-            {"name": "local", "context": {"cluster": "local", "user": "pod", "namespace": namespace}}
-        ],
-        "current-context": "local",
-    }
-    path.write_text(json.dumps(config, indent=1) + "\n")
 
 
 log = logging.getLogger(__name__)
