@@ -140,10 +140,10 @@ async def _clock(client: "AsyncClient") -> list[Finding]:
 
 def _age(time: Any, now: datetime.datetime) -> float:
     """Seconds since an RFC 3339 time; 0 where it is none."""
-    try:
-        return (now - datetime.datetime.fromisoformat(str(time))).total_seconds()
-    except (ValueError, TypeError):
-        return 0.0
+    from ballast_operator.views.clock import parsed
+
+    at = parsed(time)
+    return 0.0 if at is None else (now - at).total_seconds()
 
 
 async def _definitions(client: "AsyncClient") -> list[Finding]:
