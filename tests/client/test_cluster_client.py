@@ -338,6 +338,13 @@ def test_a_closed_client_and_a_wrong_timeout_say_so(answers):
         asyncio.run(wait())
 
 
+async def states(connection):
+    """Of the job a, as a client with such a connection watches it."""
+    client = AsyncClient()
+    client.connection = connection(None, 1)
+    return [job.state async for job in client.watch("a")]
+
+
 @pytest.mark.parametrize(
     "line", [None, b'{"type": "ERROR"}', b"[1]", b"{}", b'{"type": "MODIFIED", "object": "x"}']
 )
@@ -357,14 +364,9 @@ def test_watches_that_end_at_once_are_asked_for_ever_more_rarely(line, monkeypat
             if line is not None:
                 yield line
 
-    async def states():
-        client = AsyncClient()
-        client.connection = Brief(None, 1)
-        return [job.state async for job in client.watch("a")]
-
     monkeypatch.setattr(aio, "asyncio", SimpleNamespace(sleep=sleep))
     monkeypatch.setattr(aio, "time", SimpleNamespace(monotonic=lambda: 0.0))
-    assert asyncio.run(states()) == ["Running", "Succeeded"]
+    assert asyncio.run(states(Brief)) == ["Running", "Succeeded"]
     assert pauses == [0.5, 1.5, 3.5, 7.5, 10, 10]
 
 
@@ -389,21 +391,16 @@ def test_an_outage_of_minutes_is_waited_out_and_an_expired_login_is_told(error, 
             raise error("lost")
             yield b""
 
-    async def states():
-        client = AsyncClient()
-        client.connection = Away(None, 1)
-        return [job.state async for job in client.watch("a")]
-
     monkeypatch.setattr(aio, "asyncio", SimpleNamespace(sleep=sleep))
     if error is LoggedOut:
         with pytest.raises(LoggedOut, match="away"):
-            asyncio.run(states())
+            asyncio.run(states(Away))
     else:
-        assert asyncio.run(states()) == ["Running", "Succeeded"]
+        assert asyncio.run(states(Away)) == ["Running", "Succeeded"]
         assert len(pauses) == 31 and max(pauses) == 10
     Away.answers = iter([NotConnected("no such host")])
     with pytest.raises(NotConnected, match="no such host"):
-        asyncio.run(states())
+        asyncio.run(states(Away))
 
 
 def test_a_log_is_followed_through_lost_connections_and_outages(monkeypatch):

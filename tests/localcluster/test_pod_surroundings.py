@@ -16,17 +16,17 @@ def printed_environment(pods, name, **more):
     return dict(line.split("=", 1) for line in pods.logs(name).splitlines() if "=" in line)
 
 
+def apply_sources(pods, config, secret):
+    """The ConfigMap c and the Secret s."""
+    pods.apply(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": config},
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "stringData": secret},
+    )
+
+
 def test_environment_comes_from_values_fields_config_maps_and_secrets(pods):
     """env and envFrom in order, $(NAME) expanded, fields of the pod, keys that are optional left out."""
-    pods.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": {"name": "c"},
-            "data": {"color": "red", "ALL": "1"},
-        },
-        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "stringData": {"password": "pw"}},
-    )
+    apply_sources(pods, {"color": "red", "ALL": "1"}, {"password": "pw"})
 
     def field(path):
         return {"fieldRef": {"fieldPath": path}}
@@ -98,15 +98,7 @@ def test_emulated_speed_reaches_the_pod_and_only_where_it_is_emulated(pods):
 
 def test_volumes_are_where_the_container_mounts_them(pods):
     """ConfigMap, Secret, emptyDir, hostPath, downwardAPI, sub-paths, chosen items; paths are translated."""
-    pods.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": {"name": "c"},
-            "data": {"one": "1", "two": "2"},
-        },
-        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "stringData": {"key": "k"}},
-    )
+    apply_sources(pods, {"one": "1", "two": "2"}, {"key": "k"})
     script = (
         "cd /config && ls | xargs; cat /items/here/two; cat /secret/key; echo w > /scratch/file;"
         "cat /scratch/file; cat /sub/one; cat $FILE; cat /fields/labels; ls -d '/host';"
