@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Annotated, Literal
 
-from ballast_policies.contract.conditions import Cel, Rule, absent, at, each_is, given
+from ballast_policies.contract.conditions import Cel, Items, Rule, absent, at, given
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.limits import LEAST_RATE
 from ballast_policies.gpus.catalogue import gpu_named
@@ -154,7 +154,7 @@ PLANNER_RULES = tuple(
             f"pipeline.schedule: {DEFAULT_SCHEDULE}",
         ),
         (
-            each_is("pipeline.replicas", 1),
+            Items("pipeline.replicas", 1),
             "pipeline.replicas",
             "has as many replicas of each stage",
             "leave replicas out",

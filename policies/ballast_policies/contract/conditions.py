@@ -210,7 +210,7 @@ class AllOf(_Parts):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Items(Condition):
-    """Whether all items of a list are a constant; ``negated``: whether one is not."""
+    """Whether all items of a list are a constant, as an empty list's are; ``negated``: whether one is not."""
 
     path: str
     constant: Any
@@ -263,22 +263,13 @@ def absent(path: str) -> Condition:
     return Presence(path, False)
 
 
-def each_is(path: str, constant: Any) -> Condition:
-    """Whether every item of the list at ``path`` is ``constant``; an empty list's are."""
-    return Items(path, constant)
-
-
-def one_is_not(path: str, constant: Any) -> Condition:
-    """Whether some item of the list at ``path`` is not ``constant``; none of an empty list is."""
-    return Items(path, constant, negated=True)
-
-
 def _term(value: Any) -> Term:
     return value if isinstance(value, Term) else Literal(value)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class _OfRows(Condition):
+    path: str
     registry: Registry[Any]
     predicate: Callable[[Any], bool]
 
@@ -290,8 +281,6 @@ class _OfRows(Condition):
 @dataclasses.dataclass(frozen=True, slots=True)
 class RowFact(_OfRows):
     """Whether the registry's row of the name at ``path`` satisfies ``predicate``."""
-
-    path: str
 
     def holds(self, of: Any) -> bool:
         """Look the row up."""
@@ -305,25 +294,14 @@ class RowFact(_OfRows):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ItemRows(_OfRows):
-    """Whether the rows of the names in field ``item`` of all items of a list satisfy ``predicate``."""
+    """Whether the rows of the names in field ``item`` of the list at ``path`` all satisfy ``predicate``."""
 
-    path: str
     item: str
 
     def holds(self, of: Any) -> bool:
         """Look the rows up."""
         items = Field(self.path).value(of)
         return all(self.predicate(self.registry[getattr(item, self.item)]) for item in items)
-
-
-def row(path: str, registry: Registry[Any], predicate: Callable[[Any], bool]) -> Condition:
-    """Whether the row of the name at ``path`` satisfies ``predicate``."""
-    return RowFact(path, registry=registry, predicate=predicate)
-
-
-def each_row(path: str, item: str, registry: Registry[Any], predicate: Callable[[Any], bool]) -> Condition:
-    """Whether the rows of the names in field ``item`` of the list at ``path`` satisfy ``predicate``."""
-    return ItemRows(path, item, registry=registry, predicate=predicate)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

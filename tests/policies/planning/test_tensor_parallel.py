@@ -18,7 +18,6 @@ from ballast_policies.planning.tensor_parallel.semi import (
     helper_columns,
     mean_is_stale,
     migrated_share,
-    migrating_stragglers,
     migration_gain,
     semi_seconds,
     stragglers,
@@ -175,24 +174,6 @@ def test_semi_beta_of_linear_costs_is_the_closed_form(columns, ranks, costs, fix
     )
     closed = (fixed[0] + a * columns - fixed[1]) / (columns * (a + c + d / (ranks - 1)))
     assert beta == pytest.approx(min(1.0, max(0.0, closed)), abs=1e-9)
-
-
-@given(
-    T=st.lists(st.floats(1.0, 9.0), min_size=2, max_size=8),
-    per_column=st.floats(0, 0.05),
-)
-def test_semi_x_is_the_largest_that_pays(T, per_column):
-    """Equal to trying every x; at least one rank is left to help."""
-    columns, communicate = [100] * len(T), LinearCost(per_column=per_column)
-    x = migrating_stragglers(T, columns, communicate=communicate)
-    late = len(stragglers(T))
-    paying = [
-        k
-        for k in range(1, min(late, len(T) - 1) + 1)
-        if migration_gain(T, columns, k, communicate=communicate) > 0
-    ]
-    assert x == max(paying, default=0)
-    assert x < len(T)
 
 
 def test_semi_the_gain_is_not_monotone():

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ballast_policies.contract.conditions import Rule, absent, at, given, row
+from ballast_policies.contract.conditions import RowFact, Rule, absent, at, given
 from ballast_policies.contract.model import Arguments, Named, Settings
 from ballast_policies.planning.dynamics import DYNAMICS
 
@@ -186,8 +186,8 @@ _SECTIONS = {
 }
 """Field -> the kind that reads it."""
 
-_BY_STEPS = row("kind", DYNAMICS, lambda case: case.by_steps)
-_CHOSEN_TARGET = row("kind", DYNAMICS, lambda case: not case.needs_target)
+_BY_STEPS = RowFact("kind", DYNAMICS, lambda case: case.by_steps)
+_CHOSEN_TARGET = RowFact("kind", DYNAMICS, lambda case: not case.needs_target)
 
 
 class DynamicConfig(Settings):

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field
 
-from ballast_policies.contract.conditions import AllOf, Rule, absent, at, each_is, each_row, given, row
+from ballast_policies.contract.conditions import AllOf, ItemRows, Items, RowFact, Rule, absent, at, given
 from ballast_policies.contract.decode import decode, decode_text
 from ballast_policies.contract.job.dynamics import DynamicConfig
 from ballast_policies.contract.job.model import DataConfig, ModelConfig
@@ -42,9 +42,9 @@ from ballast_policies.planning.schedules.registry import SCHEDULES, replicable_s
 
 _WHOLE_LAYERS = DYNAMICS.own(lambda case: not case.inside_layers)
 _COMPARE_RANKS = ", ".join(DYNAMICS.own(lambda case: case.compares_ranks))
-_ONE_EACH = each_is("pipeline.replicas", 1)
-_FLUSHES = row("pipeline.schedule", SCHEDULES, lambda kind: not kind.asynchronous)
-_REPLICABLE = row("pipeline.schedule", SCHEDULES, lambda kind: kind.build_replicated is not None)
+_ONE_EACH = Items("pipeline.replicas", 1)
+_FLUSHES = RowFact("pipeline.schedule", SCHEDULES, lambda kind: not kind.asynchronous)
+_REPLICABLE = RowFact("pipeline.schedule", SCHEDULES, lambda kind: kind.build_replicated is not None)
 _ONE_RANK_PER_POSITION = at("parallelism.tensor") * at("parallelism.data") == 1
 
 
@@ -130,7 +130,7 @@ _RULES = (
         )
     ),
     Rule(
-        condition=row("rebalance.balancer", BALANCERS, lambda kind: kind.replicas) | _ONE_EACH,
+        condition=RowFact("rebalance.balancer", BALANCERS, lambda kind: kind.replicas) | _ONE_EACH,
         field="rebalance.balancer",
         reason="this balancer has no pipeline.replicas",
         fix="leave replicas out, or balancer: exact",
@@ -180,7 +180,7 @@ _RULES = (
     ),
     Rule(
         condition=(at("parallelism.zero_stage") < 2)
-        | row("pipeline.schedule", SCHEDULES, lambda kind: not kind.splits_backward),
+        | RowFact("pipeline.schedule", SCHEDULES, lambda kind: not kind.splits_backward),
         field="parallelism.zero_stage",
         reason="a schedule that splits the backward has a stage's whole gradients at once",
         fix="zeroStage: 1, or pipeline.schedule: 1F1B",
@@ -213,7 +213,7 @@ _RULES = (
         fix="repack.enabled: false, or leave replicas out",
     ),
     Rule(
-        condition=_ONE_EACH | each_row("dynamics", "kind", DYNAMICS, lambda case: not case.compares_ranks),
+        condition=_ONE_EACH | ItemRows("dynamics", DYNAMICS, lambda case: not case.compares_ranks, "kind"),
         field="dynamics",
         reason=f"a change that compares weights rank by rank ({_COMPARE_RANKS}) would count those of "
         "pipeline.replicas several times",
@@ -221,7 +221,7 @@ _RULES = (
     ),
     Rule(
         condition=(at("parallelism.tensor") == 1)
-        | each_row("dynamics", "kind", DYNAMICS, lambda case: not case.inside_layers),
+        | ItemRows("dynamics", DYNAMICS, lambda case: not case.inside_layers, "kind"),
         field="dynamics",
         reason=f"parallelism.tensor cuts layers, of the changes only {', '.join(_WHOLE_LAYERS)} allows that",
         fix="tensor: 1, with parallelism.data or more stages in its place",
@@ -229,7 +229,7 @@ _RULES = (
     *(
         Rule(
             condition=(at(field) == False)  # noqa: E712
-            | each_row("dynamics", "kind", DYNAMICS, lambda case: not case.inside_layers),
+            | ItemRows("dynamics", DYNAMICS, lambda case: not case.inside_layers, "kind"),
             field=field,
             reason="what changes the inside of layers knows no ends of packed samples, of the changes only "
             f"{', '.join(_WHOLE_LAYERS)} may go with packing",
@@ -255,7 +255,7 @@ _RULES = (
     Rule(
         condition=(at("parallelism.tensor") == 1)
         | at("parallelism.stragglers.policy").is_in([StragglerPolicy.NONE, StragglerPolicy.RESIZE])
-        | row("pipeline.schedule", SCHEDULES, lambda kind: not kind.splits_backward),
+        | RowFact("pipeline.schedule", SCHEDULES, lambda kind: not kind.splits_backward),
         field="parallelism.stragglers.policy",
         reason="migrated columns return the gradients of weights and inputs together, which this schedule "
         "computes apart",

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ballast_policies.contract.conditions import AllOf, Cel, Condition, Rule, absent, at, row
+from ballast_policies.contract.conditions import AllOf, Cel, Condition, RowFact, Rule, absent, at
 from ballast_policies.contract.limits import MOST_LAYERS, MOST_MICROBATCHES
 from ballast_policies.contract.model import InCluster, Keyed, Named, Settings
 from ballast_policies.planning.balancers.registry import BALANCERS, DEFAULT_BALANCER
@@ -35,14 +35,15 @@ class RebalanceConfig(Settings):
 
     RULES = (
         Rule(
-            condition=row("balancer", BALANCERS, lambda kind: kind.balances_parameters)
+            condition=RowFact("balancer", BALANCERS, lambda kind: kind.balances_parameters)
             | (at("by") == BalanceBy.TIME),
             field="by",
             reason="this balancer weighs seconds on links, which parameters cannot be compared with",
             fix="by: time, or balancer: exact",
         ),
         Rule(
-            condition=row("balancer", BALANCERS, lambda kind: kind.limits_memory) | absent("memory_bytes"),
+            condition=RowFact("balancer", BALANCERS, lambda kind: kind.limits_memory)
+            | absent("memory_bytes"),
             field="balancer",
             reason="this balancer has no limit of memory",
             fix="leave memoryBytes out, or balancer: exact",

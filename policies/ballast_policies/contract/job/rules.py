@@ -7,7 +7,7 @@ group in one pod; and what has no effect in a job without a model, which runs it
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ballast_policies.contract.conditions import AtDefaults, Condition, Rule, at, each_row, given, one_is_not
+from ballast_policies.contract.conditions import AtDefaults, Condition, ItemRows, Items, Rule, at, given
 from ballast_policies.contract.errors import camel
 from ballast_policies.contract.job.dynamics import FreezingCriterion
 from ballast_policies.contract.job.model import FAMILIES
@@ -23,7 +23,7 @@ def _exclusions() -> tuple[Rule, ...]:
 
     def without(kind: str) -> Condition:
         excluded = DYNAMICS.builtin[kind]
-        return each_row("dynamics", "kind", DYNAMICS, lambda case: case is not excluded)
+        return ItemRows("dynamics", DYNAMICS, lambda case: case is not excluded, "kind")
 
     pairs = {
         tuple(sorted((first, second))): why
@@ -92,7 +92,7 @@ OPTIMIZER_RULES = (
     ),
     Rule(
         condition=(at("parallelism.zero_stage") == 0)
-        | each_row("dynamics", "kind", DYNAMICS, _needs_no_gradients),
+        | ItemRows("dynamics", DYNAMICS, _needs_no_gradients, "kind"),
         field="parallelism.zero_stage",
         reason="pruning and changes of your own use whole gradients and the optimizer's whole state, of "
         "which a replica has a part with zeroStage",
@@ -107,14 +107,14 @@ OPTIMIZER_RULES = (
     Rule(
         condition=(at("training.dtype") == WeightType.FP32)
         | (at("training.master_weights") == False)  # noqa: E712 - a comparison as a value
-        | each_row("dynamics", "kind", DYNAMICS, _needs_no_gradients),
+        | ItemRows("dynamics", DYNAMICS, _needs_no_gradients, "kind"),
         field="training.master_weights",
         reason="changes of your own, and pruning, write to weights, which their fp32 copies replace",
         fix="masterWeights: false, or leave the change out",
     ),
     Rule(
         condition=(at("training.dtype") == WeightType.FP32)
-        | each_row("dynamics", "kind", DYNAMICS, lambda case: case is not DYNAMICS.builtin["pruning"]),
+        | ItemRows("dynamics", DYNAMICS, lambda case: case is not DYNAMICS.builtin["pruning"], "kind"),
         field="training.dtype",
         reason="pruning orders weights by their fp32 magnitudes, and multiplies sparse ones in fp32",
         fix="leave dtype out, or pruning",
@@ -147,7 +147,7 @@ def _suits(family: str) -> Rule:
     transformers = " or ".join(name for name, of in FAMILIES.items() if of == "transformer")
     return Rule(
         condition=at("model.name").is_not_in(names)
-        | each_row("dynamics", "kind", DYNAMICS, lambda case: not case.families or family in case.families),
+        | ItemRows("dynamics", DYNAMICS, lambda case: not case.families or family in case.families, "kind"),
         field="dynamics",
         reason=f"this change is one of transformer blocks, which models of the family {family} have not",
         fix=f"leave it out, or model.name: {transformers}, or a transformer of yours",
@@ -243,7 +243,8 @@ POD_RULES = (
         fix="choose a multiple of tensor, or 1 for groups over the network",
     ),
     Rule(
-        condition=one_is_not("pipeline.replicas", 1) | (at(_FIELD) <= at("pipeline.max_stages") * _COLUMN),
+        condition=Items("pipeline.replicas", 1, negated=True)
+        | (at(_FIELD) <= at("pipeline.max_stages") * _COLUMN),
         field=_FIELD,
         reason="a pod has more GPUs than the largest gang has ranks",
         fix="lower gpusPerPod, or raise pipeline.maxStages",

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from ballast_operator.api.schema.crd import structural_schema
 from ballast_operator.api.schema.model_schema import cel_rule, required_fields
-from ballast_policies.contract.conditions import AtDefaults, Rule, absent, at, each_is, given
+from ballast_policies.contract.conditions import AtDefaults, Items, Rule, absent, at, given
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.job.pipeline import PipelineConfig
 
@@ -61,7 +61,7 @@ OPTIONAL = {"a", "b.c"}
             AtDefaults((("x", 3), ("a", ()), ("b.c", None))),
             "(self.x == 3 && (!has(self.a) || self.a.size() == 0) && !has(self.b.c))",
         ),
-        (each_is("a", 1) & at("x").is_in([2]), "((!has(self.a) || self.a.all(x, x == 1)) && self.x in [2])"),
+        (Items("a", 1) & at("x").is_in([2]), "((!has(self.a) || self.a.all(x, x == 1)) && self.x in [2])"),
     ],
 )
 def test_a_condition_as_cel(condition: Any, cel: str) -> None:

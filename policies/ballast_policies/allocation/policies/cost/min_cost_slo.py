@@ -26,6 +26,7 @@ demands has prices of its own, which are one more p (Benders, "Partitioning proc
 mixed-variables programming problems", Numerische Mathematik 4, 1962).
 """
 
+import bisect
 import dataclasses
 from collections.abc import Callable
 
@@ -217,16 +218,14 @@ def _one_by_one(
     The longest run of deadlines that fits is found by bisection; the next one does not fit and is left out.
     """
     kept = np.zeros(jobs, dtype=bool)
+
+    def is_too_many(count: int) -> bool:
+        some = kept.copy()
+        some[waiting[:count]] = True
+        return attempt(some) is None
+
     while len(waiting):
-        fits, too_many = 0, len(waiting) + 1
-        while too_many - fits > 1:
-            middle = (fits + too_many) // 2
-            some = kept.copy()
-            some[waiting[:middle]] = True
-            if attempt(some) is None:
-                too_many = middle
-            else:
-                fits = middle
+        fits = bisect.bisect_left(range(1, len(waiting) + 1), True, key=is_too_many)
         kept[waiting[:fits]] = True
         waiting = waiting[fits + 1 :]
     return kept
