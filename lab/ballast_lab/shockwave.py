@@ -34,6 +34,7 @@ from ballast_policies.throughput.table import JobType, ThroughputTable
 COLUMNS = {"GPUs": 6, "seconds": 10, "arrival": 11}
 OURS = (
     ("finish-time-fairness", ""),
+    ("finish-time-fairness", "weight as GPUs"),
     ("max-min-fairness", ""),
     ("max-min-fairness", "weight as GPUs"),
     ("allox", ""),

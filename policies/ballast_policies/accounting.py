@@ -1,4 +1,4 @@
-"""What running costs, and what the same progress would have taken on isolated equal shares.
+"""What running costs, and what the same progress would have taken on isolated shares.
 
 The operator books one job at a time, the simulator arrays of jobs: every function takes either.
 """
@@ -24,7 +24,7 @@ def price_part(*, shared: bool) -> float:
 
 
 def isolated_seconds(steps: Number, isolated_steps_per_second: Number) -> Number:
-    """Seconds that ``steps`` would have taken at ``isolated_steps_per_second``, the job's equal share.
+    """Seconds that ``steps`` would have taken at ``isolated_steps_per_second``, on the job's isolated share.
 
     The t_isolated of Themis (NSDI'20, section 2), which finish-time fairness divides by.
     """
@@ -32,15 +32,25 @@ def isolated_seconds(steps: Number, isolated_steps_per_second: Number) -> Number
     return seconds
 
 
-def equal_share(gpus: Number, *, jobs: int, total_gpus: float) -> Number:
+def jobs_alike(weight: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """How many jobs of each ``weight`` (m,) would fill a cluster that jobs of ``weights`` (n,) share.
+
+    Sum of ``weights`` / ``weight``: exactly n where all are equal.
+    """
+    most = weights.max(initial=0.0)
+    alike: np.ndarray = (weights / most).sum() / (weight / most)
+    return alike
+
+
+def isolated_share(gpus: Number, *, jobs: Number, total_gpus: float) -> Number:
     """C such that a job's isolated share of GPU type j is X_mj = c capacity_j (dissertation section 5.4.1).
 
-    Each of ``jobs`` jobs owns 1/jobs of every type; a gang of ``gpus`` GPUs can use its part for
+    A job owns 1/jobs of every type; a gang of ``gpus`` GPUs can use its part for
     capacity_j / (jobs gpus) of the time, scaled down where that adds up to more than all of the time.
 
     Args:
         gpus: size of the gang.
-        jobs: number of jobs that share the cluster, at least 1.
+        jobs: how many jobs like it would share the cluster, at least 1 (:func:`jobs_alike`).
         total_gpus: GPUs of all types.
     """
     fraction = 1.0 / (jobs * gpus)

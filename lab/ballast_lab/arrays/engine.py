@@ -224,9 +224,7 @@ class _Run:
         until: float,
     ) -> None:
         ledger = self.ledger
-        ledger.isolated_elapsed[rows] += isolated_seconds(
-            steps, ledger.isolated_rate(rows, len(self._active))
-        )
+        ledger.isolated_elapsed[rows] += isolated_seconds(steps, ledger.isolated_rate(rows, self._active))
         ledger.book(rows, columns, steps, seconds, now=self.now, part=part)
         together = seconds[: len(grant.job)].copy()
         paired = np.flatnonzero(grant.partner >= 0)
@@ -246,7 +244,7 @@ class _Run:
         ledger.compare_with_isolation(self._active, until - self.now, now=self.now)
         ended = rows[ledger.done[rows]]
         if len(ended):
-            ledger.close_isolation(ended, len(self._active))
+            ledger.close_isolation(ended, self._active)
             self._active = self._active[~ledger.done[self._active]]
             self._changed = True
             self._running = self._running.without(ledger.done)
@@ -365,7 +363,7 @@ def _run_fluid(
     ledger.left[active] = np.where(done, 0.0, ledger.left[active] - steps)
     ledger.finish[active[done]] = until
     ledger.done[active[done]] = True
-    isolated = ledger.isolated_rate(active, len(active))
+    isolated = ledger.isolated_rate(active, active)
     ledger.isolated_elapsed[active] += isolated_seconds(steps, isolated)
     for entry in range(len(shares.job)):
         pair = (

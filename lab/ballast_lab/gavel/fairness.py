@@ -62,11 +62,13 @@ def finish_time(ledger: Ledger, rows: np.ndarray, problem: Problem, *, agnostic:
     """Finish-time fairness: (n, k) shares in the middle of those with the least largest rho.
 
     As in Gavel, the time on the isolated share is what has passed since arrival plus what the steps left
-    would take there.  Its agnostic version takes every throughput for 1 step/s, and so does this.
+    would take there, 1/n of the cluster whatever the weights.  Its agnostic version takes every throughput
+    for 1 step/s, and so does this.
     """
     jobs = [
         dataclasses.replace(
             job,
+            weight=1.0,
             isolated_elapsed=job.elapsed,
             throughput={
                 gpu_type: (1.0 if rate > 0 else 0.0) if agnostic else rate

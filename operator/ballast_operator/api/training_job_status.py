@@ -134,10 +134,10 @@ class Decision(StatusModel):
 
 
 class Isolated(StatusModel):
-    """How long the job's progress would have taken on an equal, isolated part of the cluster."""
+    """How long the job's progress would have taken on an isolated part of the cluster."""
 
     seconds: Annotated[float, Field(ge=0)]
-    """Seconds, summed up with the equal part of each moment: 1/n of every GPU type, n being the jobs then."""
+    """Seconds, summed up with its part of each moment: of every GPU type, by the weights of the jobs then."""
     step: Step
     """The step up to which they count."""
 
@@ -218,7 +218,7 @@ class TrainingJobStatus(StatusModel):
     gpu_time: GpuTime | None = None
     """What its GPUs were held for; absent: it has held none."""
     isolated: Isolated | None = None
-    """For ``finish-time-fairness``: what an isolated equal share would have taken. Absent: no progress."""
+    """For ``finish-time-fairness``: what an isolated share would have taken. Absent: no progress."""
     gpu_left_at: Time | None = None
     """When it last left a GPU that it shared: from then on the other job pays for the whole of it."""
     suspended_since: Time | None = None

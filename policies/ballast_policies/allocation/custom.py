@@ -399,7 +399,14 @@ def _one_line(error: BaseException) -> str:
 CALLABLE = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*"
 """``module:function``; it is imported on its first allocation."""
 
-MAY_READ = (Reads.PRICES, Reads.STEPS, Reads.ARRIVAL_ORDER, Reads.ELAPSED, Reads.DEADLINES)
+MAY_READ = (
+    Reads.WEIGHTS,
+    Reads.PRICES,
+    Reads.STEPS,
+    Reads.ARRIVAL_ORDER,
+    Reads.ELAPSED,
+    Reads.DEADLINES,
+)
 """Inputs that a function may read unless it declares its own."""
 
 
@@ -417,7 +424,7 @@ def own_policy(
         function: see :data:`~ballast_policies.allocation.custom.Function`.
         name: for messages; the function's own, if left out.
         summary: the problem that it solves, for the documentation.
-        reads: inputs that it reads beyond throughputs, gangs and weights. Where a job lacks one, a
+        reads: inputs that it reads beyond throughputs and gangs. Where a job lacks one, a
             condition names the default in use; a change of one of them causes a new allocation.
         compares_speeds: it weighs steps per second of one job against those of another.
     """

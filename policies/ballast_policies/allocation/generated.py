@@ -15,8 +15,10 @@ from typing import Protocol
 
 import numpy as np
 
+from ballast_policies.accounting import jobs_alike
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.own_share import best_use
+from ballast_policies.allocation.policy import Reads
 from ballast_policies.allocation.problem import Allocation, Configuration, Problem, ProblemError
 from ballast_policies.allocation.registry import allocate, find_policy
 from ballast_policies.allocation.solvers.linear import LinearSolution, SolverError, watched
@@ -84,7 +86,7 @@ def allocate_generated(
         SolverError: the solver failed, or answers kept coming.
     """
     _check(policy, problem, sources)
-    search = _Search(problem, sources, within)
+    search = _Search(problem, sources, within, by_weight=Reads.ISOLATED_ELAPSED in find_policy(policy).reads)
     for rounds in range(1, MOST_ROUNDS + 1):
         posed = search.posed()
         with watched() as programs:
@@ -109,11 +111,13 @@ def allocate_generated(
 class _Search:
     """The configurations known so far, by source."""
 
-    def __init__(self, problem: Problem, sources: Mapping[str, ConfigurationSource], within: float) -> None:
+    def __init__(
+        self, problem: Problem, sources: Mapping[str, ConfigurationSource], within: float, *, by_weight: bool
+    ) -> None:
         self.problem, self.within = problem, within
         self.most = {t: int(n) for t, n in problem.capacity.items() if n > 0}
         self.source = [sources.get(job.name) for job in problem.jobs]
-        self.known = self._best_uses()
+        self.known = self._best_uses(by_weight=by_weight)
 
     @property
     def size(self) -> int:
@@ -168,20 +172,24 @@ class _Search:
                 self.known[id(source)].setdefault(answer.name, answer)
         return excess
 
-    def _best_uses(self) -> dict[int, dict[str, Configuration]]:
+    def _best_uses(self, *, by_weight: bool) -> dict[int, dict[str, Configuration]]:
         """Of each source the configurations that make the best of 1/n of all GPUs, and the fastest.
 
-        As :mod:`.own_share` with all of them listed.
+        As :mod:`.own_share` with all of them listed; ``by_weight``: also of its jobs' parts by their weights.
         """
         sources = {id(source): source for source in self.source if source is not None}
-        part = np.array(list(self.most.values())) / len(self.problem.jobs)
-        known: dict[int, dict[str, Configuration]] = {at: {} for at in sources}
-        limit = dict.fromkeys(sources, (np.zeros(len(part)), -1.0, 0.0))
+        weights = np.array([job.weight for job in self.problem.jobs])
+        alike = jobs_alike(weights, weights).tolist() if by_weight else ()
+        # A source is asked for each part of the cluster that a job of it has; n: as one of n jobs like it.
+        asked = dict.fromkeys((at, float(len(weights))) for at in sources)
+        asked |= {(id(one), n): None for one, n in zip(self.source, alike, strict=False) if one is not None}
+        known: dict[tuple[int, float], dict[str, Configuration]] = {each: {} for each in asked}
+        limit = dict.fromkeys(asked, (np.zeros(len(self.most)), -1.0, 0.0))
         for _ in range(MOST_ROUNDS):
             better = []
             for at, (prices, most, value) in limit.items():
                 named = dict(zip(self.most, prices.tolist(), strict=True))
-                answer = sources[at].best_answer(named, 1.0, self.most)
+                answer = sources[at[0]].best_answer(named, 1.0, self.most)
                 if answer is None or answer.name in known[at]:
                     continue
                 more = _gain(answer, named, 1.0) - most
@@ -190,16 +198,23 @@ class _Search:
                     better.append(at)
             if not better:
                 break
-            limit = self._multipliers(part, {at: list(known[at].values()) for at in better})
+            limit = self._multipliers({at: list(known[at].values()) for at in better})
+        found: dict[int, dict[str, Configuration]] = {at: {} for at in sources}
+        for (source, _), some in known.items():
+            found[source] |= some
         # A job that cannot run is an elastic one all the same, whose units differ from those of gangs.
         idle = Configuration.of_one_type(self.problem.gpu_types[0], 1, 0.0)
-        return {at: some or {idle.name: idle} for at, some in known.items()}
+        return {at: some or {idle.name: idle} for at, some in found.items()}
 
     def _multipliers(
-        self, part: np.ndarray, known: Mapping[int, Sequence[Configuration]]
-    ) -> dict[int, tuple[np.ndarray, float, float]]:
-        """By source, prices (k,) of GPUs, worth of its time, and speed, at the best use of ``part`` (k,)."""
-        gpus = np.zeros((len(known), len(part) + 1, max(map(len, known.values()))))
+        self, known: Mapping[tuple[int, float], Sequence[Configuration]]
+    ) -> dict[tuple[int, float], tuple[np.ndarray, float, float]]:
+        """Prices (k,) of GPUs, worth of a job's time, and speed, at its best use of 1/n of all GPUs.
+
+        By (source, n).
+        """
+        part = np.array(list(self.most.values())) / np.array([[n] for _, n in known])
+        gpus = np.zeros((len(known), len(self.most) + 1, max(map(len, known.values()))))
         worth = np.zeros((len(known), gpus.shape[2]))
         for row, some in enumerate(known.values()):
             worth[row, : len(some)] = [each.throughput for each in some]
@@ -207,12 +222,12 @@ class _Search:
                 [[each.gpus.get(t, 0) for t in self.most] for each in some]
             )
             gpus[row, -1, : len(some)] = 1.0
-        gpus[:, :-1] /= part[:, None]
+        gpus[:, :-1] /= part[:, :, None]
         unit = np.maximum(worth.max(axis=1, keepdims=True), np.finfo(float).tiny)
         multipliers = best_use(worth / unit, gpus)[1] * unit
         return {
-            at: (row[:-1] / part, float(row[-1]), float(row.sum()))
-            for at, row in zip(known, multipliers, strict=True)
+            at: (row[:-1] / own, float(row[-1]), float(row.sum()))
+            for at, own, row in zip(known, part, multipliers, strict=True)
         }
 
 

@@ -369,7 +369,7 @@ def from_arrays(
     if options is not None:
         elastic, labels = options.elastic, options.names
         of_elastic = options.columns(capacity)
-        speed = of_elastic.rate_first * own_share(of_elastic, capacity, n)
+        speed = of_elastic.rate_first * own_share(of_elastic, capacity, np.full(n, n))
         equal = equal + np.bincount(of_elastic.first, weights=speed, minlength=n)
         gpus = np.where(elastic, size_at_full_speed(of_elastic, n), gpus)
         level_at_equal = np.where(elastic, 1.0 if elastic.all() else total / n, gpus)

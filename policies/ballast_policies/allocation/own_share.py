@@ -1,7 +1,7 @@
-"""What an elastic job would do with its own 1/n of every GPU type, in its best configurations.
+"""What an elastic job would do with its own part of every GPU type, in its best configurations.
 
     maximise    sum_c throughput_c x_c
-    subject to  sum_c gpus_cj x_c <= capacity_j / n   for every type j,   sum_c x_c <= 1,   x >= 0
+    subject to  sum_c gpus_cj x_c <= capacity_j / n_m   for every type j,   sum_c x_c <= 1,   x >= 0
 
 one small linear program a job. All are solved together, by the simplex method on arrays: a step is a pivot in
 every program that is not at its optimum yet.
@@ -20,13 +20,13 @@ MOST_ENTRIES = 4_000_000
 """Entries of the tables of the programs that are solved together."""
 
 
-def own_share(columns: Columns, capacity: np.ndarray, jobs: int) -> np.ndarray:
-    """(columns,) shares of time of each job on 1/``jobs`` of the ``capacity`` (k,): its best use of it.
+def own_share(columns: Columns, capacity: np.ndarray, jobs: np.ndarray) -> np.ndarray:
+    """(columns,) shares of time of each job m on 1/``jobs[m]`` of the ``capacity`` (k,): its best use of it.
 
     Args:
         columns: jobs alone, those of one job together and jobs in order of their rows.
         capacity: (k,) GPUs of each type.
-        jobs: among how many the GPUs are divided.
+        jobs: (n,) among how many jobs like each the GPUs are divided.
     """
     x = np.zeros(len(columns))
     if not len(columns):
@@ -34,7 +34,7 @@ def own_share(columns: Columns, capacity: np.ndarray, jobs: int) -> np.ndarray:
     k = len(capacity)
     begin = np.flatnonzero(np.append(True, columns.first[1:] != columns.first[:-1]))
     counts = np.diff(np.append(begin, len(columns)))
-    part = np.where(capacity > 0, capacity, 1.0) / jobs
+    part = np.where(capacity > 0, capacity, 1.0) / jobs[columns.first[begin], None]
     # Programs of about the same width together, so that padding costs little.
     order = np.argsort(counts, kind="stable")
     done = 0
@@ -51,7 +51,7 @@ def own_share(columns: Columns, capacity: np.ndarray, jobs: int) -> np.ndarray:
         here = columns.take(at)
         table = np.zeros((len(some), k + 1, width))
         column, kind, gpus = here.entries()
-        table[row[column], kind, place[column]] = gpus / part[kind]
+        table[row[column], kind, place[column]] = gpus / part[some][row[column], kind]
         table[row, k, place] = 1.0
         worth = np.zeros((len(some), width))
         worth[row, place] = here.rate_first

@@ -107,8 +107,10 @@ def as_allocation(
 
 
 class Reads(enum.StrEnum):
-    """Inputs that a policy may read beyond throughputs, gangs and weights; each has a default."""
+    """Inputs that a policy may read beyond throughputs and gangs; each has a default."""
 
+    WEIGHTS = "weight"
+    """The weight of each job."""
     PRICES = "prices"
     """The price of each GPU type."""
     TEAMS = "entity"
@@ -171,7 +173,7 @@ class Policy:
         summary: the problem that it solves, for the documentation.
         solve: instance -> answer.
         objective: (instance, x) -> value, in the unit that the policy's file states.
-        reads: inputs that it reads beyond throughputs, gangs and weights.
+        reads: inputs that it reads beyond throughputs and gangs.
         compares_speeds: steps per second of one job are weighed against those of another, not only
             against the same job's on other GPU types.
         space_sharing: whether pairs of jobs on the same GPUs are used.

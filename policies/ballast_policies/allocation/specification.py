@@ -36,7 +36,7 @@ def water_filling(view: ClusterView) -> Any:
 
 def finish_time_fairness(view: ClusterView) -> Any:
     """The largest finish time, relative to that on an isolated share, as small as possible."""
-    isolated = view.capacity / (len(view.jobs) * view.gpus[:, None])
+    isolated = np.outer(view.weights / view.weights.sum() / view.gpus, view.capacity)
     speed = (view.speeds * isolated / np.maximum(1, isolated.sum(axis=1, keepdims=True))).sum(axis=1)
     alone = view.isolated_elapsed + view.steps_remaining / speed
     shared = view.elapsed + cp.multiply(view.steps_remaining, cp.inv_pos(view.throughput))
@@ -95,8 +95,8 @@ def fair_shares(view: ClusterView) -> Any:
 
 
 def isolated(view: ClusterView) -> Any:
-    """1/n of every type each: shares, and no program."""
-    share = view.capacity / (len(view.jobs) * view.gpus[:, None])
+    """Of every type each job's part by weight: shares, and no program."""
+    share = np.outer(view.weights / view.weights.sum() / view.gpus, view.capacity)
     return share / np.maximum(1, share.sum(axis=1, keepdims=True)) * (view.speeds > 0)
 
 

@@ -17,11 +17,9 @@ therefore counts as held, and a gang that has to stop counts as stopped.
 import dataclasses
 from collections.abc import Callable, Mapping
 
-import numpy as np
-
 from ballast_policies.allocation.fairness.teams import parts
 from ballast_policies.allocation.instance import instance
-from ballast_policies.allocation.policies.isolated import isolated_shares
+from ballast_policies.allocation.policies.isolated import isolated_speeds as speeds_on_isolated_shares
 from ballast_policies.allocation.policy import Reads
 from ballast_policies.allocation.price_classes import PriceClasses
 from ballast_policies.allocation.problem import Allocation, Entity, Problem
@@ -356,16 +354,15 @@ def apply_allocation(
 def isolated_speeds(
     state: ClusterState, problem: Problem, running: Mapping[str, Placement]
 ) -> dict[str, float]:
-    """Running job -> steps/s on 1/n of every GPU type / steps/s on the GPUs that it has; 0: not known.
+    """Running job -> steps/s on its isolated share / steps/s on the GPUs that it has; 0: not known.
 
     A ratio, because a job's measured speed is worth more than any estimate of it.
     """
     if not running:
         return {}
     posed = instance(with_mixtures(problem, state.mixed, "isolated"))
-    alone = np.where(posed.elastic, posed.equal, (posed.T * isolated_shares(posed)).sum(axis=1))
     found = {}
-    for job, rate in zip(state.jobs, alone.tolist(), strict=True):
+    for job, rate in zip(state.jobs, speeds_on_isolated_shares(posed).tolist(), strict=True):
         placement = running.get(job.name)
         if placement is not None:
             here = job.speed(placement)

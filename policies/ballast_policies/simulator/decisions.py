@@ -33,7 +33,7 @@ DEFAULT_PAUSE_SECONDS = 1.0
 DEFAULT_RESTART_SECONDS = 30.0
 """From a gang's stop to its first step elsewhere, before its start was seen."""
 
-CONSTANT = {Reads.PRICES, Reads.TEAMS, Reads.ARRIVAL_ORDER}
+CONSTANT = {Reads.WEIGHTS, Reads.PRICES, Reads.TEAMS, Reads.ARRIVAL_ORDER}
 """Inputs that stay as they are while jobs train: the last shares hold until jobs or GPUs come or go."""
 
 

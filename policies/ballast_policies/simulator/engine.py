@@ -116,7 +116,7 @@ class _Run:
     ) -> None:
         self.ledger, self.settings, self._progress = ledger, settings, progress
         self.counters = Counters()
-        self._present_before_ends = 0
+        self._present_before_ends = np.zeros(0, dtype=np.intp)
         self._column = {gpu_type: k for k, gpu_type in enumerate(ledger.gpu_types)}
         self._decisions = OperatorDecisions[_TraceGang](
             cluster_of(nodes_of(ledger), dict(zip(ledger.gpu_types, ledger.prices.tolist(), strict=True))),
@@ -218,20 +218,21 @@ class _Run:
     def _book(self, began: float, now: float) -> None:
         """Enter what happened from ``began`` to ``now``."""
         present, ledger, counters = self.clock.present.values(), self.ledger, self.counters
+        every = np.array([one.row for one in present], dtype=np.intp)
         placed = [(one, one.placement) for one in present if one.placement is not None]
         if placed and now > began:
             columns = np.array([self._column[at.gpu_type] for _, at in placed])
             seconds = np.full(len(placed), now - began)
             rows, steps = self._enter([one for one, _ in placed], columns, seconds, began)
-            ledger.isolated_elapsed[rows] += isolated_seconds(steps, ledger.isolated_rate(rows, len(present)))
+            ledger.isolated_elapsed[rows] += isolated_seconds(steps, ledger.isolated_rate(rows, every))
             busy = ledger.gpus[rows] * seconds
             counters.busy_gpu_seconds += float(busy.sum())
             counters.spread_gpu_seconds += float(busy @ [one.is_spread for one, _ in placed])
             if self.settings.record_timeline:
                 counters.note(rows, columns, began, began + seconds)
         if present:
-            ledger.compare_with_isolation(np.array([one.row for one in present]), now - began, now=began)
-        self._present_before_ends = len(present)
+            ledger.compare_with_isolation(every, now - began, now=began)
+        self._present_before_ends = every
 
     def _end(self, one: "_TraceGang", now: float) -> None:
         ledger, row = self.ledger, one.row

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ballast_policies.accounting import cost, equal_share
+from ballast_policies.accounting import cost, isolated_share, jobs_alike
 from ballast_policies.contract.limits import MOST_SECONDS
 from ballast_policies.simulator.settings import SimulatedCluster
 from ballast_policies.simulator.workloads import TraceJob, WorkloadError
@@ -108,10 +108,12 @@ class Ledger:
         first, end = window or (0, self.count)
         return int(self.done[first : min(end, self.count)].sum()), end - first
 
-    def isolated_rate(self, rows: np.ndarray, present: int) -> np.ndarray:
-        """Steps/s of ``rows`` if each of ``present`` jobs had its part of all GPUs (Gavel's X_isolated)."""
-        share = equal_share(
-            self.gpus[rows].astype(float), jobs=present, total_gpus=float(self.capacity.sum())
+    def isolated_rate(self, rows: np.ndarray, present: np.ndarray) -> np.ndarray:
+        """Steps/s of ``rows`` if each job ``present`` had its part of all GPUs (Gavel's X_isolated)."""
+        share = isolated_share(
+            self.gpus[rows].astype(float),
+            jobs=jobs_alike(self.weight[rows], self.weight[present]),
+            total_gpus=float(self.capacity.sum()),
         )
         rate: np.ndarray = self._equal[rows] * share
         return rate
@@ -142,8 +144,8 @@ class Ledger:
         return finished
 
     def compare_with_isolation(self, rows: np.ndarray, seconds: float, *, now: float) -> None:
-        """Let ``rows`` progress for ``seconds`` on their isolated share, 1/n of the cluster."""
-        rate = self.isolated_rate(rows, len(rows))
+        """Let ``rows`` progress for ``seconds`` on their isolated shares."""
+        rate = self.isolated_rate(rows, rows)
         before = self.isolated_steps[rows]
         self.isolated_steps[rows] = before + rate * seconds
         crossed = np.isnan(self.isolated_finish[rows]) & (self.isolated_steps[rows] >= self.steps[rows])
@@ -152,7 +154,7 @@ class Ledger:
             within = (self.steps[at] - before[crossed]) / rate[crossed]
             self.isolated_finish[at] = now + within - self.arrival[at]
 
-    def close_isolation(self, ended: np.ndarray, present: int) -> None:
+    def close_isolation(self, ended: np.ndarray, present: np.ndarray) -> None:
         """Jobs that are done before they would be in isolation: how long the rest would have taken there."""
         rows = ended[np.isnan(self.isolated_finish[ended])]
         missing = np.maximum(0.0, self.steps[rows] - self.isolated_steps[rows])

@@ -57,7 +57,7 @@ class JobResult:
     """One job; times in seconds of the simulation's clock, ``None`` for what did not happen.
 
     Attributes:
-        rho: completion time over what it would have been on an isolated 1/n of the cluster.
+        rho: completion time over what it would have been on its isolated share of the cluster.
         seconds_on: GPU type -> seconds that it ran there.
     """
 

@@ -49,7 +49,7 @@ class Book:
         for m in np.flatnonzero(self.runs):
             mine = self.job == m
             if self.elastic[m]:
-                self.equal[m] = self.own_share(m)
+                self.equal[m] = self.own_share(m, 1 / self.n)
                 counted[m] = 1.0 if self.elastic.all() else total / self.n
             else:
                 self.equal[m] = self.rate[mine] @ ((self.use[mine] > 0) @ self.capacity) / total
@@ -62,11 +62,11 @@ class Book:
             return float(job.gpus)
         return self.use[mine & (self.rate == self.full[m])].sum(axis=1).min()
 
-    def own_share(self, m):
-        """The speed of job m on its own 1/n of every type, in its best configurations."""
+    def own_share(self, m, part):
+        """The speed of job m on this part of every type, in its best configurations."""
         mine = self.job == m
         A = np.vstack([self.use[mine].T, np.ones(mine.sum())])
-        b = np.append(self.capacity / self.n, 1.0)
+        b = np.append(self.capacity * part, 1.0)
         return -least(-self.rate[mine], A, b)[0]
 
     def limits(self, extra=0):
@@ -123,12 +123,12 @@ class Book:
         return x
 
     def isolated_speed(self, m):
-        """Steps/s of job m on its own 1/n of every type."""
+        """Steps/s of job m on its own part of every type, by its weight."""
         if not self.runs[m]:
             return 0.0
         if self.elastic[m]:
-            return self.own_share(m)
-        share = self.capacity / (self.n * self.gpus[m])
+            return self.own_share(m, self.weights[m] / self.weights.sum())
+        share = self.capacity * self.weights[m] / (self.weights.sum() * self.gpus[m])
         share = share / max(1.0, share.sum())
         mine = self.job == m
         return self.rate[mine] @ ((self.use[mine] > 0) @ share)

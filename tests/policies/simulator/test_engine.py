@@ -95,6 +95,13 @@ def test_rho_is_the_completion_time_over_that_on_an_isolated_part():
     assert result.finish_time_fairness == pytest.approx(0.75)
 
 
+def test_the_isolated_part_of_a_job_is_that_of_its_weight():
+    """Of two GPUs 3/4 and 1/4: 3600 steps would take 900 s, since no job has two, and 1800 s."""
+    jobs = [job(steps=3600.0, weight=3.0), job(steps=3600.0, weight=1.0)]
+    result = run(jobs, {"fast": 2}, table({("a", 1): {"fast": 4.0}}), rules="ballast")
+    assert [row.rho for row in result.jobs] == pytest.approx([1.0, 0.5])
+
+
 def test_a_late_job_misses_its_deadline():
     """A deadline of 1.2 x the time alone; the second of two jobs in turn takes 2 x."""
     jobs = [job(deadline_factor=1.2), job("b", deadline_factor=1.2), job("b", steps=36.0)]

@@ -3,10 +3,10 @@
     minimise_X  max_m  rho_m,   rho_m = (t_m + num_steps_m / throughput(m, X))
                                         / (t_m_isolated + num_steps_m / throughput(m, X_isolated))
 
-t_m is ``elapsed``, t_m_isolated ``isolated_elapsed``; X_isolated as in ``isolated``, also of elastic
-jobs.  Not an LP: rho <= r requires throughput(m, X) >= num_steps_m / (r D_m - t_m) with D_m the
+t_m is ``elapsed``, t_m_isolated ``isolated_elapsed``; X_isolated, by weight, as in ``isolated``, also of
+elastic jobs.  Not an LP: rho <= r requires throughput(m, X) >= num_steps_m / (r D_m - t_m) with D_m the
 denominator, which grows as r falls.  So it is the furthest point of a path of demands with s = 1/r, found
-exactly by cuts, each an LP (``demand_path``).  Weights do not enter.  Jobs that can run nowhere do not
+exactly by cuts, each an LP (``demand_path``).  Jobs that can run nowhere do not
 count.  Ties as in ``idle_capacity``.  Unit: 1.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from ballast_policies.allocation.fairness.demand_path import max_feasible
 from ballast_policies.allocation.fairness.idle_capacity import fill_idle_capacity
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.policies.isolated import isolated_shares
+from ballast_policies.allocation.policies.isolated import isolated_speeds
 from ballast_policies.allocation.policy import Answer, nothing
 from ballast_policies.allocation.solvers.linear import SolverError
 
@@ -48,8 +48,7 @@ class _Path:
 
 def _path(instance: Instance) -> _Path:
     steps = np.where(instance.runnable, instance.steps(), 0.0)
-    alone = (instance.T * isolated_shares(instance)).sum(axis=1)
-    alone = np.where(instance.elastic, instance.equal, alone)
+    alone = isolated_speeds(instance)
     isolated = instance.isolated_elapsed + np.divide(steps, alone, out=np.zeros_like(steps), where=alone > 0)
     return _Path(steps=steps, elapsed=instance.elapsed, isolated=isolated, full=instance.top)
 

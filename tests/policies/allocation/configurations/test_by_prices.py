@@ -54,7 +54,8 @@ def test_own_shares_are_those_of_a_linear_program_each(name):
     """The simplex method on arrays against HiGHS, job by job."""
     instance = FAMILIES[name].drawn(40, seed=3)()
     columns = instance.columns.take(instance.elastic[instance.columns.first])
-    x = own_share(columns, instance.capacity, 40)
+    jobs = np.random.default_rng(4).uniform(10.0, 90.0, 40)
+    x = own_share(columns, instance.capacity, jobs)
     for m in np.unique(columns.first):
         mine = np.flatnonzero(columns.first == m)
         one = columns.take(mine)
@@ -62,7 +63,7 @@ def test_own_shares_are_those_of_a_linear_program_each(name):
         use = np.zeros((len(instance.capacity) + 1, len(mine)))
         use[kind, column] = gpus
         use[-1] = 1.0
-        limits = np.append(instance.capacity / 40, 1.0)
+        limits = np.append(instance.capacity / jobs[m], 1.0)
         best = -linprog(-one.rate_first, A_ub=use, b_ub=limits, bounds=(0, None), method="highs").fun
         assert one.rate_first @ x[mine] == pytest.approx(best, rel=1e-9)
         assert (use @ x[mine] <= limits * (1 + 1e-9)).all()
@@ -71,9 +72,9 @@ def test_own_shares_are_those_of_a_linear_program_each(name):
 def test_a_program_that_ends_nowhere_goes_to_highs(monkeypatch):
     """Where the pivots do not end, one program each."""
     instance = FAMILIES["demand 2"].drawn(5, seed=4)()
-    direct = own_share(instance.columns, instance.capacity, 5)
+    direct = own_share(instance.columns, instance.capacity, np.full(5, 5))
     monkeypatch.setattr("ballast_policies.allocation.own_share.MAX_PIVOTS", 1)
-    by_highs = own_share(instance.columns, instance.capacity, 5)
+    by_highs = own_share(instance.columns, instance.capacity, np.full(5, 5))
     assert instance.throughput(by_highs) == pytest.approx(instance.throughput(direct), rel=1e-9)
 
 

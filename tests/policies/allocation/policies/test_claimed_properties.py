@@ -37,6 +37,28 @@ def test_sharing_incentive_no_job_is_slower_than_on_its_isolated_share(p):
     assert (fair >= isolated * (1 - 1e-7)).all()
 
 
+@examples(60)
+@given(p=problems(max_jobs=6, all_run=True, single=True))
+def test_finish_time_fairness_delays_no_newcomer_beyond_its_weights_part(p):
+    """Nobody has waited: all can have their isolated shares, so that rho is at most 1."""
+    jobs = (dataclasses.replace(job, elapsed=0.0, isolated_elapsed=0.0) for job in p.jobs)
+    p = dataclasses.replace(p, jobs=tuple(jobs))
+    fair, isolated = (speeds(allocate(policy, p), p) for policy in ("finish-time-fairness", "isolated"))
+    assert (fair >= isolated * (1 - 1e-7)).all()
+
+
+@examples(30)
+@given(p=problems(max_jobs=6), weight=st.floats(1e-3, 1e3))
+def test_equal_weights_are_as_none_to_finish_time_fairness(p, weight):
+    """Bit for bit."""
+    one, other = (
+        dataclasses.replace(p, jobs=tuple(dataclasses.replace(job, weight=each) for job in p.jobs))
+        for each in (1.0, weight)
+    )
+    answers = [allocate("finish-time-fairness", each) for each in (one, other)]
+    assert answers[0].allocation == answers[1].allocation
+
+
 @examples(40)
 @given(
     seed=st.integers(0, 2**32 - 1), policy=st.sampled_from(["max-min-fairness", "makespan", "max-throughput"])
