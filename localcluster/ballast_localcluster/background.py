@@ -14,6 +14,7 @@ from ballast_localcluster.cluster import LocalCluster
 from ballast_localcluster.components import Layout
 from ballast_localcluster.errors import LocalClusterError
 from ballast_localcluster.nodes.node import ProcessNode
+from ballast_localcluster.rest import Rest
 from ballast_localcluster.supervision.warden import await_end, warden_pid
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def up(
     :class:`LocalCluster` has it.
 
     Raises:
-        LocalClusterError: an impossible name, or it does not start.
+        LocalClusterError: an impossible name, it does not start, or it runs and does not answer.
     """
     folder = _folder(name)
     running = warden_pid(folder) is not None
@@ -78,6 +79,11 @@ def up(
         except BaseException:
             cluster.stop(failed=True)
             raise
+    elif not _answers(folder):
+        raise LocalClusterError(
+            f"cluster {name} is starting, or its API server has ended; its logs: {folder}/logs. "
+            f"To fix: wait, or ballast down --name {name} and start it again"
+        )
     return BackgroundCluster(
         name=name,
         kubeconfig=Layout(folder=folder).kubeconfig("admin"),
@@ -86,6 +92,13 @@ def up(
         nodes=() if running else tuple(node.name for node in nodes),
         was_running=running,
     )
+
+
+def _answers(folder: Path) -> bool:
+    try:
+        return Rest(Layout(folder=folder).kubeconfig("admin")).answers("/readyz")
+    except (OSError, ValueError):  # its kubeconfig is not written yet
+        return False
 
 
 def down(name: str) -> bool:

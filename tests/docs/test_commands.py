@@ -14,9 +14,10 @@ import pytest
 import yaml
 from ballast_operator.cli.main import main as ballast
 from ballast_trainer.cli.main import main as ballast_train
+from click import Context, Group
 from click.testing import CliRunner
 
-from tests.docs.blocks import ROOT, blocks
+from tests.docs.blocks import PAGES, ROOT, blocks
 from tests.support.examples import first_daily
 
 BIN = Path(sys.executable).parent
@@ -134,6 +135,27 @@ def test_what_runs_on_is_started_by_options_that_there_are(folder, command, chec
     with PROGRAMS[program].make_context(program, [name, *words]) as context:
         found = PROGRAMS[program].get_command(context, name)
         found.make_context(name, words, parent=context)
+
+
+def test_commands_within_sentences_have_the_options_that_they_name():
+    """Of the README, the pages, the decisions and the laboratory's."""
+    pages = [
+        *PAGES,
+        *(page for folder in ("docs/decisions", "lab") for page in (ROOT / folder).rglob("*.md")),
+    ]
+    unknown = []
+    for page in pages:
+        for text in re.findall(r"`(ballast(?:-train)? [a-z][^`\n]*)`", page.read_text()):
+            program, *words = text.partition(" | ")[0].split()
+            found = PROGRAMS[program]
+            while isinstance(found, Group) and words and not words[0].startswith("-"):
+                found = found.get_command(Context(found), words.pop(0))
+            assert found is not None, f"{page.relative_to(ROOT)}: {text}"
+            known = {"--help"}.union(*((*each.opts, *each.secondary_opts) for each in found.params))
+            given = {word.partition("=")[0] for word in words if re.match(r"--[a-z]", word)}
+            if not given <= known:
+                unknown.append(f"{page.relative_to(ROOT)}: {text}")
+    assert unknown == []
 
 
 @pytest.mark.parametrize(("folder", "command"), of_kind(MAKE))

@@ -66,6 +66,18 @@ def test_a_recipe_is_short_and_names_files_that_exist(title):
     assert [path for path in paths if "NAME" not in path and not (ROOT / path).exists()] == []
 
 
+def test_files_that_decisions_name_exist():
+    """As the tests that show that a decision holds."""
+    folders = "benchmarks|charts|client|docs|examples|lab|localcluster|operator|policies|tests|trainer-image"
+    missing = [
+        f"{page.name}: {path}"
+        for page in sorted((ROOT / "docs/decisions").glob("*.md"))
+        for path in re.findall(rf"`((?:{folders})/[\w./-]+)`", page.read_text())
+        if not (ROOT / path).exists()
+    ]
+    assert missing == []
+
+
 def test_a_policy_by_the_recipe_solves(monkeypatch):
     """After one row, `allocate` knows its name."""
     monkeypatch.setitem(POLICIES.builtin, "half", row("A policy"))

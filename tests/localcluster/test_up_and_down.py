@@ -32,6 +32,14 @@ def test_what_cannot_be_done_is_one_line(tmp_path, command, words, message):
     assert message in done.stderr and done.stderr.count("\n") == 1
 
 
+def test_a_cluster_whose_api_server_is_not_there_is_not_said_to_run(monkeypatch, tmp_path):
+    """Its warden is: it is being started, or has lost a part of it."""
+    monkeypatch.setattr("ballast_localcluster.background.warden_pid", lambda folder: 1)
+    done = CliRunner().invoke(up, ["--name", "half"], env={"XDG_STATE_HOME": str(tmp_path)})
+    assert done.exit_code == 1 and "its API server has ended" in done.stderr
+    assert "To fix: wait, or ballast down --name half" in done.stderr
+
+
 @pytest.mark.parametrize("output", ["text", "json"])
 def test_a_cluster_without_an_operator_names_what_starts_one(monkeypatch, tmp_path, output):
     """Nothing of Ballast is installed on it; it has the nodes of a file, or none."""

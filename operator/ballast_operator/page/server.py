@@ -143,7 +143,8 @@ class Page:
         try:
             answer = await self._let_in(request, handler)
         except web.HTTPException as error:
-            answer = self._failed(request, error.status, error.text or error.reason)
+            unknown = "the page has no such screen" if error.text == "404: Not Found" else ""
+            answer = self._failed(request, error.status, unknown or error.text or error.reason)
         except TooManyLoginsError:
             text = "there were too many logins with tokens that are not known. To fix: wait a moment"
             answer = self._failed(request, 429, text)

@@ -332,6 +332,7 @@ async def test_a_namespace_that_may_not_be_seen_is_nowhere():
             assert "secret" not in html and "theirs" not in html, path
         for path in ("/jobs/secret/theirs", "/jobs/secret/none"):
             assert "or you may not see it" in await text_of(client, path, 404)
+        assert "the page has no such screen" in await text_of(client, "/none", 404)
         await text_of(client, "/jobs/secret/theirs/yaml", 404)
         await text_of(client, "/jobs/secret/theirs/curves.json", 404)
         assert "1 jobs: 1 Running" in plain(await text_of(client, "/"))
