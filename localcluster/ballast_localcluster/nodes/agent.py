@@ -37,7 +37,7 @@ class NodeAgent:
         self._pods: dict[str, Pod] = {}
         self._hosts: dict[str, Host] = {}
         self._elsewhere: dict[str, Manifest] = {}
-        self._adopted: dict[str, tuple[str, asyncio.Task[None]]] = {}
+        self._adopted: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -78,7 +78,7 @@ class NodeAgent:
                     group.create_task(self._follow_nodes(api, host_of))
                 group.create_task(self._follow(api))
         finally:
-            for _, serving in self._adopted.values():
+            for serving in self._adopted.values():
                 serving.cancel()
             for pod in self._pods.values():
                 pod.power_cut()
@@ -89,33 +89,20 @@ class NodeAgent:
 
     async def _follow(self, api: Api) -> None:
         # Bound pods of all nodes in one watch; the others' are dropped here.
-        async for change in api.follow("/api/v1/pods", {"fieldSelector": "spec.nodeName!="}):
-            if isinstance(change, list):
-                present = {item["metadata"]["uid"] for item in change}
-                for uid in [uid for uid in (*self._pods, *self._elsewhere) if uid not in present]:
-                    self._vanished(uid)
-                for item in change:
-                    self._seen(item)
-            elif change["type"] == "DELETED":
-                self._vanished(change["object"]["metadata"]["uid"])
+        async for there, item in api.follow("/api/v1/pods", {"fieldSelector": "spec.nodeName!="}):
+            if there:
+                self._seen(item)
             else:
-                self._seen(change["object"])
+                self._vanished(item["metadata"]["uid"])
 
     async def _follow_nodes(self, api: Api, host_of: Callable[[ProcessNode], tuple[Host, Heartbeat]]) -> None:
         """Serve Node objects that another program makes, from their appearance until they are gone."""
         selector = ",".join(f"{key}={value}" for key, value in self._configuration.adopts.items())
-        async for change in api.follow("/api/v1/nodes", {"labelSelector": selector}):
-            if isinstance(change, list):
-                present = {item["metadata"]["uid"] for item in change}
-                for name, (uid, _) in list(self._adopted.items()):
-                    if uid not in present:
-                        self._release(name)
-                for item in change:
-                    self._adopt(item, host_of)
-            elif change["type"] == "DELETED":
-                self._release(change["object"]["metadata"]["name"])
+        async for there, item in api.follow("/api/v1/nodes", {"labelSelector": selector}):
+            if there:
+                self._adopt(item, host_of)
             else:
-                self._adopt(change["object"], host_of)
+                self._release(item["metadata"]["name"])
 
     def _adopt(self, item: Manifest, host_of: Callable[[ProcessNode], tuple[Host, Heartbeat]]) -> None:
         name, uid = item["metadata"]["name"], item["metadata"]["uid"]
@@ -127,7 +114,7 @@ class NodeAgent:
             log.warning("%s; it is not served", error)
             return
         log.info("node %s has come", name)
-        self._adopted[name] = uid, asyncio.create_task(_serve(heartbeat, name, uid))
+        self._adopted[name] = asyncio.create_task(_serve(heartbeat, name, uid))
         for manifest in [pod for pod in self._elsewhere.values() if pod["spec"]["nodeName"] == name]:
             self._seen(manifest)
 
@@ -136,8 +123,7 @@ class NodeAgent:
         if name not in self._adopted:
             return
         log.info("node %s is gone", name)
-        _, serving = self._adopted.pop(name)
-        serving.cancel()
+        self._adopted.pop(name).cancel()
         del self._hosts[name]
         for pod in self._pods.values():
             if pod.manifest["spec"]["nodeName"] == name:

@@ -122,16 +122,20 @@ class Api:
         content_type = f"application/{strategy}-patch+json"
         return await self.call_until_reached("PATCH", path, body, content_type=content_type)
 
-    async def follow(self, path: str, query: Mapping[str, str]) -> AsyncIterator[list[Manifest] | Manifest]:
-        """The collection's whole content, then each change, without end.
+    async def follow(self, path: str, query: Mapping[str, str]) -> AsyncIterator[tuple[bool, Manifest]]:
+        """(whether it is there, an object): of all that there is, then of each change, without end.
 
-        Yields:
-            a list: everything there is now (at the start, and again after a gap);
-            an object: a watch event, ``{"type": "ADDED"|"MODIFIED"|"DELETED", "object": ...}``.
+        After a gap once more of all that there is; of one that has gone meanwhile the name and uid are told.
         """
+        names: dict[str, str] = {}
         while True:
             listed = await self.call_until_reached("GET", path, query=query)
-            yield listed["items"]
+            present = {item["metadata"]["uid"] for item in listed["items"]}
+            for uid in names.keys() - present:
+                yield False, {"metadata": {"uid": uid, "name": names.pop(uid)}}
+            for item in listed["items"]:
+                names[item["metadata"]["uid"]] = item["metadata"]["name"]
+                yield True, item
             version = listed["metadata"]["resourceVersion"]
             while version is not None:
                 try:
@@ -140,9 +144,14 @@ class Api:
                             if event["type"] == "ERROR":
                                 version = None  # too old: list again
                                 break
-                            version = event["object"]["metadata"]["resourceVersion"]
-                            if event["type"] != "BOOKMARK":
-                                yield event
+                            item = event["object"]
+                            version = item["metadata"]["resourceVersion"]
+                            if event["type"] == "DELETED":
+                                names.pop(item["metadata"]["uid"], None)
+                                yield False, item
+                            elif event["type"] != "BOOKMARK":
+                                names[item["metadata"]["uid"]] = item["metadata"]["name"]
+                                yield True, item
                 except ApiError as error:
                     log.info("watch of %s: %s", path, error)
                     version = None
