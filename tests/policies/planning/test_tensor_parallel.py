@@ -243,23 +243,14 @@ def test_no_rank_is_a_straggler(policy):
     assert decision.migrated == decision.pruned == (0, 0, 0, 0)
 
 
-def test_resize_brings_the_late_rank_to_the_mean():
-    """Equation 1: T = [8, 1, 1, 1] leaves out (8 - 2.75) / 8 of the columns, and no rank helps."""
-    decision = decided("resize")
-    assert decision.pruned == (84, 0, 0, 0)
-    assert decision.migrated == (0, 0, 0, 0)
-
-
-def test_migrate_brings_the_late_rank_to_the_fastest():
-    """All that is too much goes to helpers, nothing is lost."""
-    decision = decided("migrate")
-    assert decision.migrated == (112, 0, 0, 0)
-    assert decision.pruned == (0, 0, 0, 0)
-
-
-def test_none_does_nothing_about_anybody():
-    """Plain tensor parallelism."""
-    assert decided("none").pruned == decided("none").migrated == (0, 0, 0, 0)
+@pytest.mark.parametrize(
+    ("policy", "pruned", "migrated"), [("none", 0, 0), ("resize", 84, 0), ("migrate", 0, 112)]
+)
+def test_one_way_deals_with_all_of_the_excess(policy, pruned, migrated):
+    """Of T = [8, 1, 1, 1] (8 - 2.75) / 8 left out (equation 1: the mean), or 7 / 8 given to helpers."""
+    decision = decided(policy)
+    assert decision.pruned == (pruned, 0, 0, 0)
+    assert decision.migrated == (migrated, 0, 0, 0)
 
 
 def test_semi_weighs_the_costs():
