@@ -146,3 +146,24 @@ async def test_a_gang_on_three_types_has_the_degrees_of_its_mix():
     await simulation.running("wide")
     assert parts_of(simulation) == [f"2 x {kind} of pool {kind}" for kind in ("fast", "middle", "slow")]
     has_the_degrees_of(simulation, ("fast", 2), ("middle", 2), ("slow", 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("through", ["edit", "operator"])
+async def test_a_mix_that_runs_goes_on_when_its_plan_turns_the_order_of_its_types(through):
+    """As newer speeds or a newer operator do: the launch keeps its ranks, the next has the other order."""
+    simulation = two_pools(roundSeconds=30)
+    add_planned(simulation)
+    await simulation.running("wide")
+    before = simulation.status("wide").allocation
+    assert [part.gpu_type for part in before.by_pool] == ["fast", "slow"]
+    turned = [{**gpu, "speed": 5 - gpu["speed"]} for gpu in planner()["gpus"]]
+    simulation.change("wide", planner={**planner(), "gpus": turned})
+    if through == "operator":
+        simulation.start_operator()
+    await simulation.ticks(150)
+    status = simulation.status("wide")
+    assert (status.launches, status.allocation.parts, status.allocation.ending) == (1, before.parts, None)
+    assert simulation.state("wide") == "Running"
+    await simulation.relaunched("wide")
+    assert [part.gpu_type for part in simulation.status("wide").allocation.by_pool] == ["slow", "fast"]
