@@ -125,6 +125,7 @@ STATUS: dict[str, Any] = {
         "degrees": {
             **{"tensor": 2, "data": 1, "microbatches": 4, "recompute": True},
             **{"layers": [3, 5], "stepSeconds": 0.5, "memoryBytes": 1e9},
+            "measuredOn": ["v100"],
         },
         "podGroup": "a-1",
         "sharedGpu": {"partner": "team/b"},
@@ -172,6 +173,7 @@ STATUS: dict[str, Any] = {
             **{"reason": "fits", "asked": True},
         }
     ],
+    "measuredLayers": [{"gpuType": "v100", "tensor": 1, "ratios": [1.0, 2.5], "at": AT, "of": "a"}],
     "launches": 1,
     "restarts": {"PodLost": 1},
     "lastDecision": {"chosen": "2 x v100", "nextBest": "", "why": "", "planId": "p", "gpuType": "v100"},

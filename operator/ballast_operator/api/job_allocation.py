@@ -107,6 +107,8 @@ class LaunchDegrees(StatusModel):
     """Predicted of a step."""
     memory_bytes: Annotated[float, Field(ge=0)] = 0.0
     """Predicted of the fullest GPU."""
+    measured_on: Annotated[tuple[_Name, ...], listed(16)] = ()
+    """GPU types with measured layers, by which it was planned."""
 
     @property
     def gpus_per_stage(self) -> int:
@@ -115,10 +117,11 @@ class LaunchDegrees(StatusModel):
 
     def __str__(self) -> str:
         count, layers = len(self.layers), ", ".join(map(str, self.layers))
+        by = f" from layers measured on {', '.join(self.measured_on)}" if self.measured_on else ""
         return (
             f"tensor {self.tensor} x data {self.data} x {count} stage{'s' * (count > 1)} of {layers} layers, "
             f"{self.microbatches} microbatches{', recomputed' if self.recompute else ''}: "
-            f"{self.step_seconds:.3g} s a step predicted"
+            f"{self.step_seconds:.3g} s a step predicted{by}"
         )
 
 

@@ -118,6 +118,25 @@ class Repacking(StatusModel):
     """Whether it was asked for, for other jobs or since nodes go; false: the trainer proposed it."""
 
 
+MOST_RATIO = 1000.0
+"""Of a layer's measured seconds over those stated; more is no measurement."""
+
+
+class MeasuredOnType(StatusModel):
+    """What the layers of a job with ``planner`` took on a GPU type: its next launches are planned by it."""
+
+    gpu_type: _Name
+    """The GPU type."""
+    tensor: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Tensor degree."""
+    ratios: Annotated[tuple[Annotated[float, Field(ge=0, le=MOST_RATIO)], ...], listed(1024)]
+    """Of each layer, measured seconds over those stated."""
+    at: Time
+    """When they were measured."""
+    of: _Name
+    """Digest of the planner and model that they count for."""
+
+
 class Decision(StatusModel):
     """The allocator's last decision about the job."""
 
@@ -192,6 +211,8 @@ class TrainingJobStatus(StatusModel):
     """The last moves of layers between ranks, oldest first."""
     repacks: Annotated[tuple[Repacking, ...], listed(64)] = ()
     """The last hand-backs of GPUs, oldest first."""
+    measured_layers: Annotated[tuple[MeasuredOnType, ...], listed(8)] = ()
+    """By which the next launch with ``planner`` is planned, the newest last."""
     launches: Annotated[int, Field(ge=0, le=MOST_EPOCH)] = 0
     """How often a gang was launched."""
     restarts: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)

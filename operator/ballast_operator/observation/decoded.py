@@ -2,24 +2,31 @@
 
 They are functions of the stored object and of nothing else, so a follower makes them ahead of its takeover.
 Jobs whose specs are the same text share one value: the runs of an experiment differ by their names alone.
-Specs with ``planner`` take longer, up to seconds: they are read in another process, and their jobs wait, or
-go on as they are.
+Specs with ``planner`` take longer, up to seconds: they are read in another process, once they are new, edited
+or their layers were measured. Their jobs wait, or go on as they are, with what needs no plan as edited.
 """
 
 import asyncio
 import contextlib
 import hashlib
-import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from ballast_operator.api import meta
 from ballast_operator.api.read import read_job_status
-from ballast_operator.api.training_job_status import TrainingJobStatus
+from ballast_operator.api.training_job_status import MeasuredOnType, TrainingJobStatus
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import JOB, Key, Kind, Object, key_of
-from ballast_operator.views.spec import BEING_PLANNED, JobSpec, read_spec, spec_until_planned
+from ballast_operator.views.spec import (
+    BEING_PLANNED,
+    JobSpec,
+    read_spec,
+    spec_as_edited,
+    spec_text,
+    spec_until_planned,
+)
 
 SLICE_SECONDS = 0.02
 """How long the event loop decodes ahead before others have their turn."""
@@ -28,7 +35,15 @@ MOST_TRIES = 3
 """Of a plan, where the process that makes it ends, or takes too long, as it may on a busy machine."""
 
 ReadPlanned = Callable[[str, str], Awaitable[tuple[JobSpec | None, str]]]
-"""(name, spec as JSON) -> as ``read_spec``."""
+"""(name, ``spec_text``) -> as ``read_spec``."""
+
+
+class _Version(NamedTuple):
+    """What a spec was read from: ``measured`` of a job with ``planner``."""
+
+    uid: str
+    generation: int
+    measured: tuple[MeasuredOnType, ...]
 
 
 class DecodedJobs:
@@ -43,10 +58,11 @@ class DecodedJobs:
         self.listeners: list[Callable[[Key], None]] = []
         self._read_planned = read_planned
         self._to_plan: dict[Key, int] = {}
+        self._measured: set[Key] = set()
         self._turns: dict[str, int] = {}
         self._asked = asyncio.Event()
         self._caches = caches
-        self._specs: dict[Key, tuple[tuple[str, int], tuple[JobSpec | None, str]]] = {}
+        self._specs: dict[Key, tuple[_Version, tuple[JobSpec | None, str]]] = {}
         self._statuses: dict[Key, tuple[tuple[str, str | None], TrainingJobStatus]] = {}
         self._shared: WeakValueDictionary[bytes, JobSpec] = WeakValueDictionary()
         self._waiting: dict[Key, None] = {}
@@ -55,13 +71,18 @@ class DecodedJobs:
 
     def spec(self, key: Key, item: Object) -> tuple[JobSpec | None, str]:
         """(spec, why it cannot be used) of the job ``item``."""
-        version = (item["metadata"]["uid"], item["metadata"].get("generation", 0))
-        known = self._specs.get(key)
+        version, known = self._version(key, item), self._specs.get(key)
         if known is None or known[0] != version:
-            before = known[1][0] if known is not None and known[0][0] == version[0] else None
-            known = (version, self._read_spec(key, item, before))
+            before = known[1][0] if known is not None and known[0].uid == version.uid else None
+            known = version, self._read_spec(key, item, before)
             self._specs[key] = known
         return known[1]
+
+    def _version(self, key: Key, item: Object) -> _Version:
+        metadata, measured = item["metadata"], tuple[MeasuredOnType, ...]()
+        if _has_planner(item):
+            measured = self.status(key, item).measured_layers
+        return _Version(metadata["uid"], metadata.get("generation", 0), measured)
 
     def status(self, key: Key, item: Object) -> TrainingJobStatus:
         """The status of the job ``item``.
@@ -77,20 +98,28 @@ class DecodedJobs:
         return known[1]
 
     def _read_spec(self, key: Key, item: Object, before: JobSpec | None) -> tuple[JobSpec | None, str]:
-        name, text = item["metadata"]["name"], json.dumps(item.get("spec"))
+        name, text = item["metadata"]["name"], spec_text(item)
         self._to_plan.pop(key, None)
+        self._measured.discard(key)
         if not meta.is_job_name(name) or name == meta.LEADER_LEASE:
             return read_spec(item)  # refused for its name
-        known = self._shared.get(_digest(text))
-        if known is not None:
-            return known, ""
-        asked = item.get("spec")
-        if self._read_planned is not None and isinstance(asked, Mapping) and asked.get("planner"):
-            spec = before or spec_until_planned(item, self.status(key, item).allocation)
-            self._to_plan[key] = 0
-            self._asked.set()
-            return spec, "" if spec is not None else BEING_PLANNED
-        return self._share(text, read_spec(item))
+        shared = self._shared.get(_digest(text))
+        if shared is not None:
+            return shared, ""
+        if self._read_planned is None or not _has_planner(item):
+            return self._share(text, read_spec(item))
+        status, spec = self.status(key, item), before
+        if before is None:
+            spec = spec_until_planned(item, status.allocation)
+        else:
+            spec, whole = spec_as_edited(item, before)
+            if whole and before.is_planned_by(status.measured_layers):
+                return self._share(text, (spec, ""))
+            if whole:
+                self._measured.add(key)
+        self._to_plan[key] = 0
+        self._asked.set()
+        return spec, "" if spec is not None else BEING_PLANNED
 
     def _share(self, text: str, found: tuple[JobSpec | None, str]) -> tuple[JobSpec | None, str]:
         if found[0] is not None:
@@ -100,8 +129,9 @@ class DecodedJobs:
     async def plan(self) -> None:
         """Have what is to be planned read, jobs that hold GPUs or were edited first, until cancelled.
 
-        Those that have ended come last. Namespaces take turns: one with thousands of jobs, or with some whose
-        plans take long, delays a job of another by one plan.
+        Then those that wait, those that have ended, and those of which only the layers were measured.
+        Namespaces take turns: one with thousands of jobs, or with some whose plans take long, delays a job of
+        another by one plan.
 
         Raises:
             OSError: the process does not start; nothing is forgotten, and a call later goes on.
@@ -121,7 +151,7 @@ class DecodedJobs:
         tries, version, item = self._to_plan.pop(key) + 1, self._specs[key][0], self._caches[JOB].get(key)
         if item is None:
             return
-        text = json.dumps(item.get("spec"))
+        text = spec_text(item)
         same = self._shared.get(_digest(text))  # of a job that was planned while this one waited
         found: tuple[JobSpec | None, str] = same, ""
         try:
@@ -153,17 +183,17 @@ class DecodedJobs:
                 for hear in self.listeners:
                     hear(key)
 
-    def _turn(self, key: Key) -> tuple[bool, bool, int]:
+    def _turn(self, key: Key) -> tuple[bool, bool, bool, int]:
         item = self._caches[JOB].get(key) or {}
         ended = bool((item.get("status") or {}).get("finishedAt"))
         used = self._specs[key][1][0] is not None
-        return not used, ended, self._turns.get(key[0], 0)
+        return key in self._measured, not used, ended, self._turns.get(key[0], 0)
 
-    def _ask_again(self, key: Key, version: tuple[str, int], tries: int) -> None:
+    def _ask_again(self, key: Key, version: _Version, tries: int) -> None:
         if self._still(key, version):
             self._to_plan[key] = tries
 
-    def _still(self, key: Key, version: tuple[str, int]) -> bool:
+    def _still(self, key: Key, version: _Version) -> bool:
         return key in self._specs and self._specs[key][0] == version
 
     async def run(self) -> None:
@@ -195,6 +225,12 @@ class DecodedJobs:
             key = key_of(old)
             for kept in (self._specs, self._statuses, self._waiting, self._to_plan):
                 kept.pop(key, None)
+            self._measured.discard(key)
+
+
+def _has_planner(item: Object) -> bool:
+    asked = item.get("spec")
+    return isinstance(asked, Mapping) and bool(asked.get("planner"))
 
 
 def _cannot_be_planned(error: Exception) -> str:

@@ -4,10 +4,23 @@ import datetime
 import math
 from typing import TypeVar
 
-from ballast_policies.contract import Directive, ExitReason, Report, lease_name, plan_config_map_name
+from ballast_policies.contract import (
+    ContractError,
+    Directive,
+    ExitReason,
+    Report,
+    lease_name,
+    plan_config_map_name,
+)
+from ballast_policies.contract.job.job import JobConfig
 
 from ballast_operator.api.conditions import JobCondition, JobReason
-from ballast_operator.api.training_job_status import Progress, Rebalancing, TrainingJobStatus
+from ballast_operator.api.training_job_status import (
+    MeasuredOnType,
+    Progress,
+    Rebalancing,
+    TrainingJobStatus,
+)
 from ballast_operator.desired import access_objects, lease_object
 from ballast_operator.kube.kinds import LEASE
 from ballast_operator.steps.accounting import (
@@ -103,6 +116,7 @@ def track_progress(context: ReconcileContext) -> TrainingJobStatus:
     if report is None or plan is None or report.epoch > plan.epoch or not view.has_spoken:
         return status
     status = _rebalanced(context, status, report)
+    status = with_measured_layers(context, status, report)
     status = accrue_lost_steps(status, report)
     speed = context.assignment.isolated_speed if context.assignment is not None else 0.0
     status = status.replace(
@@ -195,6 +209,62 @@ def _rebalanced(context: ReconcileContext, status: TrainingJobStatus, report: Re
     if report.imbalance_before is not None and report.imbalance_after is not None:
         message += f": imbalance {report.imbalance_before:.3f} -> {report.imbalance_after:.3f}"
     return with_condition(context, status, JobCondition.REBALANCED, True, JobReason.LAYERS_MOVED, message)
+
+
+MEASURED_STEPS = 10
+"""Of a launch, until what it has measured of its layers counts."""
+
+MEASURED_AGAIN = datetime.timedelta(minutes=10)
+"""Between two measurements of a job that count: whatever it reports, it is planned no more often."""
+
+MEASURED_KEPT = 8
+"""GPU types and tensor degrees of a job, the newest."""
+
+
+def with_measured_layers(
+    context: ReconcileContext, status: TrainingJobStatus, report: Report
+) -> TrainingJobStatus:
+    """The status of a job with ``planner``, with what it has measured of its layers where that is news."""
+    spec, allocation, question = context.spec, context.allocation, context.spec.question
+    degrees, known = allocation.degrees, spec.measured_alike(status.measured_layers)
+    if question is None or degrees is None or allocation.parts or report.epoch != context.plan.epoch:
+        return status  # of several pools each layer's seconds are those of the GPU that had it
+    if report.step - (report.resumed_from_step or 0) < MEASURED_STEPS:
+        return status
+    if known and abs(context.now - known[-1].at) < MEASURED_AGAIN:
+        return status
+    gpu_type, tensor = allocation.gpu_type, degrees.tensor
+    updates = report.layer_optimizer_seconds or (0.0,) * len(report.layer_seconds)
+    if len(updates) != len(report.layer_seconds):
+        return status
+    seconds = [max(0.0, both - update) for both, update in zip(report.layer_seconds, updates, strict=True)]
+    ratios = question.news(gpu_type, degrees, seconds)
+    if not ratios or not _launched_alike(context):
+        return status
+    found = MeasuredOnType(
+        gpu_type=gpu_type,
+        tensor=tensor,
+        ratios=ratios,
+        at=context.now.replace(microsecond=0),
+        of=spec.measured_as,
+    )
+    others = [one for one in known if (one.gpu_type, one.tensor) != (gpu_type, tensor)]
+    return status.replace(measured_layers=(*others, found)[-MEASURED_KEPT:])
+
+
+def _launched_alike(context: ReconcileContext) -> bool:
+    """Whether its layers take as long as those of the spec: it may have been edited for the next launch."""
+    try:
+        launched = JobConfig.from_json(context.view.plan_config)
+    except ContractError:  # someone has changed the ConfigMap
+        return False
+    config = context.spec.config
+    return (
+        launched.model == config.model
+        and launched.dynamics == config.dynamics
+        and launched.training.precision == config.training.precision
+        and launched.pipeline.global_batch_size == config.pipeline.global_batch_size
+    )
 
 
 def next_look(context: ReconcileContext) -> float:

@@ -213,8 +213,8 @@ class JobView:
         has, planned = allocation.degrees, self.spec.degrees_on(allocation.by_pool)
         if has is None or planned is None:
             return has is planned and not self.spec.plans
-        predicted = {"step_seconds": planned.step_seconds, "memory_bytes": planned.memory_bytes}
-        return has.replace(**predicted) == planned
+        names = ("step_seconds", "memory_bytes", "measured_on")
+        return has.replace(**{name: getattr(planned, name) for name in names}) == planned
 
     @property
     def name(self) -> str:

@@ -14,6 +14,7 @@ from ballast_policies.rounds.gangs import TypesByRank
 
 from ballast_operator.api.job_allocation import LaunchDegrees
 from ballast_operator.api.training_job import PlannerConfig
+from ballast_operator.api.training_job_status import MOST_RATIO, MeasuredOnType
 
 MOST_SIZES = 32
 """Sizes of a gang that are weighed against each other; of more than these, some in between are left out."""
@@ -29,6 +30,11 @@ MOST_PLANNED = 500_000
 
 MOST_CUT = 200_000_000
 """Of such a job, what is cut, as :meth:`PlannedGang.listed` counts it: up to four more seconds."""
+
+MEASURED_CHANGE = 0.15
+"""Part by which a layer's seconds differ from those that a plan is made from, of its own or the mean layer's,
+whichever are more, where a plan is asked for anew: two runs of one step were up to 14 % apart
+(lab/docs/sailor.md)."""
 
 
 def thinned(sizes: Sequence[int], most: int = MOST_SIZES) -> list[int]:
@@ -62,6 +68,7 @@ class DegreesQuestion:
         fewest, most: GPUs that it may have, in pods of ``per_pod``.
         mixes: also of several types at once.
         zero_stage: what replicas share.
+        measured: of the layers, against what ``planner`` states, the newest last.
     """
 
     planner: PlannerConfig
@@ -71,11 +78,41 @@ class DegreesQuestion:
     per_pod: int
     mixes: bool
     zero_stage: int = 0
+    measured: tuple[MeasuredOnType, ...] = ()
 
     @functools.cached_property
     def layers(self) -> int:
         """Of the model, as its first profile has them."""
         return sum(layer.repeat for layer in self.planner.profiles[0].layers)
+
+    @functools.cached_property
+    def stated(self) -> Mapping[int, TensorProfile]:
+        """Tensor degree -> the layers as the planner states them."""
+        return {
+            each.tensor: TensorProfile(
+                tensor=each.tensor, microbatch_size=each.microbatch_size, layers=each.layers
+            )
+            for each in self.planner.profiles
+        }
+
+    @functools.cached_property
+    def slower_types(self) -> Mapping[str, float]:
+        """GPU type that was measured -> seconds of a step there over those of :meth:`ratios`."""
+        last = {one.gpu_type: one for one in self.measured}
+        found = {}
+        for gpu_type, one in last.items():
+            stated = self.stated[one.tensor].seconds(1, recompute=False)
+            here, by_tensor = stated @ one.ratios, stated @ self.ratios(one.tensor)
+            found[gpu_type] = float(here / by_tensor) if here > 0 and by_tensor > 0 else 1.0
+        return found
+
+    def ratios(self, tensor: int) -> tuple[float, ...]:
+        """Of each layer at a tensor degree, seconds over those stated: as measured last, at best with that.
+
+        They are of the layers, and count for GPU types that were not measured as well.
+        """
+        known = [one for one in self.measured if one.tensor == tensor] or self.measured
+        return known[-1].ratios if known else (1.0,) * self.layers
 
     @functools.cached_property
     def _most_shapes(self) -> int:
@@ -140,6 +177,45 @@ class DegreesQuestion:
         together = functools.reduce(np.add.outer, [np.array(sizes)] * types)
         return int(((together >= self.fewest) & (together <= self.most)).sum())
 
+    def news(self, gpu_type: str, degrees: LaunchDegrees, seconds: Sequence[float]) -> tuple[float, ...]:
+        """Of each layer, measured seconds over those stated; empty: they are no news, or no measurement.
+
+        Args:
+            gpu_type: where they were measured.
+            degrees: of the launch.
+            seconds: of each layer, forward and backward, of a rank's step.
+        """
+        speed = next((gpu.speed for gpu in self.planner.gpus if gpu.gpu_type == gpu_type), None)
+        profile = self.stated.get(degrees.tensor)
+        if speed is None or profile is None or len(seconds) != self.layers or not any(seconds):
+            return ()
+        microbatch_size = self.batch_size / degrees.microbatches
+        stated = profile.seconds(microbatch_size, recompute=degrees.recompute) / speed
+        took = np.divide(seconds, max(1, degrees.microbatches // degrees.data))
+        ratios = np.divide(took, stated, out=np.ones_like(took), where=stated > 0)
+        used = stated * self.ratios(degrees.tensor) * self.slower_types.get(gpu_type, 1.0)
+        news = abs(took - used) > MEASURED_CHANGE * np.maximum(used, used.mean())
+        if not news[stated > 0].any() or ratios.max() > MOST_RATIO:
+            return ()
+        return tuple(float(f"{ratio:.3g}") for ratio in ratios)
+
+    @functools.cached_property
+    def profiles(self) -> tuple[TensorProfile, ...]:
+        """The layers as stated, or slowed to what was measured.
+
+        Raises:
+            ContractError: a layer takes too long.
+        """
+        stated = self.stated.values()
+        return tuple(each.slowed(self.ratios(each.tensor)) if self.measured else each for each in stated)
+
+    @functools.cached_property
+    def speeds(self) -> Mapping[str, float]:
+        """GPU type -> its speed, relative to what the profiles are of."""
+        return {
+            gpu.gpu_type: gpu.speed / self.slower_types.get(gpu.gpu_type, 1.0) for gpu in self.planner.gpus
+        }
+
 
 @functools.lru_cache(maxsize=256)
 def planned_degrees(question: DegreesQuestion) -> Mapping[TypesByRank, tuple[PlannedLaunch, ...]]:
@@ -156,11 +232,8 @@ def planned_degrees(question: DegreesQuestion) -> Mapping[TypesByRank, tuple[Pla
     planner, sizes = question.planner, question.sizes
     try:
         gang = PlannedGang(
-            profiles=tuple(
-                TensorProfile(tensor=each.tensor, microbatch_size=each.microbatch_size, layers=each.layers)
-                for each in planner.profiles
-            ),
-            speeds={gpu.gpu_type: gpu.speed for gpu in planner.gpus},
+            profiles=question.profiles,
+            speeds=question.speeds,
             batch_size=question.batch_size,
             sizes=sizes,
             part_sizes=question.parts,
@@ -184,15 +257,16 @@ def planned_degrees(question: DegreesQuestion) -> Mapping[TypesByRank, tuple[Pla
         reason = f"{what}, {sizes[0]} to {sizes[-1]} of a type. To fix: other minStages and maxStages"
         raise ContractError(Problem("planner", reason))
     in_parts = [one for one in listed if question.mixes and len(one.gpus) == 1]
+    measured_on = tuple(dict.fromkeys(one.gpu_type for one in question.measured))
     found = {}
     for one in listed:
         more = gang.plans_in_parts(one, MOST_CUT / 4 / len(in_parts)) if one in in_parts else ()
         gpus = tuple(one.gpus.items())
-        found[gpus] = tuple(_launch(gpus, plan) for plan in (gang.plan_of(one), *more))
+        found[gpus] = tuple(_launch(gpus, plan, measured_on) for plan in (gang.plan_of(one), *more))
     return found
 
 
-def _launch(gpus: TypesByRank, found: ShapePlan) -> PlannedLaunch:
+def _launch(gpus: TypesByRank, found: ShapePlan, measured_on: tuple[str, ...]) -> PlannedLaunch:
     degrees, taken = found.degrees, found.memory_bytes
     stages = (count // (degrees.tensor * degrees.data) for _, count in gpus)
     ends = itertools.accumulate(stages, initial=0)
@@ -205,6 +279,7 @@ def _launch(gpus: TypesByRank, found: ShapePlan) -> PlannedLaunch:
             layers=tuple(np.diff(found.cut.bounds).tolist()),
             step_seconds=found.seconds,
             memory_bytes=max(taken),
+            measured_on=measured_on,
         ),
         memory=tuple(max(taken[first:end]) for first, end in itertools.pairwise(ends)),
     )

@@ -26,8 +26,9 @@ from ballast_policies.rounds.values import PoolPart
 from ballast_operator.api.base import memory_bytes
 from ballast_operator.api.costs import DataLocation
 from ballast_operator.api.job_allocation import JobAllocation, LaunchDegrees
-from ballast_operator.api.read import InvalidObject, read_training_job
+from ballast_operator.api.read import InvalidObject, read_job_status, read_training_job
 from ballast_operator.api.training_job import MixedPools, PlannerConfig, TrainingJobSpec
+from ballast_operator.api.training_job_status import MeasuredOnType
 from ballast_operator.kube.kinds import Object
 from ballast_operator.trainer_template import filled_in, trainer_template
 from ballast_operator.views.node_constraints import NodeRequirements, read_requirements
@@ -55,6 +56,7 @@ class JobSpec:
         mixes: GPUs of several types -> how a launch there does, in several pools.
         in_parts: GPUs of a type -> how a launch on those of several pools may, the fastest first.
         gpu_speeds: GPU type -> its speed as the planner has it; empty: it does not plan.
+        question: what the plans answer; None: there are none, or one that runs.
     """
 
     asked: TrainingJobSpec
@@ -66,6 +68,7 @@ class JobSpec:
     mixes: Mapping[TypesByRank, PlannedLaunch] = dataclasses.field(default_factory=dict)
     in_parts: Mapping[TypesByRank, tuple[PlannedLaunch, ...]] = dataclasses.field(default_factory=dict)
     gpu_speeds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    question: DegreesQuestion | None = None
 
     @property
     def grow(self) -> bool:
@@ -82,6 +85,32 @@ class JobSpec:
         """Bytes that each GPU must have; None: as measured."""
         stated = self.asked.memory_per_gpu
         return None if stated is None else memory_bytes(stated)
+
+    @functools.cached_property
+    def measured_as(self) -> str:
+        """Equal for specs whose layers take as long, and with which the planner states the same of them."""
+        config = self.config
+        parts = (self.asked.planner, config.model, *config.dynamics)
+        stated = [None if part is None else part.to_dict() for part in parts]
+        return _digest([*stated, config.training.precision])[:16]
+
+    def is_planned_by(self, measured: Sequence[MeasuredOnType]) -> bool:
+        """Whether its plans are from what was measured of its layers."""
+        return self.question is not None and self.question.measured == self.measured_alike(measured)
+
+    def measured_alike(self, measured: Sequence[MeasuredOnType]) -> tuple[MeasuredOnType, ...]:
+        """What of it counts: it was measured with this planner, and has each layer's."""
+        planner = self.asked.planner
+        if planner is None:
+            return ()
+        types, degrees = {gpu.gpu_type for gpu in planner.gpus}, {one.tensor for one in planner.profiles}
+        layers = sum(layer.repeat for layer in planner.profiles[0].layers)
+        return tuple(
+            one
+            for one in measured
+            if one.of == self.measured_as and one.gpu_type in types and one.tensor in degrees
+            if len(one.ratios) == layers
+        )
 
     @functools.cached_property
     def data(self) -> JobData | None:
@@ -382,21 +411,56 @@ def _digest(parts: list[Any]) -> str:
 
 
 def read_spec(item: Object) -> tuple[JobSpec | None, str]:
-    """(spec, why it cannot be used): exactly one of them says something."""
+    """(spec, why it cannot be used): exactly one of them says something.
+
+    Of its status what its launches have measured is read, where it can be.
+    """
     try:
         job = read_training_job({**item, "status": {}})
     except InvalidObject as error:
         return None, str(error)
     try:
-        return _spec(job.spec), ""
+        measured = read_job_status(item).measured_layers if job.spec.planner is not None else ()
+    except ValueError:
+        measured = ()
+    try:
+        return _spec(job.spec, measured), ""
     except ContractError as error:
         return None, "; ".join(str(problem.below("spec")) for problem in error.problems)
 
 
+def spec_text(item: Object) -> str:
+    """What :func:`read_spec` reads of the job besides its name, as JSON."""
+    asked, status = item.get("spec"), item.get("status")
+    read = {"spec": asked}
+    measured = status.get("measuredLayers") if isinstance(status, Mapping) else None
+    if measured and isinstance(asked, Mapping) and asked.get("planner"):
+        read["status"] = {"measuredLayers": measured}
+    return json.dumps(read)
+
+
 def read_spec_text(question: tuple[str, str]) -> tuple[JobSpec | None, str]:
-    """As :func:`read_spec`, of a job's name and its spec as JSON."""
+    """As :func:`read_spec`, of a job's name and its :func:`spec_text`."""
     name, text = question
-    return read_spec({"metadata": {"name": name, "namespace": "", "uid": ""}, "spec": json.loads(text)})
+    return read_spec({"metadata": {"name": name, "namespace": "", "uid": ""}, **json.loads(text)})
+
+
+PLANNED_BY = frozenset({*JobConfig.model_fields, "planner", "throughput", "mixed_pools", "gpu_types"})
+"""Fields of a spec on which its plans may depend."""
+
+
+def spec_as_edited(item: Object, before: JobSpec) -> tuple[JobSpec, bool]:
+    """(spec, whether nothing else was edited) of a job with ``planner``, until it is planned.
+
+    It has the edited fields on which no plan depends, and the others as ``before``.
+    """
+    try:
+        asked = read_training_job({**item, "status": {}}).spec
+        kept = asked.replace(**{name: value for name, value in before.asked if name in PLANNED_BY})
+    except (InvalidObject, ContractError):
+        return before, False  # why is told once it is read as a whole
+    template = filled_in(kept.template.as_object(), trainer_template())
+    return dataclasses.replace(before, asked=kept, template=template), kept == asked
 
 
 def spec_until_planned(item: Object, allocation: JobAllocation | None) -> JobSpec | None:
@@ -438,7 +502,7 @@ def spec_of_launch(plan_config: str, team: str) -> JobSpec:
     return JobSpec(asked=asked, config=config, template={})
 
 
-def _spec(asked: TrainingJobSpec) -> JobSpec:
+def _spec(asked: TrainingJobSpec, measured: tuple[MeasuredOnType, ...] = ()) -> JobSpec:
     pipeline, parallelism = asked.pipeline, asked.parallelism
     throughput: dict[str, dict[int, float]] = {}
     for known in asked.throughput:
@@ -451,13 +515,14 @@ def _spec(asked: TrainingJobSpec) -> JobSpec:
         gpu_types=asked.planned_types or asked.gpu_types,
         throughput=throughput,
     )
-    return found if asked.planner is None else _planned(found, asked.planner)
+    return found if asked.planner is None else _planned(found, asked.planner, measured)
 
 
-def _planned(spec: JobSpec, planner: PlannerConfig) -> JobSpec:
+def _planned(spec: JobSpec, planner: PlannerConfig, measured: tuple[MeasuredOnType, ...]) -> JobSpec:
     """The spec with a plan for the GPUs that the job may have, if there is one.
 
-    Speeds are as predicted where ``throughput`` does not state them: reports replace both.
+    Speeds are as predicted where ``throughput`` does not state them: reports replace both. Where nothing can
+    be planned from what was ``measured``, it is planned from what is stated.
 
     Raises:
         ContractError: nothing can be planned, or the trainer does not run what is planned.
@@ -475,13 +540,21 @@ def _planned(spec: JobSpec, planner: PlannerConfig) -> JobSpec:
         per_pod=spec.gpus_per_pod,
         mixes=spec.mixes_pools,
         zero_stage=pods.zero_stage,
+        measured=spec.measured_alike(measured),
     )
     if spec.layers not in (None, question.layers):
         reason = f"it has {question.layers} layers, model.layers is {spec.layers}"
         fix = "To fix: a profile of this model"
         raise ContractError(Problem("planner.profiles[0].layers", f"{reason}. {fix}"))
-    speeds = {gpu.gpu_type: gpu.speed for gpu in planner.gpus}
-    return _with_plans(spec, planned_degrees(question), question.sizes, speeds)
+    try:
+        found = planned_degrees(question)
+    except ContractError:
+        if not question.measured:
+            raise
+        question = dataclasses.replace(question, measured=())
+        found = planned_degrees(question)
+    planned = _with_plans(spec, found, question.sizes, question.speeds)
+    return dataclasses.replace(planned, question=question)
 
 
 def _with_plans(

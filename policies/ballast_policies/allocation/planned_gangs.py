@@ -64,6 +64,32 @@ _Count = Annotated[int, Field(ge=1, le=100_000)]
 class TensorProfile(ProfileFile):
     """Layers on one of ``tensor`` GPUs of speed 1 that share each of them, their all-reduces included."""
 
+    def seconds(self, microbatch_size: float, *, recompute: bool) -> np.ndarray:
+        """(L,) forward and backward of each layer for a microbatch of another size."""
+        scale = np.array([microbatch_size / self.microbatch_size])
+        scaled = _scaled(self.profile(1), scale, recompute=recompute)
+        found: np.ndarray = (scaled["forward_seconds"] + scaled["backward_seconds"])[0]
+        return found
+
+    def slowed(self, ratios: Sequence[float]) -> "TensorProfile":
+        """The profile with each layer's seconds times its ratio, ``ratios`` of shape (L,).
+
+        Raises:
+            ContractError: a layer takes too long.
+        """
+        layers = []
+        for layer, ratio in zip(self.each_layer(1), ratios, strict=True):
+            forward, backward = layer.forward_seconds * ratio, layer.backward_seconds * ratio
+            layers.append(
+                layer.replace(
+                    repeat=1,
+                    forward_seconds=forward,
+                    backward_seconds=backward,
+                    overhead_seconds=min(layer.overhead_seconds * ratio, forward + backward),
+                )
+            )
+        return self.replace(layers=tuple(layers))
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ShapePlan:

@@ -5,12 +5,14 @@ import functools
 
 import pytest
 from ballast_operator.allocator.solver import Solver
+from ballast_operator.api.training_job import PlannerConfig
 from ballast_operator.kube.kinds import JOB
 from ballast_operator.metrics import Metrics
 from ballast_operator.observation.decoded import MOST_TRIES, DecodedJobs
 from ballast_operator.settings import SolverSettings
 from ballast_operator.tasks import keep_running
 from ballast_operator.views.spec import BEING_PLANNED, read_spec, read_spec_text
+from ballast_policies.contract.decode import decode
 
 from tests.operator.loops.simulated import simulation as simulated
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
@@ -24,6 +26,8 @@ PLANNED = {
     "repack": {"enabled": False},
     "planner": {"profiles": [{"layers": [LAYER]}], "gpus": [{"gpuType": "fast"}]},
 }
+
+EDITED = {**PLANNED["planner"], "bandwidth": 1e6}
 
 
 class Elsewhere:
@@ -92,21 +96,44 @@ async def test_a_running_job_goes_on_while_an_edit_or_a_new_operator_plans(plann
     simulation = planned_by(elsewhere)
     simulation.add_job("one", **PLANNED)
     await simulation.running("one")
-    before = simulation.status("one").allocation
-    for change in (lambda: simulation.change("one", suspend=True), simulation.start_operator):
+    before, edited = simulation.status("one").allocation, decode(PlannerConfig, EDITED)
+    for change in (lambda: simulation.change("one", planner=EDITED), simulation.start_operator):
         elsewhere.let.clear()
         change()
         await simulation.ticks(20)
         status = simulation.status("one")
         assert (status.launches, status.allocation.degrees) == (1, before.degrees)
         assert status.allocation.ending is None and simulation.state("one") == "Running"
-        if change is not simulation.start_operator:
-            simulation.change("one", suspend=False)
         elsewhere.let.set()
-        await simulation.ticks(5)
+        await simulation.until(lambda: spec_of(simulation).asked.planner == edited)
+    await simulation.ticks(20)
     assert simulation.status("one").launches == 1
+
+
+def spec_of(simulation: Simulation):
+    """That of the job ``one`` as the operator has it."""
+    return simulation.observer.job((NAMESPACE, "one")).spec
+
+
+async def test_an_edit_on_which_no_plan_depends_counts_at_once(planned_by):
+    """No plan is asked for, nor is one that is being made waited for: its edit counts once it is there."""
+    elsewhere = Elsewhere(at_once=True)
+    simulation = planned_by(elsewhere)
+    simulation.add_job("one", **PLANNED)
+    await simulation.running("one")
+    elsewhere.let.clear()
+    simulation.change("one", weight=7.0)
+    await simulation.ticks(5)
+    assert (spec_of(simulation).asked.weight, elsewhere.asked) == (7.0, ["one"])
+    simulation.change("one", planner=EDITED)
+    await simulation.ticks(5)
     simulation.change("one", suspend=True)
     await simulation.until(lambda: simulation.state("one") == "Suspended")
+    elsewhere.let.set()
+    simulation.change("one", suspend=False)
+    await simulation.running("one")
+    await simulation.until(lambda: spec_of(simulation).asked.planner.bandwidth == 1e6)
+    assert (spec_of(simulation).asked.weight, spec_of(simulation).asked.suspend) == (7.0, False)
 
 
 async def test_a_new_operator_keeps_a_gang_whose_edit_does_not_fit_its_degrees_while_it_plans(planned_by):
@@ -233,6 +260,25 @@ async def test_jobs_that_have_ended_are_planned_after_those_that_wait(planned_by
     await simulation.until(lambda: len(elsewhere.asked) == 3)
     assert elsewhere.asked[1] == "three"
     assert [simulation.state(name) for name in ("one", "two")] == ["Succeeded"] * 2
+
+
+async def test_jobs_whose_layers_were_measured_are_planned_after_those_that_wait(planned_by):
+    """Each goes on with the plan that it has; the first may be under way when the other comes."""
+    elsewhere = Elsewhere(at_once=True)
+    simulation = planned_by(elsewhere)
+    for name, steps in (("one", 10**6), ("two", 10**6 + 1)):
+        simulation.add_job(name, **{**PLANNED, "totalSteps": steps}, trainer={"layers": (0.01,) * 8})
+    await simulation.running("one", "two")
+    elsewhere.let.clear()
+    elsewhere.asked.clear()
+    await simulation.until(lambda: all(simulation.status(name).measured_layers for name in ("one", "two")))
+    simulation.add_job("three", **PLANNED)
+    await simulation.ticks(3)
+    elsewhere.let.set()
+    await simulation.until(lambda: len(elsewhere.asked) == 3)
+    assert "three" in elsewhere.asked[:2]
+    await simulation.until(lambda: spec_of(simulation).plans["fast"][4].measured_on == ("fast",))
+    assert [simulation.status(name).launches for name in ("one", "two")] == [1, 1]
 
 
 async def test_namespaces_take_turns(planned_by):

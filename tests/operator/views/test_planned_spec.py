@@ -14,6 +14,8 @@ from ballast_policies.contract.decode import decode
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.gpus.catalogue import gpu_named
 from ballast_policies.rounds.values import PoolPart
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.examples import first_daily
 
@@ -318,6 +320,83 @@ def test_degrees_that_nobody_planned_are_not_gone_on_with(seconds):
     assert spec_until_planned(a_job(four_layers()), held) is None
     good = held.replace(degrees=degrees.replace(step_seconds=1.0))
     assert spec_until_planned(a_job(four_layers()), good).plans == {"a": {2: good.degrees}}
+
+
+def measured(spec, tensor=1, gpu_type="a", ratios=(2.0,) * 4, of=None) -> dict:
+    """An entry of ``status.measuredLayers``."""
+    of = of or spec.measured_as
+    return {
+        "gpuType": gpu_type,
+        "tensor": tensor,
+        "ratios": list(ratios),
+        "at": "2026-01-01T00:00:00Z",
+        "of": of,
+    }
+
+
+@given(
+    entries=st.lists(
+        st.tuples(
+            st.sampled_from(TYPES),
+            st.sampled_from([1, 2]),
+            st.lists(st.floats(0.2, 5.0), min_size=4, max_size=4),
+        ),
+        min_size=1,
+        max_size=4,
+        unique_by=lambda one: one[:2],
+    )
+)
+def test_the_newest_measurement_is_what_its_gpus_are_planned_by(entries):
+    """By layer; so is the sum of the newest of each type; other types change as the layers do."""
+    draw = np.random.default_rng(0)
+    planned = {
+        "profiles": [{"layers": rows(draw, 4)}, {"tensor": 2, "layers": rows(draw, 4)}],
+        "gpus": [
+            {"gpuType": kind, "speed": speed} for kind, speed in zip(("a", "b", "c"), (1, 2, 4), strict=True)
+        ],
+    }
+    spec, _ = read_spec(a_job(planned))
+    status = [measured(spec, tensor, kind, ratios) for kind, tensor, ratios in entries]
+    found, problem = read_spec({**a_job(planned), "status": {"measuredLayers": status}})
+    assert not problem
+    question = found.question
+
+    def seconds(question, kind, tensor):
+        profile = next(one for one in question.profiles if one.tensor == tensor)
+        return profile.seconds(1, recompute=False) / question.speeds[kind]
+
+    kind, tensor, ratios = entries[-1]
+    assert seconds(question, kind, tensor) == pytest.approx(seconds(spec.question, kind, tensor) * ratios)
+    for kind, tensor, ratios in {kind: one for one in entries for kind in [one[0]]}.values():
+        stated = seconds(spec.question, kind, tensor)
+        assert seconds(question, kind, tensor).sum() == pytest.approx(stated @ ratios)
+    assert question.speeds["c"] == 4
+    assert found.plans["c"][2].measured_on == tuple(dict.fromkeys(kind for kind, *_ in entries))
+
+
+def test_measurements_that_do_not_fit_the_planner_do_not_count():
+    """A status that was edited by hand, or was written of another planner."""
+    job = a_job(four_layers())
+    spec, _ = read_spec(job)
+    for wrong in (
+        {"tensor": 2},
+        {"gpu_type": "b"},
+        {"ratios": (2.0,) * 3},
+        {"of": "another"},
+        {"ratios": (-1.0,) * 4},
+    ):
+        found, problem = read_spec({**job, "status": {"measuredLayers": [measured(spec, **wrong)]}})
+        assert not problem and found.plans == spec.plans, wrong
+    found, _ = read_spec({**job, "status": {"measuredLayers": [measured(spec)]}})
+    assert found.plans["a"][2].step_seconds == pytest.approx(2 * spec.plans["a"][2].step_seconds)
+
+
+def test_where_nothing_can_be_planned_by_what_was_measured_the_stated_layers_count():
+    """No layer takes as long as a plan needs to be one."""
+    job = a_job(four_layers())
+    spec, _ = read_spec(job)
+    found, problem = read_spec({**job, "status": {"measuredLayers": [measured(spec, ratios=(1e-12,) * 4)]}})
+    assert not problem and found.plans == spec.plans and not found.plans["a"][2].measured_on
 
 
 SINCE = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)

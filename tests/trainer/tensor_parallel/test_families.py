@@ -279,13 +279,6 @@ def test_a_compiled_layer_that_is_cut_is_not_compiled_again_in_each_step():
         assert apart < 1e-6
 
 
-def projected(gradient, parameter, step):
-    """Without what lies along the parameter, where that is little."""
-    along = (gradient * parameter).sum() / parameter.square().sum()
-    near = (along * parameter).norm() > 0.5 * gradient.norm()
-    return gradient if near else gradient - along * parameter
-
-
 class Scaled(torch.optim.SGD):
     """An optimizer that changes gradients, by ``how`` of each, its parameter and the step, and descends."""
 
@@ -310,7 +303,6 @@ OPTIMIZERS = {
     "late shampoo": lambda g, p, step: torch.linalg.pinv(g).mT if step > 20 and g.dim() > 1 else g,
     "large alone": lambda g, p, step: g / g.norm() if min(g.shape) >= 128 else g,
     "clipped": lambda g, p, step: g / max(1.0, float(g.norm())),
-    "along": projected,
     "vectors": lambda g, p, step: g / g.norm() if g.dim() == 1 else g,
     "sign": lambda g, p, step: g.sign(),
     "sophia": lambda g, p, step: (g / p.abs().clamp(min=1e-2)).clamp(-1, 1),
@@ -321,7 +313,7 @@ def scaled(name):
     return lambda parameters, rate: Scaled(parameters, rate, OPTIMIZERS[name])
 
 
-of_rows, lars, late_shampoo, large_alone, clipped, along, vectors, sign, sophia = map(scaled, OPTIMIZERS)
+of_rows, lars, late_shampoo, large_alone, clipped, vectors, sign, sophia = map(scaled, OPTIMIZERS)
 
 
 def adafactor(parameters, learning_rate):

@@ -9,6 +9,7 @@ from ballast_operator.kube.slim import pinned_node
 from ballast_operator.views.clock import Time, parse, show, show_micro
 from ballast_policies.contract import (
     ACK_ANNOTATION,
+    CONFIG_KEY,
     FINISHED_ANNOTATION,
     JOB_LABEL,
     LAUNCH_LABEL,
@@ -27,6 +28,7 @@ from ballast_policies.contract import (
     lease_name,
     plan_config_map_name,
 )
+from ballast_policies.contract.job.job import JobConfig
 
 from tests.operator.loops.simulated.world import World
 
@@ -114,6 +116,7 @@ class Trainer:
     Attributes:
         spread: its speed on several nodes over that on one.
         beside: its speed while a pod of another job runs on its node, over that alone.
+        layers: seconds of each layer for a sample on one GPU; empty: they are not reported.
     """
 
     namespace: str
@@ -129,6 +132,7 @@ class Trainer:
     deaf: bool = False
     saves: bool = True
     scales: bool = False
+    layers: tuple[float, ...] = ()
     growth_pause_ms: float | None = None
     handover_seconds: float = 15.0
     told_at: Time | None = None
@@ -170,7 +174,7 @@ class Trainer:
         self.saved = self.step - self.step % 20
         self.nodes = len({pod["spec"]["nodeName"] for pod in pods.values() if pod is not None})
         self.shares = self.beside != 1.0 and self._has_company(world, pods)
-        self._write(world, now, report=self._report(plan))
+        self._write(world, now, report=self._report(plan).replace(layer_seconds=self._layer_seconds(config)))
         if self.step >= self.total:
             self._write(world, now, finished=str(self.step))
             for pod in plan.pods:
@@ -238,6 +242,15 @@ class Trainer:
             for pod in world.items(POD)
             if pod["metadata"]["name"] not in own
         )
+
+    def _layer_seconds(self, config: Mapping[str, Any]) -> tuple[float, ...]:
+        """Of a rank's step, forwards as well where they are repeated: a third of a layer."""
+        if not self.layers:
+            return ()
+        launched = JobConfig.from_json(config["data"][CONFIG_KEY])
+        samples = launched.pipeline.global_batch_size / launched.parallelism.ranks_per_position
+        repeated = 4 / 3 if launched.training.recompute else 1.0
+        return tuple(samples * repeated * seconds for seconds in self.layers)
 
     def _report(self, plan: Plan) -> Report:
         speed = 2.5 * len(plan.ranks) ** 0.8 if self.scales else 5.0
