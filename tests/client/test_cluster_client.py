@@ -280,6 +280,13 @@ def test_flags_that_make_no_job_are_a_wrong_use(words, says):
     assert says in refused("submit", *base, *words, *command, code=2)
 
 
+@pytest.mark.parametrize("argument", [{"command": "python train.py"}, {"gpu_types": "v100"}], ids=repr)
+def test_a_text_in_place_of_a_list_is_refused(argument):
+    """Its letters would be the program's arguments, or types that no node has."""
+    with pytest.raises(Refused, match="is one text"):
+        training_job("a", image="i", steps=1, **{"command": ["true"], **argument})
+
+
 def test_a_manifest_of_flags_is_a_training_job():
     """It is what the operator reads, with nothing that was not asked for."""
     from ballast_operator.api.read import read_training_job

@@ -5,6 +5,8 @@ import html
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, overload
 
+from ballast.client.errors import Refused
+
 API_VERSION = "ballast.dev/v1alpha1"
 ENDS = ("Succeeded", "Failed")
 """States that a job does not leave."""
@@ -252,7 +254,13 @@ def training_job(
         gpu_types: on which it may run; default: any.
         team: ``spec.entity``.
         budget: what it may cost.
+
+    Raises:
+        Refused: ``command`` or ``gpu_types`` is one text, whose letters would be taken for the list's.
     """
+    for argument, value in (("command", command), ("gpu_types", gpu_types)):
+        if isinstance(value, str):
+            raise Refused(f"{argument}: {value!r:.80} is one text. To fix: give a list of texts")
     fewest, most = (gpus, gpus) if isinstance(gpus, int) else gpus
     container: dict[str, Any] = {"name": "train", "image": image, "command": list(command)}
     if environment:
