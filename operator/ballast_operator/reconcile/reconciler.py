@@ -15,6 +15,7 @@ from ballast_operator.errors import (
     ActionRefused,
     Forbidden,
     NameTaken,
+    NotAllowed,
     NotFound,
     NotLeader,
     OperatorError,
@@ -362,6 +363,12 @@ class Reconciler:
             reason, message = (
                 JobReason.STATUS_REFUSED,
                 f"the API server refused a request: {plain(str(error))}",
+            )
+        elif isinstance(error, NotAllowed):
+            reason = JobReason.ACTION_REFUSED
+            message = (
+                f"a webhook or an admission policy refuses what the operator writes: {plain(str(error))}. "
+                "To fix: except the operator's service account from it"
             )
         notice = EventToPost(type="Warning", reason=reason, message=message)
         try:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from ballast_operator.errors import NotAllowed, Rejected
-from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, POD, Kind
+from ballast_operator.kube.kinds import CONFIG_MAP, EVENT, JOB, LEASE, POD, Kind
 from ballast_operator.reconcile.changes import ReconcileWorker
 from ballast_operator.views.clock import Time
 from ballast_policies.contract import (
@@ -181,6 +181,32 @@ async def test_what_can_be_read_of_a_status_is_kept_by_an_operator_that_begins(s
         assert simulation.status("one").launches == before.launches
     await simulation.until(lambda: simulation.state("one") == "Succeeded", ticks=400)
     assert simulation.status("one").launches == before.launches + (not held or 0)
+
+
+async def test_a_status_that_the_clusters_policies_refuse_is_told_by_an_event(monkeypatch):
+    """Nothing else can tell it; the job goes on once they let the operator write."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 4)})
+    await simulation.run_job("one", totalSteps=200)
+    worker, _ = worker_of(simulation)
+
+    async def refuses(*_):
+        raise NotAllowed("HTTP 422 ValidatingAdmissionPolicy 'none' denied the request")
+
+    said, create = [], simulation.cluster.create
+
+    async def told(kind, body):
+        said.extend([body["reason"], body["message"]] if kind is EVENT else [])
+        return await create(kind, body)
+
+    with monkeypatch.context() as policy:
+        policy.setattr(simulation.cluster, "write_status", refuses)
+        policy.setattr(simulation.cluster, "create", told)
+        simulation.change("one", suspend=True)
+        await simulation.look()
+        await worker((NAMESPACE, "one"))
+    reason, message = said
+    assert reason == "ActionRefused" and "an admission policy refuses" in message and "To fix: exc" in message
+    await simulation.until(lambda: simulation.state("one") == "Suspended")
 
 
 async def test_an_error_in_a_pass_is_shown_on_its_job(monkeypatch):
