@@ -12,7 +12,7 @@ from ballast_policies.contract import JOB_LABEL
 from ballast_policies.protocol import Action
 
 from ballast_operator.api.conditions import JobCondition
-from ballast_operator.errors import Conflict, NotFound, NotLeader, Rejected, Unavailable, for_good
+from ballast_operator.errors import Conflict, Fenced, NotFound, NotLeader, Rejected, Unavailable, for_good
 from ballast_operator.kube.kinds import JOB, LEASE, NODE, POD, POLICY, Key, Kind, Object, key_of
 from ballast_operator.kube.queue import KeyQueue, Lane
 from ballast_operator.metrics import Metrics
@@ -58,7 +58,9 @@ class ReconcileWorker:
             logger.debug("job=%s/%s requeued: %s", *key, error)
             self._later(key, type(error).__name__, base=0.1)
         except Unavailable as error:
-            logger.warning("job=%s/%s requeued: %s", *key, error)
+            # That the Lease has lapsed is told once, and holds for all jobs.
+            level = logging.DEBUG if isinstance(error, Fenced) else logging.WARNING
+            logger.log(level, "job=%s/%s requeued: %s", *key, error)
             self._later(key, "Unavailable", base=1.0)
         except Rejected as error:
             logger.error("job=%s/%s refused by the API server: %s", *key, error)

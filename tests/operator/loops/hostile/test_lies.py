@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from ballast_operator.errors import NotAllowed, Rejected
+from ballast_operator.errors import Fenced, NotAllowed, Rejected
 from ballast_operator.kube.kinds import CONFIG_MAP, EVENT, JOB, LEASE, POD, Kind
 from ballast_operator.reconcile.changes import ReconcileWorker
 from ballast_operator.views.clock import Time
@@ -207,6 +207,21 @@ async def test_a_status_that_the_clusters_policies_refuse_is_told_by_an_event(mo
     reason, message = said
     assert reason == "ActionRefused" and "an admission policy refuses" in message and "To fix: exc" in message
     await simulation.until(lambda: simulation.state("one") == "Suspended")
+
+
+async def test_a_lapse_of_the_lease_is_not_logged_again_for_each_job(monkeypatch, caplog):
+    """The leader's log says it once: of 5,000 jobs hundreds are looked at in each second of it."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 4)})
+    await simulation.run_job("one")
+    worker, later = worker_of(simulation)
+
+    def lapsed() -> None:
+        raise Fenced("lease not renewed for now")
+
+    monkeypatch.setattr(simulation.reconciler, "_decide", lambda view: lapsed())
+    with caplog.at_level("INFO"):
+        await worker((NAMESPACE, "one"))
+    assert later == [1.0] and not caplog.records
 
 
 async def test_an_error_in_a_pass_is_shown_on_its_job(monkeypatch):
