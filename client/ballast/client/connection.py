@@ -59,8 +59,7 @@ def checked(name: str, what: str) -> str:
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise NotFound(
-            f"there is no {what} {name!r:.80}: names are lower case letters, digits and hyphens. "
-            f"To fix: give the name of a {what}"
+            f"{name!r:.80} can be no {what}'s name. To fix: use lower case letters, digits and hyphens"
         )
     return name
 
