@@ -126,6 +126,24 @@ def test_a_wrong_configuration_ends_with_its_field_named(pods, small_config, tmp
     assert message["message"].startswith("model.name")
 
 
+@pytest.mark.parametrize(
+    ("where", "code", "words"),
+    [
+        ("builder", ExitCode.USAGE, "SystemExit: 0 (awkward_models.py, line"),
+        ("layer", ExitCode.ERROR, "SystemExit: 0"),
+    ],
+)
+def test_a_model_that_ends_the_process_has_not_finished(pods, gang, small_config, tmp_path, where, code, words):
+    """``sys.exit(0)`` in the user's code is an error, in a pod and under ``run``."""
+    model = {"name": "tests.trainer.models.awkward_models:that_leaves", "args": {"where": where}}
+    config = {**small_config(totalSteps=2), "model": model}
+    alone = gang(config, ranks=1)
+    pods.start_job(tmp_path / "channel", config, local_plan(PODS[:1], network=26))
+    assert (alone.exit_code("rank-0"), pods.exit_code(PODS[0])) == (code, code)
+    assert words in alone.errors()
+    assert words in pods.termination(PODS[0])["message"]
+
+
 def test_more_ranks_than_layers_are_refused(gang, small_config):
     """A stage without a layer cannot be."""
     config = small_config(totalSteps=2)

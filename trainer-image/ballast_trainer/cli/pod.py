@@ -129,7 +129,8 @@ def _run_rank(local_rank: int, log: Path | None) -> int:
         stop.install(seconds=stop_seconds(), overdue=end_on_lost_peer(log))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         return _train(_required("BALLAST_JOB"), _required("BALLAST_POD_NAME"), local_rank, stop, log)
-    except Exception as error:
+    # SystemExit of a user's layer, too: a rank must not leave as if the job were done.
+    except (Exception, SystemExit) as error:
         reason = reason_of(error)
         if stop.received and reason is not ExitReason.STOPPED:
             reason = ExitReason.STOPPED_UNSAVED

@@ -237,7 +237,8 @@ def run(config_path: Path, assignments: tuple[str, ...], ranks: int | None, **gi
             # One that starts again has what the others have.
             config = copy.deepcopy(known) or read_config(config_path, assignments)
             return _run(config, options)
-        except Exception as error:
+        # SystemExit of a user's layer, too: a rank must not leave as if the job were done.
+        except (Exception, SystemExit) as error:
             reason = reason_of(error)
             if reason in _SAID_ONCE and not unsaid.acquire(block=False):
                 return _SAID_ONCE[reason]

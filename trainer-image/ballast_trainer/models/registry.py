@@ -50,7 +50,7 @@ def load_callable(field: str, name: str) -> Callable[..., Any]:
     except (ImportError, AttributeError) as error:
         reason = f"cannot load {name!r}: {error}. To fix: name an importable module:callable"
         raise ConfigurationError(field, reason) from error
-    except Exception as error:  # a user's module may do anything as it is imported
+    except (Exception, SystemExit) as error:  # a user's module may do anything as it is imported
         reason = f"cannot load {name!r}: {with_place(error)}. To fix: the module {module_name}"
         raise ConfigurationError(field, reason) from error
     if not callable(found):
@@ -94,7 +94,7 @@ def build_model(
         raise ConfigurationError("model.name", reason) from error
     except (MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # a user's builder may do anything with its arguments
+    except (Exception, SystemExit) as error:  # a user's builder may do anything with its arguments
         reason = f"{given} do not fit {config.name!r}: {_with_fix(error)}"
         raise ConfigurationError("model.args", reason) from error
     if not isinstance(model, Model):
@@ -156,7 +156,7 @@ def _kept_layers(model: Any) -> list[torch.nn.Module]:
     return [kept for kept in map(model.kept_layer, range(model.layer_count)) if kept is not None]
 
 
-def _with_fix(error: Exception) -> str:
+def _with_fix(error: BaseException) -> str:
     """The error of a user's callable as text, with what to change unless it says so itself."""
     text = with_place(error)
     return text if "To fix: " in text else f"{text}. {_ARGUMENTS}"
@@ -205,6 +205,6 @@ def data_source(data: DataConfig, field: str = "data", *, seed: int = 0) -> Any:
             return load_callable(f"{field}.name", data.name)(**data.args)
     except (TrainerError, MemoryError):
         raise
-    except Exception as error:  # a user's function may do anything with its arguments
+    except (Exception, SystemExit) as error:  # a user's function may do anything with its arguments
         reason = f"{shown(dict(data.args))} do not fit {data.name!r}: {_with_fix(error)}"
         raise ConfigurationError(f"{field}.args", reason) from error
