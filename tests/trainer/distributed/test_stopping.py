@@ -1,5 +1,9 @@
 """How a rank that is told to stop votes on the end of the job."""
 
+import multiprocessing
+import os
+import signal
+
 import pytest
 from ballast_policies.contract import HANDOVER_ENV
 from ballast_trainer.distributed.stopping import (
@@ -11,6 +15,8 @@ from ballast_trainer.distributed.stopping import (
 )
 from ballast_trainer.errors import ConfigurationError
 
+from tests.support.waiting import WAIT_SECONDS
+
 RANKS = 4
 
 
@@ -20,15 +26,14 @@ class Told:
     def __init__(self, *ranks: int, handover: float = 15.0, grace: float | None = 30.0) -> None:
         self.now = 0.0
         self.signals = [StopSignal(handover_seconds=handover, clock=lambda: self.now) for _ in range(RANKS)]
-        for signal in self.signals:
-            signal.seconds = grace
+        for stop in self.signals:
+            stop.seconds = grace
         for rank in ranks:
             self.signals[rank].receive()
 
     def stops(self, saving_seconds: float = 0.1) -> bool:
         votes = [
-            signal.votes(rank, RANKS, saving_seconds=saving_seconds)
-            for rank, signal in enumerate(self.signals)
+            stop.votes(rank, RANKS, saving_seconds=saving_seconds) for rank, stop in enumerate(self.signals)
         ]
         return sum(votes) >= RANKS
 
@@ -87,3 +92,26 @@ def test_a_deadline_that_is_none_is_refused():
     with pytest.raises(ConfigurationError, match=STOP_SECONDS_ENV):
         stop_seconds({STOP_SECONDS_ENV: "soon"})
     assert (stop_seconds({}), stop_seconds({STOP_SECONDS_ENV: "30"})) == (None, 30.0)
+
+
+def _fork_one(told):
+    """A rank that forks, as a user's pool does; tells how the fork ended, and whom it would have woken."""
+    StopSignal().install(seconds=60.0, overdue=print)
+    told_by_fork, tells = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(tells, str(signal.set_wakeup_fd(-1)).encode())
+        os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(3)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    told.put((status, int(os.read(told_by_fork, 16))))
+
+
+def test_a_process_that_a_user_forks_ends_by_sigterm_alone():
+    """``multiprocessing.Pool`` ends its processes so and waits for them; the job is not told to stop."""
+    spawned = multiprocessing.get_context("spawn")
+    told = spawned.Queue()
+    rank = spawned.Process(target=_fork_one, args=(told,))
+    rank.start()
+    assert told.get(timeout=WAIT_SECONDS) == (-signal.SIGTERM, -1)
+    rank.join()

@@ -133,7 +133,9 @@ def test_a_wrong_configuration_ends_with_its_field_named(pods, small_config, tmp
         ("layer", ExitCode.ERROR, "SystemExit: 0"),
     ],
 )
-def test_a_model_that_ends_the_process_has_not_finished(pods, gang, small_config, tmp_path, where, code, words):
+def test_a_model_that_ends_the_process_has_not_finished(
+    pods, gang, small_config, tmp_path, where, code, words
+):
     """``sys.exit(0)`` in the user's code is an error, in a pod and under ``run``."""
     model = {"name": "tests.trainer.models.awkward_models:that_leaves", "args": {"where": where}}
     config = {**small_config(totalSteps=2), "model": model}

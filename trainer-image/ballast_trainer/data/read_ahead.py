@@ -92,7 +92,7 @@ class ReadAhead:
             multiprocessing_context="fork",
             prefetch_factor=_PER_WORKER,
             pin_memory=self._pinned,
-            worker_init_fn=functools.partial(start_worker, _undo_fork),
+            worker_init_fn=functools.partial(start_worker, None),
             # Of its own: the training process's numbers must not depend on how data are read.
             generator=torch.Generator(),
         )
@@ -111,11 +111,6 @@ class _Steps(torch.utils.data.Dataset[Any]):
         except (ConfigurationError, DataError) as error:
             return error
         return (inputs, targets), self._told()
-
-
-def _undo_fork(number: int) -> None:
-    """Undo the rank's handler of signals, which a fork inherits."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def start_worker(also: Callable[[int], object] | None, number: int) -> None:

@@ -59,6 +59,7 @@ class StopSignal:
         """
         self.seconds = seconds
         signal.signal(signal.SIGTERM, self._receive)
+        os.register_at_fork(after_in_child=self._undo)
         if interactive:
             signal.signal(signal.SIGINT, self._receive)
             on_closed_terminal(self._receive)
@@ -92,6 +93,12 @@ class StopSignal:
         self.receive()
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _undo(self) -> None:
+        """A fork, such as of a user's pool, ends by SIGTERM, and this process does not hear of it."""
+        if signal.getsignal(signal.SIGTERM) == self._receive:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.set_wakeup_fd(-1)
 
     def _watch(self, told: socket.socket, seconds: float, overdue: Callable[[str], None]) -> None:
         while signal.SIGTERM not in told.recv(64):
