@@ -14,8 +14,8 @@ within what is left: 90 % of its errors.
 
 More is not to be had from Gavel's three types: the median error of 27 % stays where the model has run on the
 other two, and is 26 % where other models have run on the type, because V100s are 0.8 to 2.4 times as fast as
-P100s (tenth to ninetieth percentile). With an exponent of the catalogue's speed, of all or by family, by
-batch or by GPUs, it is 33 to 37 %; with a slope of GPUs by family 27 %.
+P100s (tenth to ninetieth percentile). With an exponent of the catalogue's speed (of all, by family, by batch
+or GPUs), or operations and bandwidth apart, it is 32 to 39 %; with a slope of GPUs by family 27 %.
 """
 
 import dataclasses
