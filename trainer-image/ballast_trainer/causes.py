@@ -27,7 +27,10 @@ _TOLD = (LAYER_NOTE, EVALUATION_NOTE, GIVEN_NOTE, RECEIVED_NOTE, OPTIMIZER_NOTE)
 
 def explains_itself(error: BaseException) -> bool:
     """Whether the error's text is sufficient for the user; other errors need the traceback."""
-    return isinstance(error, TrainerError) and not (error.shows_cause and error.__cause__ is not None)
+    if not isinstance(error, TrainerError):
+        return False
+    cause = error.__cause__ if error.shows_cause else None
+    return cause is None or "To fix: " in str(cause)
 
 
 def describe(error: BaseException) -> str:

@@ -5,10 +5,11 @@ import re
 import pytest
 import torch
 from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
-from ballast_trainer.causes import describe
+from ballast_trainer.causes import describe, explains_itself
 from ballast_trainer.distributed.process_group import peer_failures
 from ballast_trainer.errors import PeerLost, TrainerError
 from ballast_trainer.models.protocol import Model
+from ballast_trainer.pipeline.trial import TrialFailed, checked_loss
 from ballast_trainer.process_exit import end
 
 from tests.support.examples import first_daily
@@ -226,3 +227,17 @@ def test_deterministic_training_uses_no_other_kernels_and_names_a_layer_that_nee
         train(True, True)
     assert re.search("deterministic implementation.*layer 1, Deterministic", describe(caught.value))
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def _failed_by(cause):
+    failed = TrialFailed("a stage cannot run")
+    failed.__cause__ = cause
+    return failed
+
+
+def test_a_check_that_says_what_to_change_needs_no_traceback():
+    """A model of which no weight learns; an error of the user's layer has one."""
+    with pytest.raises(TypeError, match=r"no weight that learns\. To fix: ") as caught:
+        checked_loss(torch.zeros(()))
+    assert explains_itself(_failed_by(caught.value))
+    assert not explains_itself(_failed_by(RuntimeError("boom")))
