@@ -32,13 +32,17 @@ def isolated_seconds(steps: Number, isolated_steps_per_second: Number) -> Number
     return seconds
 
 
+LEAST_PART = 1e-15
+"""Of the largest weight, what smaller ones count as: a part that is rounded to none counts as no time."""
+
+
 def jobs_alike(weight: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """How many jobs of each ``weight`` (m,) would fill a cluster that jobs of ``weights`` (n,) share.
 
     Sum of ``weights`` / ``weight``: exactly n where all are equal.
     """
     most = weights.max(initial=0.0)
-    alike: np.ndarray = (weights / most).sum() / (weight / most)
+    alike: np.ndarray = (weights / most).sum() / np.maximum(weight / most, LEAST_PART)
     return alike
 
 

@@ -21,7 +21,7 @@ class SizeCandidate:
     Attributes:
         job: as the policy sees it.
         index: by arrival.
-        unit: steps/s on 1/n of the GPUs of the type that suits it best, by its weight.
+        unit: steps/s on its part by weight of the GPUs of the type that suits it best.
     """
 
     job: Job
@@ -54,7 +54,7 @@ class SizeCandidate:
         return deadline is not None and 0 < deadline < self.seconds(speed)
 
     def delay(self, speed: float) -> float:
-        """Themis's rho, isolated on 1/n of the GPUs (dissertation section 5.4.2)."""
+        """Themis's rho, isolated on its part of the GPUs (dissertation section 5.4.2)."""
         alone = self.job.isolated_elapsed + self.seconds(self.unit)
         return (self.job.elapsed + self.seconds(speed)) / max(alone, 1e-9)
 

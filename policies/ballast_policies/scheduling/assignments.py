@@ -60,7 +60,7 @@ class JobAssignment:
         memory: bytes of each GPU where it is placed, the least of several pools; None: not known.
         part_speeds, part_memory: of a placement in several pools, relative speed and bytes of a GPU of each
             part (infinite bytes: not known); empty: it is in one.
-        isolated_speed: steps/s on an isolated equal share / steps/s where it runs; 0: not known.
+        isolated_speed: steps/s on its isolated share / steps/s where it runs; 0: not known.
     """
 
     action: Action

@@ -48,6 +48,23 @@ def test_finish_time_fairness_delays_no_newcomer_beyond_its_weights_part(p):
 
 
 @examples(30)
+@given(p=problems(max_jobs=6, all_run=True, single=True))
+def test_hardly_any_weight_makes_no_job_faster_by_finish_time_fairness(p):
+    """A part that is rounded to none takes no time, and the job would be the latest of all."""
+    few, equal = (
+        dataclasses.replace(
+            p,
+            jobs=tuple(
+                dataclasses.replace(job, weight=weight if job is p.jobs[0] else 1e6) for job in p.jobs
+            ),
+        )
+        for weight in (1e-303, 1e6)
+    )
+    slow, fast = (speeds(allocate("finish-time-fairness", each), p)[0] for each in (few, equal))
+    assert slow <= fast * (1 + 1e-6)
+
+
+@examples(30)
 @given(p=problems(max_jobs=6), weight=st.floats(1e-3, 1e3))
 def test_equal_weights_are_as_none_to_finish_time_fairness(p, weight):
     """Bit for bit."""
