@@ -170,6 +170,8 @@ class DecodedJobs:
         except Exception as error:  # whatever it is, the job is told, and the others have their turn
             found = None, _cannot_be_planned(error)
         if self._still(key, version):  # else it was edited or deleted meanwhile
+            if found[0] is None and key in self._measured:
+                found = self._specs[key][1]  # nobody has edited what it is planned from
             self._specs[key] = version, self._share(text, found)
             for hear in self.listeners:
                 hear(key)

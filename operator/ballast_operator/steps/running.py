@@ -116,7 +116,7 @@ def track_progress(context: ReconcileContext) -> TrainingJobStatus:
     if report is None or plan is None or report.epoch > plan.epoch or not view.has_spoken:
         return status
     status = _rebalanced(context, status, report)
-    status = with_measured_layers(context, status, report)
+    status = _with_measured_layers(context, status, report)
     status = accrue_lost_steps(status, report)
     speed = context.assignment.isolated_speed if context.assignment is not None else 0.0
     status = status.replace(
@@ -221,7 +221,7 @@ MEASURED_KEPT = 8
 """GPU types and tensor degrees of a job, the newest."""
 
 
-def with_measured_layers(
+def _with_measured_layers(
     context: ReconcileContext, status: TrainingJobStatus, report: Report
 ) -> TrainingJobStatus:
     """The status of a job with ``planner``, with what it has measured of its layers where that is news."""

@@ -547,13 +547,11 @@ def _planned(spec: JobSpec, planner: PlannerConfig, measured: tuple[MeasuredOnTy
         fix = "To fix: a profile of this model"
         raise ContractError(Problem("planner.profiles[0].layers", f"{reason}. {fix}"))
     try:
-        found = planned_degrees(question)
+        planned = _with_plans(spec, planned_degrees(question), question.sizes, question.speeds)
     except ContractError:
         if not question.measured:
             raise
-        question = dataclasses.replace(question, measured=())
-        found = planned_degrees(question)
-    planned = _with_plans(spec, found, question.sizes, question.speeds)
+        return _planned(spec, planner, ())
     return dataclasses.replace(planned, question=question)
 
 

@@ -281,6 +281,21 @@ async def test_jobs_whose_layers_were_measured_are_planned_after_those_that_wait
     assert [simulation.status(name).launches for name in ("one", "two")] == [1, 1]
 
 
+@pytest.mark.parametrize("error", [TimeoutError(), ConnectionError(), RuntimeError("no solver")], ids=repr)
+async def test_a_job_that_cannot_be_planned_by_what_was_measured_keeps_its_plan(planned_by, error):
+    """As on a busy machine: nobody has edited it, and it goes on as it is, also with later edits."""
+    elsewhere = Elsewhere(at_once=True)
+    simulation = planned_by(elsewhere)
+    simulation.add_job("one", **PLANNED, trainer={"layers": (0.01,) * 8})
+    await simulation.running("one")
+    elsewhere.errors += [error] * MOST_TRIES
+    await simulation.until(lambda: len(elsewhere.asked) > 1)
+    simulation.change("one", weight=7.0)
+    await simulation.ticks(20)
+    assert spec_of(simulation).asked.weight == 7.0
+    assert (simulation.state("one"), simulation.status("one").launches) == ("Running", 1)
+
+
 async def test_namespaces_take_turns(planned_by):
     """The first is under way when the others come."""
     elsewhere = Elsewhere()

@@ -399,6 +399,19 @@ def test_where_nothing_can_be_planned_by_what_was_measured_the_stated_layers_cou
     assert not problem and found.plans == spec.plans and not found.plans["a"][2].measured_on
 
 
+def test_where_the_trainer_refuses_what_is_planned_by_what_was_measured_the_stated_layers_count():
+    """Seconds that nobody would have measured: its GPUs would be taken from a job that runs."""
+    slow = {name: 100 * value for name, value in LAYER.items()}
+    profiles = [{"layers": [LAYER] * 4}, {"tensor": 2, "layers": [slow] * 4}]
+    dynamics = [{"kind": "pruning", "endStep": 9, "target": 0.1}]
+    job = a_job({**four_layers(), "profiles": profiles}, dynamics=dynamics)
+    spec, problem = read_spec(job)
+    assert not problem and {plan.tensor for plan in spec.plans["a"].values()} == {1}
+    status = [measured(spec, ratios=(500.0,) * 4), measured(spec, tensor=2, ratios=(0.001,) * 4)]
+    found, problem = read_spec({**job, "status": {"measuredLayers": status}})
+    assert not problem and found.plans == spec.plans
+
+
 SINCE = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 STILL = {"forwardSeconds": 0.0, "backwardSeconds": 0.0}
 LAYER = {"forwardSeconds": 0.1, "backwardSeconds": 0.2, "heldBytes": 1e9}
