@@ -552,7 +552,8 @@ def _planned(spec: JobSpec, planner: PlannerConfig, measured: tuple[MeasuredOnTy
         if not question.measured:
             raise
         return _planned(spec, planner, ())
-    return dataclasses.replace(planned, question=question)
+    # Without what it worked out for the plan, which is as much again as all else of the spec.
+    return dataclasses.replace(planned, question=dataclasses.replace(question))
 
 
 def _with_plans(

@@ -3,6 +3,7 @@
 import datetime
 import itertools
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -372,6 +373,15 @@ def test_the_newest_measurement_is_what_its_gpus_are_planned_by(entries):
         assert seconds(question, kind, tensor).sum() == pytest.approx(stated @ ratios)
     assert question.speeds["c"] == 4
     assert found.plans["c"][2].measured_on == tuple(dict.fromkeys(kind for kind, *_ in entries))
+
+
+def test_of_a_planned_spec_its_layers_are_sent_and_kept_once():
+    """From the planner's process: not those slowed to what was measured beside them."""
+    job = a_job({**four_layers(), "profiles": [{"layers": [LAYER] * 64}]})
+    spec, _ = read_spec(job)
+    found, _ = read_spec({**job, "status": {"measuredLayers": [measured(spec, ratios=(2.0,) * 64)]}})
+    assert found.question.measured
+    assert len(pickle.dumps(found)) < len(pickle.dumps(spec)) + 64 * 16
 
 
 def test_measurements_that_do_not_fit_the_planner_do_not_count():
