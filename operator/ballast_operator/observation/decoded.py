@@ -1,7 +1,8 @@
 """Specs and statuses of jobs as values: each is decoded once for each version of it.
 
 They are functions of the stored object and of nothing else, so a follower makes them ahead of its takeover.
-Jobs whose specs are the same text share one value: the runs of an experiment differ by their names alone.
+Jobs whose specs are the same text share one value, and what a plan is made from, once they have measured
+other layers: the runs of an experiment differ by their names alone.
 Specs with ``planner`` take longer, up to seconds: they are read in another process, once they are new, edited
 or their layers were measured. Their jobs wait, or go on as they are, with what needs no plan as edited.
 """
@@ -16,6 +17,7 @@ from weakref import WeakValueDictionary
 
 from ballast_operator.api import meta
 from ballast_operator.api.read import read_job_status
+from ballast_operator.api.training_job import PlannerConfig
 from ballast_operator.api.training_job_status import MeasuredOnType, TrainingJobStatus
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import JOB, Key, Kind, Object, key_of
@@ -65,6 +67,7 @@ class DecodedJobs:
         self._specs: dict[Key, tuple[_Version, tuple[JobSpec | None, str]]] = {}
         self._statuses: dict[Key, tuple[tuple[str, str | None], TrainingJobStatus]] = {}
         self._shared: WeakValueDictionary[bytes, JobSpec] = WeakValueDictionary()
+        self._planners: WeakValueDictionary[str, PlannerConfig] = WeakValueDictionary()
         self._waiting: dict[Key, None] = {}
         self._arrived = asyncio.Event()
         caches.store_listeners.append(self._stored)
@@ -122,9 +125,12 @@ class DecodedJobs:
         return spec, "" if spec is not None else BEING_PLANNED
 
     def _share(self, text: str, found: tuple[JobSpec | None, str]) -> tuple[JobSpec | None, str]:
-        if found[0] is not None:
-            self._shared[_digest(text)] = found[0]
-        return found
+        spec, problem = found
+        if spec is not None:
+            if spec.asked.planner is not None:
+                spec = spec.with_planner(self._planners.setdefault(spec.measured_as, spec.asked.planner))
+            self._shared[_digest(text)] = spec
+        return spec, problem
 
     async def plan(self) -> None:
         """Have what is to be planned read, jobs that hold GPUs or were edited first, until cancelled.

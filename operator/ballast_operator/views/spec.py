@@ -112,6 +112,15 @@ class JobSpec:
             if len(one.ratios) == layers
         )
 
+    def with_planner(self, planner: PlannerConfig) -> "JobSpec":
+        """The planned spec with an equal ``planner``, for several to share: it is most of what each holds."""
+        if self.question is None or self.question.planner is planner:
+            return self
+        asked = self.asked.model_copy(update={"planner": planner})
+        return dataclasses.replace(
+            self, asked=asked, question=dataclasses.replace(self.question, planner=planner)
+        )
+
     @functools.cached_property
     def data(self) -> JobData | None:
         """What it reads, and from where; None: that costs nothing."""
