@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import re
 import threading
+import types
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -311,16 +312,20 @@ def _hold(part: nn.Module, cut: dict[str, Slicing], axis: Axis) -> None:
 def _show(runs: nn.Module, path: str, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """While ``runs`` computes, it finds in a parameter's place what ``make`` makes of it."""
     part, _, name = path.rpartition(".")
+    forward: Callable[..., Any] = runs.forward.__func__  # type: ignore[attr-defined]
 
-    def show(module: nn.Module, args: Any) -> None:
+    @functools.wraps(forward)
+    def showing(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         owner = module.get_submodule(part)
         owner.__dict__[name] = make(owner._parameters[name])  # type: ignore[arg-type]
+        # Not in a hook: a repeated forward (training.recompute) ends by what torch calls none after.
+        try:
+            return forward(module, *args, **kwargs)
+        finally:
+            del owner.__dict__[name]
 
-    def hide(module: nn.Module, args: Any, output: Any) -> None:
-        module.get_submodule(part).__dict__.pop(name, None)
-
-    runs.register_forward_pre_hook(show)
-    runs.register_forward_hook(hide, always_call=True)
+    # A method, of which a copy of the module has its own.
+    runs.forward = types.MethodType(showing, runs)
 
 
 def _keep_unfused(mixer: nn.Module) -> None:
