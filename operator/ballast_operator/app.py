@@ -37,6 +37,7 @@ from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.settings import Settings
 from ballast_operator.tasks import LoopThread, keep_running
 from ballast_operator.term import LeaderTerm
+from ballast_operator.views.clock import epoch
 from ballast_operator.views.spec import JobSpec, read_spec_text
 from ballast_operator.waits import WaitReason, Waits
 
@@ -169,7 +170,7 @@ class Operator:
         options = self._options
         if options.page_port is None and options.history is None:
             return
-        recent, history = Recent(caches, clock=time.time), None
+        recent, history = Recent(caches, clock=epoch), None
         if options.history is not None:
             from ballast_operator.history.store import History
 
@@ -181,6 +182,7 @@ class Operator:
                 keep=options.keep,
                 leads=leads,
                 work_out=alone,
+                clock=epoch,
             )
             logger.info("history is kept in %s", history)
             writer.start()
@@ -193,6 +195,7 @@ class Operator:
                 caches,
                 recent,
                 history=history,
+                clock=epoch,
                 connected=connect(options.kubeconfig, request_seconds=self._settings.api.request_seconds),
                 on_answer=self._answered,
                 host=options.health_host,

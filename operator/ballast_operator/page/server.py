@@ -425,6 +425,7 @@ async def beside_the_operator(
     recent: Recent,
     *,
     history: "History | None",
+    clock: Callable[[], float],
     connected: Coroutine[Any, Any, Cluster],
     on_answer: Callable[[str, Kind, OperatorError | None], None],
     host: str,
@@ -433,8 +434,8 @@ async def beside_the_operator(
     """Serve the operator's page within it, on a loop of its own: nothing else waits for who looks.
 
     ``connected`` makes a connection of its own, for reviews; ``on_answer`` hears of each answer of the API
-    server. ``history``: what deleted jobs did; None: none is kept. Yields the port, a free one where
-    ``port`` is 0.
+    server. ``history``: what deleted jobs did; None: none is kept. ``clock``: epoch seconds. Yields the
+    port, a free one where ``port`` is 0.
 
     Raises:
         OSError: the port is taken.
@@ -443,7 +444,7 @@ async def beside_the_operator(
         cluster = await side.run(connected)
         cluster.on_answer = on_answer
         reviews = Reviews(cluster.ask, clock=time.monotonic)
-        page, stack = Page(caches, recent, reviews, history=history), contextlib.AsyncExitStack()
+        page, stack = Page(caches, recent, reviews, history=history, clock=clock), contextlib.AsyncExitStack()
         stack.push_async_callback(cluster.close)
         try:
             yield await side.run(stack.enter_async_context(serving(page, host=host, port=port)))

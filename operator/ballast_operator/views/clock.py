@@ -1,14 +1,75 @@
-"""Times as Kubernetes writes them."""
+"""Times as Kubernetes writes them, and the clock that all loops of an operator read."""
 
 import datetime
+import logging
+import time
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
 
 Time = datetime.datetime
 """Always aware, UTC."""
 
+LEAST_STEP_SECONDS = 2.0
+"""By less a wall clock may differ from the time that passes: it is followed at once."""
+
+FOLLOWED_AFTER_SECONDS = 600.0
+"""So long has a step of the wall clock to last before it counts."""
+
+
+class SteadyClock:
+    """The wall clock, of which a step counts only once it has lasted ``FOLLOWED_AFTER_SECONDS``.
+
+    Until then time goes on as it passes, so that a clock that is set wrong and back bills and ends no job.
+    In the end the wall clock is right: a machine that slept, or started with a wrong time, finds back.
+
+    Args:
+        wall: the wall clock.
+        passed: seconds since any fixed moment, which no step of the wall clock changes.
+    """
+
+    def __init__(self, wall: Callable[[], Time], passed: Callable[[], float]) -> None:
+        self._wall, self._passed = wall, passed
+        self._at = wall(), passed()
+        self._step: tuple[float, float] | None = None
+
+    def __call__(self) -> Time:
+        """The present."""
+        wall, passed = self._wall(), self._passed()
+        at, since = self._at
+        steady = at + datetime.timedelta(seconds=passed - since)
+        ahead = (wall - steady).total_seconds()
+        if abs(ahead) < LEAST_STEP_SECONDS:
+            self._at, self._step = (wall, passed), None
+            return wall
+        if self._step is None or abs(ahead - self._step[0]) >= LEAST_STEP_SECONDS:
+            self._step = ahead, passed
+            text = "the wall clock stepped by %+.0f s; this counts if it is still so in %.0f s"
+            logger.warning(text, ahead, FOLLOWED_AFTER_SECONDS)
+        elif passed - self._step[1] >= FOLLOWED_AFTER_SECONDS:
+            self._at, self._step = (wall, passed), None
+            logger.warning("the operator's time steps by %+.0f s, to the wall clock", ahead)
+            return wall
+        return steady
+
+
+def _passed() -> float:
+    # Of a machine that sleeps, too, where the system tells it.
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
+
+
+_OF_THIS_PROCESS = SteadyClock(lambda: datetime.datetime.now(datetime.UTC), _passed)
+
 
 def now() -> Time:
-    """The present, in whole microseconds."""
-    return datetime.datetime.now(datetime.UTC)
+    """The present by this process's ``SteadyClock``, in whole microseconds."""
+    return _OF_THIS_PROCESS()
+
+
+def epoch() -> float:
+    """The same in seconds since 1970."""
+    return now().timestamp()
 
 
 def parse(text: str) -> Time:

@@ -1,0 +1,80 @@
+"""The operator's wall clock is set wrong while jobs run: what they are billed, and what ends them."""
+
+import datetime
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from ballast_operator.views.clock import FOLLOWED_AFTER_SECONDS, SteadyClock
+
+from tests.operator.loops.simulated.simulation import START, Simulation, at
+
+TICK_SECONDS, TICKS = 60.0, 90
+
+
+class Steady(Simulation):
+    """Whose operator reads a ``SteadyClock`` of a wall clock that is ``ahead``."""
+
+    def start_operator(self) -> None:
+        self.clock = SteadyClock(super()._time, self._seconds)
+        super().start_operator()
+
+    def _time(self) -> datetime.datetime:
+        return self.clock()
+
+
+async def after(aheads: Mapping[int, float], **spec: Any) -> Steady:
+    """A job of two GPUs after all ticks; ``aheads``: from a tick on the clock is so many seconds ahead."""
+    simulation = Steady(nodes={"a": ("fast", 2)}, pools={"fast": {"pricePerGpuHour": 36.0}})
+    simulation.add_job("one", totalSteps=1_000_000, **spec)
+    for tick in range(TICKS):
+        simulation.ahead = datetime.timedelta(seconds=aheads.get(tick, simulation.ahead.total_seconds()))
+        if tick == TICKS - 1:  # what it has cost is summed up when it lets go of its GPUs
+            simulation.change("one", suspend=True)
+        await simulation.tick(seconds=TICK_SECONDS)
+    await simulation.ticks(5, seconds=TICK_SECONDS)
+    return simulation
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+async def test_steps_that_are_taken_back_bill_and_end_nothing(seed: int):
+    """By hours and by seconds, back and ahead: to the microsecond all is as with a clock that is right."""
+    draw, tick, aheads = random.Random(seed), 3, dict[int, float]()
+    most = int(FOLLOWED_AFTER_SECONDS / TICK_SECONDS)
+    while tick < TICKS - 2 * most:
+        aheads[tick] = draw.choice((-1.0, 1.0)) * draw.choice((3.0, 90.0, 3_600.0, 86_400.0, 31e6))
+        tick += draw.randrange(1, most)
+        if draw.random() < 0.7:  # else it is another step at once
+            aheads[tick] = 0.0
+            tick += draw.randrange(1, most)
+    aheads[tick] = 0.0
+    limits = {"deadline": at(7_000), "onDeadlineMissed": "Fail", "activeDeadlineSeconds": 6_000}
+    right, wrong = await after({}, **limits), await after(aheads, **limits)
+    assert wrong.state("one") == "Suspended"
+    assert wrong.status("one") == right.status("one")
+    assert wrong.status("one").cost_so_far == pytest.approx(TICKS * TICK_SECONDS * 2 * 0.01, rel=0.02)
+    assert wrong.policy()["status"]["bill"] == right.policy()["status"]["bill"]
+
+
+@pytest.mark.parametrize("ahead", [-7_200.0, 7_200.0])
+async def test_a_step_that_lasts_counts_and_the_log_says_so(ahead: float, caplog: pytest.LogCaptureFixture):
+    """The deadline is two hours off: only a clock that is ahead, and stays so, passes it."""
+    simulation = await after({10: ahead}, deadline=at(7_300), onDeadlineMissed="Fail")
+    assert simulation.state("one") == ("Failed" if ahead > 0 else "Suspended")
+    assert simulation.clock() == simulation.now + simulation.ahead
+    said = [record.message for record in caplog.records if "wall clock" in record.message]
+    assert said == [
+        f"the wall clock stepped by {ahead:+.0f} s; this counts if it is still so in 600 s",
+        f"the operator's time steps by {ahead:+.0f} s, to the wall clock",
+    ]
+
+
+def test_a_clock_that_is_slewed_is_followed_at_once():
+    """A second too fast in a minute is nothing that passes by itself, and no step."""
+    seconds = [0.0]
+    clock = SteadyClock(lambda: START + datetime.timedelta(seconds=seconds[0] * 61 / 60), lambda: seconds[0])
+    for minute in range(1, 100):
+        seconds[0] = 60.0 * minute
+        assert clock() == START + datetime.timedelta(seconds=61.0 * minute)
