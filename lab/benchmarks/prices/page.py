@@ -382,7 +382,7 @@ def skynomad() -> str:
     rows.append(["mean", "", "", *means])
     late = sum(each["late"] for each in found)
     return table(("cell", "hours of work", "checkpoint, GB", "SkyNomad", "ours"), rows) + (
-        f"\n\n{late} deadlines were missed.\n"
+        f"\n\n{late} deadlines were missed."
     )
 
 
@@ -423,7 +423,7 @@ def main() -> None:
         skynomad=skynomad(),
         cant_be_late=cant_be_late(),
     )
-    PAGE.write_text(page, encoding="utf-8")
+    PAGE.write_text(page.rstrip() + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

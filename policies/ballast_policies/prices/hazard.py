@@ -127,8 +127,12 @@ SELDOM = 1e-6
 
 
 def checkpoint_interval(hazard_per_hour: float, restart: RestartCosts) -> float:
-    """Seconds of work between checkpoints by Daly's formula, at least 60 s and at most a day."""
-    if hazard_per_hour < SELDOM or restart.checkpoint_seconds <= 0:
+    """Seconds of work between checkpoints by Daly's formula, at least 60 s and at most a day.
+
+    Where the notice is long enough to save, preemptions take no work, and an hour is for other failures.
+    """
+    noticed = restart.notice_seconds >= restart.checkpoint_seconds
+    if hazard_per_hour < SELDOM or noticed:
         return 3600.0
     return min(max(daly_interval(restart.checkpoint_seconds, 3600.0 / hazard_per_hour), 60.0), 86400.0)
 
@@ -136,7 +140,7 @@ def checkpoint_interval(hazard_per_hour: float, restart: RestartCosts) -> float:
 def steps_between_checkpoints(
     *, checkpoint_seconds: float, step_seconds: float, failures_per_hour: float
 ) -> int:
-    """Steps between checkpoints by :func:`checkpoint_interval`, at least 1.
+    """Steps between checkpoints by :func:`checkpoint_interval`, at least 1, as if no notice came.
 
     Args:
         checkpoint_seconds: how long training stands still for one.
@@ -148,7 +152,7 @@ def steps_between_checkpoints(
     """
     if not (step_seconds > 0 and math.isfinite(step_seconds)):
         raise ValueError(f"step_seconds: {step_seconds} is not positive")
-    costs = RestartCosts(checkpoint_seconds=checkpoint_seconds)
+    costs = RestartCosts(checkpoint_seconds=checkpoint_seconds, notice_seconds=0.0)
     return max(1, round(checkpoint_interval(failures_per_hour, costs) / step_seconds))
 
 

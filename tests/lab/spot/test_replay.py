@@ -81,18 +81,18 @@ def test_a_quiet_market_costs_its_price():
 
 
 def test_a_notice_saves_every_step():
-    """120 s are enough to save; the start-up is what a preemption costs."""
+    """120 s are enough to save; the start-up is what a preemption costs, and checkpoints are seldom."""
     there = market(
         {offer(): prices((1, 1.0))},
         logs={offer(): log((0, 4 * HOUR), (4.1 * HOUR, 100 * HOUR), end=100 * HOUR)},
     )
     (outcome,) = run(there, job()).outcomes
     assert (outcome.preemptions, outcome.lost_steps) == (1, 0.0)
-    assert outcome.finish > 10.1 * HOUR
+    assert 10.1 * HOUR < outcome.finish < 10.29 * HOUR
 
 
 def test_without_a_notice_the_steps_since_the_last_checkpoint_are_done_twice():
-    """And are counted."""
+    """And are counted; checkpoints by Daly's formula take less than 1 % besides."""
     there = market(
         {offer(): prices((1, 1.0))},
         logs={offer(): log((0, 4.4 * HOUR), (4.5 * HOUR, 100 * HOUR), end=100 * HOUR)},
@@ -101,7 +101,7 @@ def test_without_a_notice_the_steps_since_the_last_checkpoint_are_done_twice():
     assert outcome.preemptions == 1
     assert 0 < outcome.lost_steps < 0.5 * HOUR
     (saved,) = run(there, job()).outcomes
-    assert outcome.finish - saved.finish == pytest.approx(outcome.lost_steps, rel=0.05)
+    assert outcome.lost_steps < outcome.finish - saved.finish < outcome.lost_steps + 0.01 * 10 * HOUR
 
 
 def test_a_cheaper_zone_is_moved_to():

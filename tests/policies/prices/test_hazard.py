@@ -7,6 +7,7 @@ import pytest
 from ballast_policies.prices.hazard import (
     Hazard,
     RestartCosts,
+    checkpoint_interval,
     daly_interval,
     steps_between_checkpoints,
 )
@@ -95,6 +96,19 @@ def test_more_preemptions_never_make_time_more_useful(rate, interval, notice):
     costs = RestartCosts(startup_seconds=180, checkpoint_seconds=30, notice_seconds=notice)
     now = costs.useful_part(rate, interval)
     assert 0 <= costs.useful_part(rate + 0.1, interval) <= now < 1
+
+
+@pytest.mark.parametrize("rate", [0.02, 1.0])
+def test_checkpoints_are_by_daly_only_where_a_notice_is_too_short_to_save(rate):
+    """Else no preemption takes work: an hour, as on machines that stay."""
+    interval = {
+        notice: checkpoint_interval(rate, RestartCosts(checkpoint_seconds=30, notice_seconds=notice))
+        for notice in (29.0, 30.0)
+    }
+    assert interval == {
+        29.0: daly_interval(30.0, 3600.0 / rate),
+        30.0: checkpoint_interval(0.0, RestartCosts()),
+    }
 
 
 def test_steps_between_checkpoints_by_young_1974_and_daly_2006():

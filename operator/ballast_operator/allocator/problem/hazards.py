@@ -128,7 +128,7 @@ def at_useful_prices(
 ) -> tuple[PricedPool, ...]:
     """The pools at the price of an hour in which a job gets on, not of one that is paid.
 
-    Start-ups and checkpoints after preemptions are paid as well (``RestartCosts.useful_part``). In whole
+    Start-ups and saves at preemptions are paid as well (``RestartCosts.useful_part``). In whole
     percent, so that not every preemption calls for another allocation. A pool that has lost no machine keeps
     its price.
     """
