@@ -355,6 +355,47 @@ def test_an_optimizer_that_cannot_be_tried_here_is_refused_in_words():
     assert caught.value.field == "training.optimizer"
 
 
+def of_curvature(parameters, learning_rate):
+    def how(gradient, parameter, step):
+        return torch.autograd.grad(gradient.sum(), parameter)[0]
+
+    return Scaled(parameters, learning_rate, how)
+
+
+def test_an_optimizer_that_ends_in_its_trial_is_refused_by_its_own_error():
+    """One of second derivatives, for which gradients would need a graph: a GPU changes nothing."""
+    config = job("llama", parallelism={"tensor": 2})
+    config["training"]["optimizer"] = f"{__name__}:of_curvature"
+    words = r"an error of its own .*does not require grad.*To fix: an optimizer that steps by gradients"
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        ValidatedJob.from_mapping(config)
+    assert caught.value.field == "training.optimizer" and "GPU" not in str(caught.value)
+
+
+class SlowlyLarger(torch.optim.SGD):
+    """An optimizer whose step size, as Prodigy's, waits for what it sums over all gradients."""
+
+    def step(self, closure=None):
+        """Sum, then descend."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                group["sum"] = group.get("sum", 0.0) + float(parameter.grad.square().sum())
+        return super().step(closure)
+
+
+def slowly_larger(parameters, learning_rate):
+    return SlowlyLarger(parameters, lr=learning_rate)
+
+
+def test_an_optimizer_that_sums_over_all_gradients_is_refused():
+    """Also where its updates do not show it yet: ranks would take steps of other sizes."""
+    config = job("llama", parallelism={"tensor": 2})
+    config["training"]["optimizer"] = f"{__name__}:slowly_larger"
+    with pytest.raises(ConfigurationError, match=r"whole matrix .*parallelism\.tensor.*To fix") as caught:
+        ValidatedJob.from_mapping(config)
+    assert caught.value.field == "training.optimizer"
+
+
 def no_optimizer(parameters, learning_rate):
     return None
 

@@ -8,6 +8,7 @@ import functools
 import inspect
 import logging
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import torch
@@ -53,6 +54,8 @@ saved."""
 OWN_OPTIMIZERS = ("adamw", "sgd")
 """Of ``training.optimizer``: those that are no function of the user's."""
 _FUSED_ON = ("cpu", "cuda")
+_OF_DEVICES = re.compile(r"cpu|gpu|cuda|rocm|triton|nvidia|device", re.IGNORECASE)
+"""What errors of optimizers speak of that step on a GPU alone."""
 
 
 def _make_optimizer(parameters: list[nn.Parameter], config: TrainingConfig) -> torch.optim.Optimizer:
@@ -430,20 +433,30 @@ def refuse_whole_matrices(config: TrainingConfig) -> None:
     if config.optimizer in OWN_OPTIMIZERS:
         return
     make = functools.partial(_make_optimizer, config=config)
+    has_gpu = torch.cuda.is_available()
     try:
-        mixes = mixes_numbers(make, torch.device("cpu"))
-    except Exception as error:
-        # Some step on a GPU alone.
-        if not torch.cuda.is_available():
-            if isinstance(error, ConfigurationError):
+        try:
+            mixes = mixes_numbers(make, torch.device("cpu"))
+        except Exception:
+            # Some step on a GPU alone.
+            if not has_gpu:
                 raise
+            mixes = mixes_numbers(make, torch.device("cuda"))
+    except (ConfigurationError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a user's optimizer may raise anything
+        tried = "it is tried whether it can have parts of a matrix, as with parallelism.tensor"
+        if not has_gpu and _OF_DEVICES.search(f"{type(error).__name__}: {error}"):
             reason = (
                 f"{config.optimizer} does not step on a CPU ({with_place(error)}); no GPU is here on which "
-                "to try whether it can have parts of a matrix, as with parallelism.tensor. To fix: start on "
-                "a GPU, tensor: 1, or an optimizer such as adamw"
+                f"{tried}. To fix: start on a GPU, tensor: 1, or an optimizer such as adamw"
             )
-            raise ConfigurationError("training.optimizer", reason) from error
-        mixes = mixes_numbers(make, torch.device("cuda"))
+        else:
+            reason = (
+                f"{config.optimizer} ends with an error of its own where {tried}: {with_place(error)}. "
+                "To fix: an optimizer that steps by gradients alone, which have no graph, such as adamw"
+            )
+        raise ConfigurationError("training.optimizer", reason) from error
     if mixes:
         reason = (
             f"{config.optimizer} updates a number by others of its whole matrix or vector, of which with "

@@ -10,13 +10,14 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from ballast_trainer.distributed.axis import Axis, all_gather_single
-from ballast_trainer.layers.optimizer_state import is_plain
+from ballast_trainer.layers.optimizer_state import is_plain, kept_elsewhere
 from ballast_trainer.seeding import host_seeded
 
 _BY_NUMBER: frozenset[type] = frozenset(
@@ -244,16 +245,19 @@ def _gradients(values: Sequence[torch.Tensor], steps: int) -> list[list[torch.Te
 
 def _updates(
     make: _Maker, values: Sequence[torch.Tensor], gradients: Sequence[Sequence[torch.Tensor | None]]
-) -> list[torch.Tensor]:
-    """By how much steps of an optimizer change parameters of these values."""
+) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    """By how much steps of an optimizer change parameters of these values; what else they change in it."""
     with host_seeded(0):
         tried = [nn.Parameter(value.detach().clone()) for value in values]
         optimizer = make(tried)
+        first = kept_elsewhere(optimizer)
         for each in gradients:
             for parameter, gradient in zip(tried, each, strict=True):
                 parameter.grad = None if gradient is None else gradient.clone()
             optimizer.step()
-    return [parameter.detach() - value for parameter, value in zip(tried, values, strict=True)]
+    now = kept_elsewhere(optimizer)
+    changed = {where: value for where, value in now.items() if [value] != [first.get(where)]}
+    return [one.detach() - value for one, value in zip(tried, values, strict=True)], changed
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -265,16 +269,14 @@ def mixes_parameters(make: _Maker, parameters: Sequence[nn.Parameter]) -> bool:
     """Whether an optimizer's update of one of these parameters depends on the others' gradients, tried."""
     with host_seeded(0):
         gradients = _gradients(parameters, _TRIALS[0][1])
-    together = _updates(make, parameters, gradients)
-    return not all(
-        _alike(
-            _updates(
-                make, parameters, [[one if one is each[at] else None for one in each] for each in gradients]
-            )[at],
-            together[at],
-        )
-        for at in range(len(parameters))
-    )
+    together, kept = _updates(make, parameters, gradients)
+
+    def differs(at: int) -> bool:
+        own = [[one if one is each[at] else None for one in each] for each in gradients]
+        alone, kept_alone = _updates(make, parameters, own)
+        return kept_alone != kept or not _alike(alone[at], together[at])
+
+    return any(differs(at) for at in range(len(parameters)))
 
 
 def mixes_numbers(make: _Maker, device: torch.device) -> bool:
@@ -288,7 +290,7 @@ def _mixes(make: _Maker, length: int, steps: int, device: torch.device) -> bool:
         values = [0.01 * torch.randn(shape) for shape in ((length, length), (length,))]
         gradients = [[one.to(device) for one in each] for each in _gradients(values, steps)]
     values = [value.to(device) for value in values]
-    whole = _updates(make, values, gradients)
+    whole, kept = _updates(make, values, gradients)
 
     def differs(at: int, dim: int) -> bool:
         def cut(every: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -296,6 +298,8 @@ def _mixes(make: _Maker, length: int, steps: int, device: torch.device) -> bool:
                 one.chunk(2, dim)[0].contiguous() if place == at else one for place, one in enumerate(every)
             ]
 
-        return not _alike(_updates(make, cut(values), [cut(each) for each in gradients])[at], cut(whole)[at])
+        parts, kept_of_parts = _updates(make, cut(values), [cut(each) for each in gradients])
+        # A step size found from all gradients may not have moved yet.
+        return kept_of_parts != kept or not _alike(parts[at], cut(whole)[at])
 
     return any(differs(at, dim) for at, dim in ((0, 0), (0, 1), (1, 0)))
