@@ -131,17 +131,18 @@ def _filled(S: Sequence[float], speeds: Sequence[float], load: float) -> tuple[l
     """
     bounds, begin, largest, more = [0], 0, 0.0, float("inf")
     for last, speed in enumerate(speeds, start=len(S) - len(speeds)):
-        end = bisect.bisect_right(S, S[begin] + load * speed, begin, last + 1) - 1
+        before = S[begin]
+        end = bisect.bisect_right(S, before + load * speed, begin, last + 1) - 1
         # As loads are counted, whatever the sum was rounded to.
-        while end < last and (S[end + 1] - S[begin]) / speed <= load:
+        while end < last and (over := (S[end + 1] - before) / speed) <= load:
             end += 1
-        while (S[end] - S[begin]) / speed > load:
-            end -= 1
-        if end < last:
-            more = min(more, (S[end + 1] - S[begin]) / speed)
+        while (taken := (S[end] - before) / speed) > load:
+            end, over = end - 1, taken
+        if end < last and over < more:
+            more = over
         if end == begin:
             break
-        largest = max(largest, (S[end] - S[begin]) / speed)
+        largest = max(largest, taken)
         bounds.append(end)
         begin = end
     return bounds, largest, more
