@@ -76,6 +76,18 @@ def test_a_lock_that_is_not_touched_any_more_is_taken_over(tmp_path, caplog):
     assert not list(tmp_path.iterdir())
 
 
+def test_what_a_killed_process_has_left_of_its_lock_is_removed(tmp_path):
+    """Not what one writes that lives, or may live on another machine."""
+    ended = dataclasses.replace(HERE, token="ended", started="0")
+    for owner in (ended, HERE, ELSEWHERE):
+        (tmp_path / f"{LOCK}-{owner.token}").write_text(json.dumps(dataclasses.asdict(owner)))
+    (tmp_path / f"{LOCK}-ended.new").write_text(json.dumps(dataclasses.asdict(ended)))
+    lock = lock_of(tmp_path, mine())
+    lock.acquire()
+    lock.release()
+    assert {path.name for path in tmp_path.iterdir()} == {f"{LOCK}-{one.token}" for one in (HERE, ELSEWHERE)}
+
+
 def test_of_two_that_find_the_same_stale_lock_one_gets_it(tmp_path):
     """The other one sees the new owner's touch, and refuses."""
     held_by(tmp_path, ELSEWHERE)

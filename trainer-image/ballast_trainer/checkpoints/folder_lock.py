@@ -139,6 +139,7 @@ class FolderLock:
                     break
         finally:
             fresh.unlink(missing_ok=True)
+        self._remove_left()
         threading.Thread(target=self._touch, name="checkpoint-lock", daemon=True).start()
 
     def held(self) -> bool:
@@ -181,6 +182,14 @@ class FolderLock:
         fresh = self._path.with_name(f"{LOCK}-{self._owner.token}")
         fresh.write_text(json.dumps(dataclasses.asdict(self._owner)))
         return fresh
+
+    def _remove_left(self) -> None:
+        """Remove what processes that were killed while they took the lock have left of it."""
+        for left in self._path.parent.glob(f"{LOCK}-*"):
+            with contextlib.suppress(OSError):
+                owner = Owner.read(left)
+                if owner is not None and owner.gives_way_to(self._owner):
+                    left.unlink()
 
     def _create(self, fresh: Path) -> bool:
         """Make the lock file, whole at once; False where there is one."""
