@@ -188,6 +188,12 @@ def test_tensorboard_files_hold_the_curves(tmp_path):
     ("metrics", "field", "words"),
     [
         ({"writer": "json:JSONDecoder"}, "metrics.writer", "without scalars, event, close()"),
+        (
+            {"writer": "json:loads"},
+            "metrics.writer",
+            "'json:loads' fails, called without arguments: .*To fix",
+        ),
+        ({"writer": "sys:exit"}, "metrics.writer", "SystemExit"),
         ({"jsonLines": "/dev/null/metrics"}, "metrics.jsonLines", "cannot write"),
     ],
 )

@@ -28,6 +28,7 @@ from typing import Any, Protocol
 
 from ballast_policies.contract.job.output import MetricsConfig, MlflowConfig, WandbConfig
 
+from ballast_trainer.causes import with_place
 from ballast_trainer.distributed.activity import ACTIVITY
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.registry import load_callable
@@ -289,7 +290,15 @@ def writers_of(config: MetricsConfig, job: Mapping[str, Any] | None = None) -> l
     if config.tensorboard is not None:
         writers.append(TensorBoardWriter(Path(config.tensorboard)))
     if config.writer is not None:
-        made = load_callable("metrics.writer", config.writer)()
+        build = load_callable("metrics.writer", config.writer)
+        try:
+            made = build()
+        except (Exception, SystemExit) as error:  # a user's callable may do anything
+            reason = (
+                f"{config.writer!r} fails, called without arguments: {with_place(error)}. "
+                "To fix: the callable, or leave writer out"
+            )
+            raise ConfigurationError("metrics.writer", reason) from error
         missing = [name for name in ("scalars", "event", "close") if not callable(getattr(made, name, None))]
         if missing:
             reason = (
