@@ -89,6 +89,7 @@ FAMILIES = {
     "granite": SIZES,
     "lfm2": {**SIZES, **in_turn("conv")},
     "nemotron": SIZES,
+    "olmo2 with one head of keys": {**SIZES, "num_key_value_heads": 1},
     "olmo3": {**SIZES, **WINDOW},
     "phi3": SIZES,
     "phimoe": {**SIZES, **MIXTURE, "input_jitter_noise": 0.0, "router_jitter_noise": 0.0},

@@ -106,7 +106,7 @@ _OF_FAMILIES: dict[str, dict[str, str]] = {
 _HEADS = ("num_attention_heads", "num_key_value_heads")
 
 
-def _plan_of(module: DecoderLayer, parts: dict[str, nn.Module]) -> dict[str, tuple[str, str]]:
+def _plan_of(module: DecoderLayer, parts: dict[str, nn.Module], axis: Axis) -> dict[str, tuple[str, str]]:
     """How parts of the layer are cut, by path, and with which others: as its family says, and MLPs anyway."""
     kind = getattr(module.config, "model_type", "")
     stated = module.plan | _OF_FAMILIES.get(kind, {})
@@ -117,7 +117,9 @@ def _plan_of(module: DecoderLayer, parts: dict[str, nn.Module]) -> dict[str, tup
         for path in every
         if re.fullmatch(re.escape(pattern).replace(r"\*", r"\d+"), path)
     }
-    for path in [path for path, (way, _) in plan.items() if way == _GATHERED and path.endswith(".q_proj")]:
+    gathered = [path for path, (way, _) in plan.items() if way == _GATHERED and path.endswith(".q_proj")]
+    # Heads that do not divide stay whole behind maps that are gathered.
+    for path in [] if _undivided(module, axis) else gathered:
         prefix = path.removesuffix("q_proj")
         normed = {f"{prefix}{one}_norm": parts.get(f"{prefix}{one}_proj") for one in "qk"}
         if all(_is_norm_of(parts.get(norm), linear) for norm, linear in normed.items()):
@@ -175,7 +177,7 @@ def cut_by_plan(module: DecoderLayer, axis: Axis) -> nn.Module:
     """
     layer, kind = module.layer, type(module.layer).__name__
     parts = dict(layer.named_modules())
-    plan = _plan_of(module, parts)
+    plan = _plan_of(module, parts, axis)
     if not plan:
         raise ValueError(
             f"transformers has no plan for tensor parallelism (base_model_tp_plan) of {kind}. "
@@ -295,9 +297,12 @@ def _check_heads(module: DecoderLayer, axis: Axis) -> None:
     Raises:
         ValueError: they do not.
     """
-    for name, heads in _heads_of(module).items():
-        if heads % axis.size:
-            raise ValueError(f"{heads} heads ({name}) do not divide over {axis.size} tensor ranks")
+    for name, heads in _undivided(module, axis).items():
+        raise ValueError(f"{heads} heads ({name}) do not divide over {axis.size} tensor ranks")
+
+
+def _undivided(module: DecoderLayer, axis: Axis) -> dict[str, int]:
+    return {name: heads for name, heads in _heads_of(module).items() if heads % axis.size}
 
 
 def _hold(part: nn.Module, cut: dict[str, Slicing], axis: Axis) -> None:
