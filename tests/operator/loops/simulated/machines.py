@@ -174,7 +174,10 @@ class Trainer:
         self.saved = self.step - self.step % 20
         self.nodes = len({pod["spec"]["nodeName"] for pod in pods.values() if pod is not None})
         self.shares = self.beside != 1.0 and self._has_company(world, pods)
-        self._write(world, now, report=self._report(plan).replace(layer_seconds=self._layer_seconds(config)))
+        report = self._report(plan)
+        if self.layers:
+            report = report.replace(layer_seconds=self._layer_seconds(config))
+        self._write(world, now, report=report)
         if self.step >= self.total:
             self._write(world, now, finished=str(self.step))
             for pod in plan.pods:
@@ -245,8 +248,6 @@ class Trainer:
 
     def _layer_seconds(self, config: Mapping[str, Any]) -> tuple[float, ...]:
         """Of a rank's step, forwards as well where they are repeated: a third of a layer."""
-        if not self.layers:
-            return ()
         launched = JobConfig.from_json(config["data"][CONFIG_KEY])
         samples = launched.pipeline.global_batch_size / launched.parallelism.ranks_per_position
         repeated = 4 / 3 if launched.training.recompute else 1.0
