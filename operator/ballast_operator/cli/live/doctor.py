@@ -330,11 +330,15 @@ async def _lacking(
             answer = await client.connection.request("post", path, body=body)
         return bool((answer.get("status") or {}).get("allowed"))
 
-    answers = await asyncio.gather(*(allowed(right) for right in asked))
+    try:
+        async with asyncio.TaskGroup() as group:
+            answers = [group.create_task(allowed(right)) for right in asked]
+    except ExceptionGroup as error:
+        raise error.exceptions[0] from None  # the others have ended, too, before the connection does
     return [
         f"{right['verb']} {right['resource']}" + (f"/{right['subresource']}" if right["subresource"] else "")
         for right, yes in zip(asked, answers, strict=True)
-        if not yes
+        if not yes.result()
     ]
 
 
