@@ -165,7 +165,8 @@ def test_without_a_cluster_each_command_says_so(words, tmp_path, monkeypatch):
 @pytest.mark.parametrize("command", ["delete", "logs", "resume", "suspend"])
 def test_a_job_that_is_not_there_is_told_with_where_to_look(answers, command):
     """The API server alone says that it is not found."""
-    where = answers(b'{"kind": "Status", "message": "trainingjobs.ballast.dev \\"one\\" not found"}', 404)
+    absent = b'{"kind": "Status", "message": "trainingjobs.ballast.dev \\"one\\" not found"}'
+    where = answers(lambda path: (absent, 404) if path.endswith("/one") else (b"{}", 200))
     assert "lists, and its namespace" in refused(command, "one", "--kubeconfig", where)
 
 

@@ -3,11 +3,19 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 from ballast.client.connection import Connection, checked, read_json
-from ballast.client.errors import JobFailed, LoggedOut, NotConnected, NotFound, Refused, WaitedTooLong
+from ballast.client.errors import (
+    Forbidden,
+    JobFailed,
+    LoggedOut,
+    NotConnected,
+    NotFound,
+    Refused,
+    WaitedTooLong,
+)
 from ballast.client.job import API_VERSION, Cost, Job, Jobs, Object
 from ballast.client.logs import Follower, LogLine, merged, pods_of
 
@@ -81,9 +89,28 @@ class AsyncClient:
         """A job as it is now.
 
         Raises:
-            NotFound: there is none.
+            NotFound: there is none, or not even its namespace.
         """
-        return Job(await self.connection.request("get", self._path(namespace, name)))
+        return Job(await self._request_job("get", name, namespace))
+
+    async def _request_job(self, verb: str, name: str, namespace: str | None, **more: Any) -> Any:
+        path = self._path(namespace, name)
+        try:
+            return await self.connection.request(verb, path, **more)
+        except NotFound:
+            await self._require_namespace(namespace)
+            raise
+
+    async def _require_namespace(self, namespace: str | None) -> None:
+        """Asked where nothing was found: the API server finds nothing in a namespace that does not exist.
+
+        Raises:
+            NotFound: it does not; not told to an account that may not ask.
+        """
+        where = self.namespace if namespace is None else namespace
+        if where:
+            with suppress(Forbidden):
+                await self.connection.request("get", f"/api/v1/namespaces/{where}")
 
     async def list(
         self,
@@ -100,16 +127,23 @@ class AsyncClient:
             states: only these.
             team: only those with this ``spec.entity``.
             limit: at most so many; 0: all.
+
+        Raises:
+            NotFound: there is no such namespace.
         """
         found: list[Job] = []
+        empty = True
         most = limit + 1 if limit and not states and team is None else 0  # the last: are there more?
         async with aclosing(self.connection.items(self._path(namespace), most=most)) as items:
             async for item in items:
+                empty = False
                 job = Job({"apiVersion": API_VERSION, "kind": "TrainingJob", **item})
                 if (not states or job.state in states) and team in (None, job.team):
                     found.append(job)
                 if limit and len(found) > limit:
                     break
+        if empty:
+            await self._require_namespace(namespace)
         found.sort(key=lambda job: (job.namespace, job.name))
         return Jobs(tuple(found[: limit or None]), more=bool(limit) and len(found) > limit)
 
@@ -288,9 +322,10 @@ class AsyncClient:
         if job.finished:
             raise Refused(f"{job}: it has ended. To fix: submit it again under another name")
         return Job(
-            await self.connection.request(
+            await self._request_job(
                 "patch",
-                self._path(namespace, name),
+                name,
+                namespace,
                 query={"fieldManager": MANAGER},
                 body={"spec": {"suspend": value}},
                 patch=_MERGE,
@@ -304,4 +339,4 @@ class AsyncClient:
             NotFound: there is none.
         """
         body: dict[str, Any] = {"propagationPolicy": "Background"}
-        await self.connection.request("delete", self._path(namespace, name), body=body)
+        await self._request_job("delete", name, namespace, body=body)

@@ -64,6 +64,14 @@ def checked(name: str, what: str) -> str:
     return name
 
 
+def missing(namespace: str) -> str:
+    """The message for a user about a namespace that does not exist, with what to change."""
+    return (
+        f"there is no namespace {namespace}. To fix: kubectl create namespace {namespace}, or name another "
+        "(kubectl get namespaces)"
+    )
+
+
 def in_pod() -> bool:
     """Whether this process runs in a pod with a service account."""
     return _ACCOUNT.exists()
@@ -282,6 +290,8 @@ def _translated(path: str, error: Any) -> BallastError:
     text, status = f"{said} (HTTP {error.status})", error.status
     if status == 404 and not served:
         return NotFound(f"{text}. To fix: install Ballast's custom resource definitions (`ballast crds`)")
+    if status == 404 and (absent := re.match(r'namespaces "(.*)" not found', said)):
+        return NotFound(missing(absent[1]))
     if status == 404 and "/trainingjobs/" in path:
         return NotFound(f"{text}. To fix: name a job that `ballast jobs` lists, and its namespace")
     if status == 404:

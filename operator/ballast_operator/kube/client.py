@@ -482,11 +482,3 @@ async def is_missing(cluster: Cluster, namespace: str) -> bool:
     except Rejected:
         return False
     return False
-
-
-def missing(namespace: str) -> str:
-    """The message for a user, with what to change."""
-    return (
-        f"there is no namespace {namespace}. To fix: kubectl create namespace {namespace}, or name another "
-        "(kubectl get namespaces)"
-    )

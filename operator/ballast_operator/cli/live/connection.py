@@ -80,7 +80,9 @@ def asked(
     Raises:
         click.ClickException: the cluster cannot be reached or read, or has no such namespace.
     """
-    from ballast_operator.kube.client import connect, is_missing, missing
+    from ballast.client.connection import missing
+
+    from ballast_operator.kube.client import connect, is_missing
 
     async def ask() -> Found:
         async with await connect(kubeconfig) as cluster:

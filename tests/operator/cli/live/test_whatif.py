@@ -241,7 +241,15 @@ MISSING = "there is no namespace nowhere. To fix: kubectl create namespace nowhe
 
 
 @pytest.mark.api
-@pytest.mark.parametrize("command", [("top", "--once"), ("explain", "job"), ("demo",)], ids=lambda c: c[0])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *[("top", "--once"), ("cost",), ("jobs",), ("demo",), ("ui", "--no-open")],
+        *[(name, "job") for name in ("explain", "logs", "suspend", "resume", "delete")],
+        ("submit", "--name", "one", "--image", "i", "--steps", "1", "true"),
+    ],
+    ids=lambda command: command[0],
+)
 def test_a_namespace_that_does_not_exist_is_named(control_plane, command):
     """In each command that takes one; nothing is installed or started."""
     options = ["--kubeconfig", str(control_plane.kubeconfig), "--namespace", "nowhere"]
