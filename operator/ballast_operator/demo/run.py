@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from ballast.client.connection import missing
 from kubernetes import config
 from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.exceptions import ForbiddenError, NotFoundError
@@ -19,7 +20,6 @@ from kubernetes.dynamic.exceptions import ForbiddenError, NotFoundError
 from ballast_operator.api.conditions import JobState
 from ballast_operator.demo.report import demo_manifests, read_manifests
 from ballast_operator.demo.story import Recorder
-from ballast_operator.kube.client import missing
 from ballast_operator.local_operator import (
     OPERATOR_NAMESPACE,
     apply_objects,
@@ -58,8 +58,8 @@ def run_demo(
         DemoError: the time limit passed, or the operator ended.
     """
     started_here = kubeconfig is None
-    logs = Path(tempfile.mkdtemp(prefix="ballast-demo-"))
     with contextlib.ExitStack() as stack:
+        logs = stack.enter_context(_folder_of_logs())
         checkpoints = Path("/var/tmp") / f"ballast-demo-{secrets.token_hex(4)}"
         if kubeconfig is None:
             # An optional package, which a demo on an existing cluster does not need.
@@ -82,6 +82,8 @@ def run_demo(
         announce("starting the operator")
         operator_kubeconfig = write_operator_kubeconfig(api, kubeconfig, logs / "operator.kubeconfig")
         operator = stack.enter_context(running_operator(operator_kubeconfig, logs / "operator.log"))
+        if not started_here:
+            stack.callback(_remove, kube, namespace, announce)
         recorder = stack.enter_context(Recorder(api, namespace))
 
         def wait_until(done: Callable[[Recorder], bool]) -> None:
@@ -106,11 +108,27 @@ def run_demo(
                 if manifest["kind"] == "TrainingJob":  # the next one arrives at a cluster in use
                     wait_until(functools.partial(_placed_or_waiting, name=manifest["metadata"]["name"]))
         wait_until(_all_finished)
-        if not started_here:
-            announce("removing the demo's jobs and policy; definitions and roles stay")
-            delete_objects(kube, read_manifests(demo_manifests()), namespace)
-        shutil.rmtree(logs, ignore_errors=True)
         return recorder
+
+
+@contextlib.contextmanager
+def _folder_of_logs() -> Iterator[Path]:
+    """A folder that stays only where a ``DemoError`` names a log in it."""
+    folder, kept = Path(tempfile.mkdtemp(prefix="ballast-demo-")), False
+    try:
+        yield folder
+    except DemoError:
+        kept = any(folder.iterdir())
+        raise
+    finally:
+        if not kept:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove(kube: DynamicClient, namespace: str, announce: Callable[[str], None]) -> None:
+    """However the demo ends: nobody looks after its jobs any more, and their pods hold GPUs."""
+    announce("removing the demo's jobs and policy; definitions and roles stay")
+    delete_objects(kube, read_manifests(demo_manifests()), namespace)
 
 
 def _namespace(name: str) -> dict[str, Any]:
