@@ -8,6 +8,7 @@ import tarfile
 import pytest
 from ballast.client import training_job
 from ballast_operator.cli.live.bundle import without_secrets
+from ballast_operator.cli.live.doctor import CHECKS
 from ballast_operator.cli.main import main
 from click.testing import CliRunner
 from kubernetes import client
@@ -64,6 +65,16 @@ def test_a_cluster_is_examined_with_and_without_an_operator(live_cluster, stage)
         assert storage["status"] == "failed" and f"{stage.namespace}/nowhere" in storage["message"]
     text = call(live_cluster, "doctor").stdout
     assert all(re.match(r"(ok|warning|failed|skipped) +[a-z]", line) for line in text.splitlines())
+
+
+def test_what_an_account_may_not_look_at_is_said_to_be_unknown(live_cluster, nursery):
+    """Nothing is known to be wrong: the exit code alone would read as if nothing were."""
+    done = CliRunner().invoke(main, ["doctor", "--kubeconfig", str(nursery.kubeconfig)])
+    skipped = re.findall("^skipped +([^:]+):", done.stdout, re.MULTILINE)
+    assert skipped
+    told = f"skipped {len(skipped)} of {len(CHECKS)} checks, where faults may be: {', '.join(skipped)}\n"
+    assert done.stderr == told
+    assert call(live_cluster, "doctor").stderr == ""
 
 
 def test_nodes_without_a_device_plugin_and_pools_without_nodes_are_named(live_cluster, stage):

@@ -63,6 +63,10 @@ def doctor(namespace: str, kubeconfig: str | None, output: str) -> None:
         for one in found:
             fix = f" To fix: {one.fix}" if one.fix else ""
             click.echo(printable(f"{one.status:8} {one.check}: {one.message}.{fix}".replace("\n", " ")))
+    skipped = list(dict.fromkeys(one.check for one in found if one.status == "skipped"))
+    if skipped:
+        text = f"skipped {len(skipped)} of {len(CHECKS)} checks, where faults may be: {', '.join(skipped)}"
+        click.echo(text, err=True)
     if any(one.status == "failed" for one in found):
         raise SystemExit(1)
 
