@@ -5,6 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import click
 import pytest
@@ -12,6 +14,8 @@ from ballast_operator.cli.main import main
 from ballast_operator.cli.option_names import printable
 from ballast_trainer.cli.main import main as ballast_train
 from click.testing import CliRunner
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("hostile", ["\x1b[2J", "\x1b]0;title\x07", "\r", "\x9b31m", "\u202e", "\x00"])
@@ -93,3 +97,20 @@ def test_control_c_and_a_full_disk_end_a_command_without_a_traceback(program, mo
     if program is main:
         full = run_until(OSError(errno.ENOSPC, "No space left on device"))
         assert full.exit_code == 1 and "No space left on device. To fix: " in full.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("package", ["operator", "trainer-image"])
+def test_control_c_while_a_program_is_imported_ends_it_silently(package, tmp_path):
+    """Of each script that the package installs, before there is a command that could take it."""
+    (tmp_path / "click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    project = tomllib.loads((ROOT / package / "pyproject.toml").read_text())["project"]
+    for entry in project["scripts"].values():
+        module, _, function = entry.partition(":")
+        code = f"from {module} import {function}; {function}()"
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        run = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+        )
+        assert (run.returncode, run.stdout, run.stderr) == (130, "", "")
