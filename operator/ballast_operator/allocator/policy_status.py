@@ -240,6 +240,8 @@ def _valid(capacity: ClusterCapacity, policy: ClusterPolicy) -> Verdict:
         message = f"no node has label {some_of(capacity.levels_without_nodes)} of topology.levels"
         return Verdict(PolicyCondition.VALID, True, PolicyReason.NO_SUCH_NODES, message)
     message = f"{len(policy.spec.node_pools)} pools, {len(capacity.nodes)} nodes"
+    if capacity.orphans:
+        message += f"; pods without a job hold GPUs: {some_of(capacity.orphans)}. To fix: delete them"
     return Verdict(PolicyCondition.VALID, True, PolicyReason.VALID, message)
 
 

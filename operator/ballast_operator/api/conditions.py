@@ -27,7 +27,7 @@ class PolicyCondition(enum.StrEnum):
     CAPACITY_TYPES_AGREE = "CapacityTypesAgree"
     """The labels of the pools' nodes say what counts for their pool. Absent: they do."""
     NODES_HEALTHY = "NodesHealthy"
-    """No node of the pools is closed or avoided by ``spec.nodeHealth``. Absent: none is."""
+    """No node of the pools is closed or avoided by ``spec.nodeHealth``, or has lost GPUs. Absent: none is."""
     WITHIN_SPOT_LIMITS = "WithinSpotLimits"
     """``spec.spot`` keeps no job off spot machines, and what runs is within it. Absent: no limit is set."""
     TWIN_AGREES = "TwinAgrees"

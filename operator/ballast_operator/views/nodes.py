@@ -292,6 +292,19 @@ def foreign_use(pods: Iterable[Object], resource: str) -> Counter[str]:
     return used
 
 
+def orphans(pods: Iterable[Object], resources: Iterable[str]) -> list[str]:
+    """Pods with a job's label and no job that hold GPUs: what ``kubectl delete --cascade=orphan`` leaves."""
+    kinds = set(resources)
+    return sorted(
+        f"{metadata.get('namespace', '')}/{metadata['name']}"
+        for pod in pods
+        if JOB_LABEL in ((metadata := pod["metadata"]).get("labels") or {})
+        and not is_ours(pod)
+        and _lives(pod)
+        and any(pod_gpus(pod, kind) for kind in kinds)
+    )
+
+
 def own_use(
     pods: Iterable[Object], allocations: Mapping[Key, JobAllocation], resource: str, *, but: Key
 ) -> Counter[str]:

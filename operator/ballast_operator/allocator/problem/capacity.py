@@ -34,7 +34,7 @@ from ballast_operator.api.node_pool import CapacityType, NodePool
 from ballast_operator.kube.kinds import Key, Object
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
-from ballast_operator.views.nodes import NodeView, foreign_use, zone_of
+from ballast_operator.views.nodes import NodeView, foreign_use, orphans, zone_of
 from ballast_operator.views.notices import capacity_type_of
 from ballast_operator.views.shared_gpus import as_shared, once_a_gpu, why_not_shared
 
@@ -195,6 +195,9 @@ class ClusterCapacity(Capacity):
         data_prices: of data between regions.
         in_use: node -> its GPUs that running gangs hold.
         overlaps: nodes that match two pools, as text; they are in ``nodes`` only for gangs that run there.
+        shrunk: nodes that offer fewer GPUs than gangs hold, as text; without those that offer none, as while
+            their device plugin starts again.
+        orphans: pods of jobs that were deleted without them, and whose GPUs they hold.
         pools_without_gpus: pools that have nodes, none of which offers a GPU.
         shared: node -> bytes of its one GPU, which two jobs may share; 0: not known.
         left_out: node -> its GPUs that gangs hold which a decision leaves out; they are not in ``nodes``.
@@ -207,6 +210,8 @@ class ClusterCapacity(Capacity):
     data_prices: DataPrices = NO_DATA_PRICES
     in_use: Mapping[str, int] = dataclasses.field(default_factory=dict)
     overlaps: tuple[str, ...] = ()
+    shrunk: tuple[str, ...] = ()
+    orphans: tuple[str, ...] = ()
     pools_without_gpus: tuple[str, ...] = ()
     shared: Mapping[str, float] = dataclasses.field(default_factory=dict)
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -271,6 +276,7 @@ def read_capacity(
     tolerance = Tolerance.of(pools, listed, wanting, apart=apart)
     values: list[Node] = []
     shared: dict[str, float] = {}
+    shrunk: list[str] = []
     for pool in pools:
         foreign = foreign_use(pods, pool.gpu_resource)
         for node in listed[pool.name]:
@@ -283,7 +289,9 @@ def read_capacity(
                 gpus = min(1, mine) if others else 1
             closed = node.closed or promised.get(node.name, "")
             if pool.sharing is None and offered < mine:
-                gpus, closed = mine, closed or f"offers {offered} GPUs, and gangs hold {mine}"
+                few = f"offers {offered} GPUs, and gangs hold {mine}"
+                gpus, closed = mine, closed or few
+                shrunk += [f"node {node.name} {few}"] if offered else []
             if closed or taints in tolerance.by_no_job:
                 gpus = min(gpus, mine)
             values.append(
@@ -320,6 +328,8 @@ def read_capacity(
         regions=regions,
         in_use=sum(held.values(), Counter[str]()),
         overlaps=tuple(overlaps),
+        shrunk=tuple(shrunk),
+        orphans=tuple(orphans(pods, (pool.gpu_resource for pool in pools))),
         pools_without_gpus=tuple(
             pool.name
             for pool in pools

@@ -250,7 +250,7 @@ class Snapshot(ClusterState):
         refused: jobs that want GPUs and cannot be placed by this policy.
         spent: teams that have spent their budget, with what that means for their jobs.
         faulty: those that are left out since deciding on them raises.
-        sick_nodes: nodes that are closed or avoided by ``spec.nodeHealth``, as text.
+        sick_nodes: nodes that are closed or avoided by ``spec.nodeHealth``, or have lost GPUs, as text.
     """
 
     capacity: ClusterCapacity
@@ -343,8 +343,9 @@ def _take(
         spent=seen.spent,
         shared=shared,
         spot=spot_limits(spec, capacity.kinds),
-        sick_nodes=tuple(
-            f"node {node.name} is {said}" for node in capacity.nodes if (said := _sick(node, nodes, seen))
+        sick_nodes=(
+            *(f"node {node.name} is {said}" for node in capacity.nodes if (said := _sick(node, nodes, seen))),
+            *capacity.shrunk,
         ),
         faulty=tuple(FaultyJob(view=view, error=left_out[view.key]) for view in at_fault),
     )

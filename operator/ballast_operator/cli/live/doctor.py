@@ -253,6 +253,7 @@ async def _policies(client: "AsyncClient") -> list[Finding]:
 
 async def _nodes(client: "AsyncClient") -> list[Finding]:
     from ballast_operator.api.read import InvalidObject, read_cluster_policy
+    from ballast_operator.views.nodes import foreign_use, orphans, own_use
 
     nodes = await _items(client, "/api/v1/nodes")
     pools: list[NodePool] = []
@@ -264,7 +265,11 @@ async def _nodes(client: "AsyncClient") -> list[Finding]:
         except InvalidObject:
             continue  # its condition says so
         pools += policy.spec.node_pools
+    pods = await _items(client, "/api/v1/pods")
     found, seen = [], set[str]()
+    if left := orphans(pods, (pool.gpu_resource for pool in pools)):
+        text = f"pods of jobs that were deleted without them hold GPUs: {some_of(left)}"
+        found.append(Finding("nodes", "warning", text, "delete them"))
     for pool in pools:
         selector = pool.node_selector or {}
         there = [node for node in nodes if selector.items() <= (node["metadata"].get("labels") or {}).items()]
@@ -277,6 +282,15 @@ async def _nodes(client: "AsyncClient") -> list[Finding]:
         if without:
             text = f"nodes of pool {pool.name} offer no {pool.gpu_resource}: {some_of(without)}"
             found.append(Finding("nodes", "failed", text, "see whether the device plugin runs there"))
+        resource = pool.gpu_resource
+        held = foreign_use(pods, resource) + own_use(pods, {}, resource, but=("", ""))
+        if shrunk := [
+            f"{_name(node)} ({held[_name(node)]} of {gpus})"
+            for node in there
+            if 0 < (gpus := _gpus(node, resource)) < held[_name(node)]
+        ]:
+            text = f"pods hold more GPUs than nodes of pool {pool.name} offer: {some_of(shrunk)}"
+            found.append(Finding("nodes", "warning", text, "repair their GPUs, or move the jobs"))
     others = [_name(node) for node in nodes if _name(node) not in seen and _gpus(node, "nvidia.com/gpu")]
     if others:
         text = f"nodes with GPUs are in no pool: {some_of(others)}"

@@ -9,6 +9,7 @@ from ballast_policies.contract import ExitReason, TerminationMessage
 
 from tests.operator.loops.simulated.machines import end_pod
 from tests.operator.loops.simulated.simulation import NAMESPACE, START, Simulation, template
+from tests.operator.loops.simulated.world import World
 
 pytestmark = pytest.mark.slow
 
@@ -135,3 +136,23 @@ async def test_a_node_is_not_avoided_for_one_job_that_fails(others: str):
         await fail_again(simulation, "b")
     assert not told(simulation)
     assert "SickNodes" not in simulation.world.events
+
+
+@pytest.mark.parametrize("left", [1, 0], ids=["fewer", "none"])
+async def test_a_node_that_loses_gpus_under_a_gang_is_told_and_takes_no_other(left: int, monkeypatch: Any):
+    """What runs stays, as with Kubernetes. It offers none while its device plugin starts: that is no news."""
+    monkeypatch.setattr(World, "checked", lambda self: None)  # pods of GPUs that the node does not offer now
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
+    simulation.add_job("one", stages=(2, 2), totalSteps=1_500)
+    await running(simulation, "one")
+    simulation.world.patch(NODE, "", "fast-0", {"status": {"allocatable": {"nvidia.com/gpu": str(left)}}})
+    simulation.add_job("two", stages=(1, 1), totalSteps=20)
+    why = f"offers {left} GPUs, and gangs hold 2"
+    await simulation.until(lambda: simulation.condition("two", "Admitted") is not None)
+    await simulation.until(lambda: why in simulation.condition("two", "Admitted").message)
+    assert told(simulation).startswith(f"node fast-0 {why}. To fix: ") is bool(left)
+    await simulation.until(lambda: simulation.state("one") == "Succeeded", ticks=900)
+    assert simulation.status("one").launches == 1
+    if left:
+        await simulation.until(lambda: simulation.state("two") == "Succeeded", ticks=100)
+    await simulation.until(lambda: not told(simulation))
