@@ -78,7 +78,13 @@ class LeaderTerm:
             arrived=throttle.arrived,
         )
         self._reporter = PolicyReporter(
-            cluster, self._caches, self._events, clock=now, in_background=True, history=history
+            cluster,
+            self._caches,
+            self._events,
+            clock=now,
+            in_background=True,
+            history=history,
+            waits=informers.waits,
         )
         self._feeds = PriceFeeds(cluster, lease_namespace, CloudPrices(changed=throttle.request))
         self._allocator = Allocator(

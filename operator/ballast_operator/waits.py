@@ -105,6 +105,11 @@ class Waits:
             (now - wait.since for wait in tuple(self._waits.values()) if wait.reason is reason), default=0.0
         )
 
+    def told(self, reason: WaitReason) -> list[str]:
+        """What is waited for, with what to do, of each wait for ``reason``."""
+        found = [wait for wait in tuple(self._waits.values()) if wait.reason is reason]
+        return sorted(f"{wait.what}. To fix: {wait.to_fix}" for wait in found)
+
     def lines(self) -> list[str]:
         """One line for each wait, the longest first."""
         return [self._text(wait) for wait in sorted(self._waits.values(), key=lambda wait: wait.since)]

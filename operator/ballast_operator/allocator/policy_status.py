@@ -42,6 +42,7 @@ from ballast_operator.history.recording import Decided, TwinResult
 from ballast_operator.history.writer import HistoryWriter
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.client import Cluster
+from ballast_operator.kube.dropped import DroppedFields
 from ballast_operator.kube.kinds import POLICY, Object, job_id
 from ballast_operator.observation.events import EventToPost, Recorder, flips
 from ballast_operator.observation.status_changes import plain
@@ -52,7 +53,10 @@ from ballast_operator.waits import WaitReason, Waits
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyReport:
-    """The outcome for one policy: a decision, or why there is none."""
+    """The outcome for one policy: a decision, or why there is none.
+
+    ``lacking``: what definitions of another release do not keep of statuses, as text.
+    """
 
     misconfigured: str = ""
     failed: str = ""
@@ -60,6 +64,7 @@ class PolicyReport:
     made: MadeDecision | None = None
     prices: Sequence[PoolReading] = ()
     twin: TwinResult | None = None
+    lacking: Sequence[str] = ()
 
 
 def decided(made: MadeDecision) -> Decided:
@@ -84,7 +89,7 @@ NAMED_NODES = 5
 
 
 def policy_status(
-    item: Object, report: PolicyReport, *, now: Time
+    item: Object, report: PolicyReport, *, now: Time, dropped: DroppedFields
 ) -> tuple[dict[str, Any] | None, tuple[EventToPost, ...]]:
     """(the object to apply, or None where nothing worth a write has changed; notices of flips)."""
     old = item.get("status") or {}
@@ -109,11 +114,12 @@ def policy_status(
         teams=next_team_costs(old, of.policy if of else None, made.paid if made else None, now),
         hazard=next_hazards(old, of.seen_nodes if of else None, of.snapshot if of else None, now),
     )
-    content = {
+    content: Object = {
         name: value for name, value in storable(status.to_dict()).items() if value not in ({}, [])
     } | unknown_fields(api.ClusterPolicyStatus, old)
     if report.failed:
         content = {**old, "conditions": content["conditions"]}
+    content = dropped.without(POLICY, content)
     if not _differs_beyond_counters(old, content):
         return None, ()
     body = {
@@ -180,11 +186,12 @@ def verdicts(report: PolicyReport) -> tuple[Verdict, ...]:
     if report.twin is not None:
         found.append(_twin_agrees(report.twin))
     if policy.spec.dry_run:
+        applied, reason = False, PolicyReason.DRY_RUN
         message = "spec.dryRun is set: nothing is started or stopped; see status.proposed"
-        found.append(Verdict(PolicyCondition.READY, False, PolicyReason.DRY_RUN, message))
     else:
+        applied, reason = True, PolicyReason.IN_FORCE
         message = f"rounds of {policy.spec.round_seconds} s by {policy.spec.objective.policy}"
-        found.append(Verdict(PolicyCondition.READY, True, PolicyReason.IN_FORCE, message))
+    found.append(Verdict(PolicyCondition.READY, applied, reason, "; ".join((message, *report.lacking))))
     return tuple(found)
 
 
@@ -370,7 +377,8 @@ class PolicyReporter:
     """Brings statuses up to the newest report.
 
     ``in_background``: :meth:`report` only takes note, and :meth:`run` writes the newest.
-    ``history`` is told of decisions, and knows how far their replay is off; None: none is kept.
+    ``history`` is told of decisions, and knows how far their replay is off; None: none is kept. ``waits``: of
+    the operator.
     """
 
     def __init__(
@@ -382,8 +390,10 @@ class PolicyReporter:
         clock: Callable[[], Time],
         in_background: bool = False,
         history: HistoryWriter | None = None,
+        waits: Waits | None = None,
     ) -> None:
         self._cluster = cluster
+        self._waits = waits if waits is not None else Waits()
         self._caches = caches
         self._recorder = recorder
         self._clock = clock
@@ -397,6 +407,7 @@ class PolicyReporter:
         if self.history is not None and report.made is not None:
             self.history.decided(decided(report.made))
             report = dataclasses.replace(report, twin=self.history.twin)
+        report = dataclasses.replace(report, lacking=self._waits.told(WaitReason.DEFINITIONS))
         if not self._in_background:
             await self._write(item, report)
             return
@@ -431,7 +442,9 @@ class PolicyReporter:
             logger.error("round not reported on ClusterPolicy %s: %s", name, error)
 
     async def _write(self, item: Object, report: PolicyReport) -> None:
-        body, notices = await asyncio.to_thread(policy_status, item, report, now=self._clock())
+        body, notices = await asyncio.to_thread(
+            policy_status, item, report, now=self._clock(), dropped=self._cluster.dropped
+        )
         if body is None:
             return
         try:

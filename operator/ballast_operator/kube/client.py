@@ -37,6 +37,7 @@ from ballast_operator.errors import (
     Unreachable,
     for_good,
 )
+from ballast_operator.kube.dropped import DroppedFields
 from ballast_operator.kube.kinds import NAMESPACE, VERSION, Kind, Object
 from ballast_operator.kube.slim import slim
 
@@ -93,6 +94,7 @@ class Cluster:
 
     Attributes:
         request_seconds: how long an answer may take.
+        dropped: fields of statuses that the API server has not kept.
         fence: called before every write; raises ``NotLeader`` or ``Fenced`` to forbid it.
         on_write: called with (verb, kind) after a write that landed; counts for the metrics.
         on_refused: called with the kind after a write whose content the API server refused.
@@ -107,7 +109,7 @@ class Cluster:
         self.request_seconds = request_seconds
         self._page_sizes: dict[Kind, int] = {}
         self._in_one_piece_until: dict[Kind, float] = {}
-        self._dropped: dict[Kind, list[str]] = {}
+        self.dropped = DroppedFields()
         self.fence: Callable[[], None] = lambda: None
         self.on_write: Callable[[str, Kind], None] = lambda verb, kind: None
         self.on_refused: Callable[[Kind], None] = lambda kind: None
@@ -286,9 +288,8 @@ class Cluster:
             query={"fieldManager": FIELD_MANAGER},
             content_type="application/json-patch+json",
         )
-        dropped = sorted(set(_lacking(body["status"], written.get("status"), "status")))
-        if dropped or any(_has(body, field) for field in self._dropped.get(kind, ())):
-            self._dropped[kind] = dropped
+        dropped = self.dropped.learn(kind, body["status"], written.get("status"))
+        if dropped is not None:
             self.on_dropped(kind, dropped)
         return written
 
@@ -394,29 +395,6 @@ class Cluster:
             self.on_answer(verb, kind, failed)
             raise failed from error
         self.on_answer(verb, kind, None)
-
-
-def _lacking(sent: Any, kept: Any, path: str) -> Iterator[str]:
-    """Paths of the fields of ``sent`` that ``kept`` does not have."""
-    if isinstance(sent, dict):
-        for name, value in sent.items():
-            if value is None:
-                continue
-            if isinstance(kept, dict) and name in kept:
-                yield from _lacking(value, kept[name], f"{path}.{name}")
-            else:
-                yield f"{path}.{name}"
-    elif isinstance(sent, list) and isinstance(kept, list):
-        for value, other in zip(sent, kept, strict=False):
-            yield from _lacking(value, other, f"{path}[]")
-
-
-def _has(value: Any, path: str) -> bool:
-    """Whether there is the field at a path as of :func:`_lacking`."""
-    name, _, rest = path.partition(".")
-    found = value.get(name.removesuffix("[]")) if isinstance(value, dict) else None
-    parts = found if name.endswith("[]") and isinstance(found, list) else [found]
-    return any(part is not None and (not rest or _has(part, rest)) for part in parts)
 
 
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")

@@ -450,7 +450,7 @@ class Reconciler:
         # That a status was refused stays said: what it lacks since then, later ones lack too.
         elif new.launches != old.launches or not refused_since(old, view.generation):
             new = reconciled(new, self._clock(), view.generation)
-        new = new.replace(state=new.summary_state)
+        new = self._as_kept(new.replace(state=new.summary_state))
         if old != new and not result.write_later:
             wait = self._too_soon(view.key, old, new)
             if wait > 0:
@@ -466,6 +466,12 @@ class Reconciler:
         if result.allocate or asks_or_frees(old, new):
             self._allocate()
         return again
+
+    def _as_kept(self, status: TrainingJobStatus) -> TrainingJobStatus:
+        """The status without what an older definition drops: it would differ from what is stored for ever."""
+        content = status.to_dict()
+        kept = self._cluster.dropped.without(JOB, content)
+        return status if kept is content else TrainingJobStatus.model_validate(kept)
 
     def _too_soon(self, key: Key, old: TrainingJobStatus, new: TrainingJobStatus) -> float:
         """Seconds to wait where nothing but progress has changed since a recent write."""

@@ -8,6 +8,7 @@ from ballast_operator.allocator import policy_status as reporting
 from ballast_operator.allocator.policy_status import PolicyReport, PolicyReporter, least_status
 from ballast_operator.errors import Forbidden, Rejected, Unavailable
 from ballast_operator.kube.caches import Caches
+from ballast_operator.kube.dropped import DroppedFields
 from ballast_operator.kube.kinds import POLICY
 from ballast_operator.observation.events import Recorder
 from ballast_operator.views.clock import now
@@ -17,6 +18,7 @@ class Answers:
     """A cluster that answers each write with what comes next."""
 
     def __init__(self, *answers):
+        self.dropped = DroppedFields()
         self.answers, self.written, self.done = list(answers), [], asyncio.Event()
 
     async def write_status(self, kind, body):

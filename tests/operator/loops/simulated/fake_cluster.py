@@ -10,6 +10,7 @@ from typing import Any
 from ballast_operator.api.read import read_job_status
 from ballast_operator.errors import Conflict, NotFound
 from ballast_operator.kube.client import METADATA
+from ballast_operator.kube.dropped import DroppedFields
 from ballast_operator.kube.kinds import CONFIG_MAP, EVENT, JOB, LEASE, POD, Key, Kind, key_of
 from ballast_policies.contract import (
     ACK_ANNOTATION,
@@ -44,6 +45,8 @@ class FakeCluster:
         self.world = world
         self.fence: Callable[[], None] = lambda: None
         self.on_write: Callable[[str, Kind], None] = lambda verb, kind: None
+        self.on_dropped: Callable[[Kind, list[str]], None] = lambda kind, fields: None
+        self.dropped = DroppedFields()
         self._sent: dict[tuple[Kind, Key], tuple[str, dict[str, Any]]] = {}
         self._dead = False
 
@@ -111,7 +114,12 @@ class FakeCluster:
         return self._end(kind, "patch", self.world.put(kind, new))
 
     async def write_status(self, kind: Kind, body: Any) -> dict[str, Any]:
-        return await self.apply(kind, body, subresource="status")
+        sent = body["status"]
+        kept = {name: part for name, part in sent.items() if name not in self.world.lacking}
+        written = await self.apply(kind, {**body, "status": kept}, subresource="status")
+        if (dropped := self.dropped.learn(kind, sent, written["status"])) is not None:
+            self.on_dropped(kind, dropped)
+        return written
 
     async def try_create(self, kind: Kind, body: Any) -> dict[str, Any]:
         has_right("create", kind)

@@ -223,6 +223,7 @@ class Simulation:
                 self.caches,
                 Recorder(self.cluster),
                 clock=self._time,
+                waits=self.waits,
                 history=None if self.history_file is None else self._history(self.history_file),
             ),
             clock=self._time,

@@ -53,6 +53,7 @@ class World:
         self.uids_of_pods: dict[Key, set[str]] = {}
         self.admission: Callable[[Kind, Mapping[str, Any]], None] = lambda kind, body: None
         self.dry_runs = 0
+        self.lacking: frozenset[str] = frozenset()  # fields of statuses that the definitions do not have
         self.events: list[str] = []
 
     # What tests and simulated machines use: no rules but versions.
