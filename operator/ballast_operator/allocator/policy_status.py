@@ -349,7 +349,7 @@ SUMS = frozenset({"gpuSeconds", "cost", "heldCost", "dataCost", "monthCost", "no
 """Fields that grow as time passes, at rates that are written."""
 
 
-def _differs_beyond_counters(old: Object, new: dict[str, Any]) -> bool:
+def _differs_beyond_counters(old: Object, new: Object) -> bool:
     """Whether more than the name, time and duration of the last round, and sums of the bill, has changed."""
 
     def stable(status: Object) -> dict[str, Any]:
