@@ -26,9 +26,7 @@ from ballast_operator.views.job import (
 def accrue_cost(
     context: ReconcileContext, status: TrainingJobStatus, *, unreported: int = 0
 ) -> TrainingJobStatus:
-    """The status with cost and active time of the gang it holds brought up to now.
-
-    To be called before the gang changes.
+    """The status with cost and active time of the gang it holds brought up to now; call before that changes.
 
     ``unreported``: steps that a script has done and that it has not told of.
     """
@@ -317,7 +315,8 @@ def accrue_data(
     no pools), steps wait to be counted.
     """
     data, known, allocation = context.spec.data, status.data, status.allocation
-    read = _steps_read(status) + unreported
+    done = status.progress.step if status.progress is not None else 0
+    read = done + status.lost_steps + unreported  # the data of steps that were lost was read twice
     if allocation is None or (data is None and known is None):
         return status
     if data is None or known is None:
@@ -338,16 +337,12 @@ def accrue_data(
         gigabytes += new * data.bytes_per_step * part.gpus / total / GB if info.region != data.region else 0.0
     costs[parts[0].pool] += copied
     gigabytes += moved / GB
-    if (
-        not any(costs.values())
-        and not gigabytes
-        and new == 0
-        and known.region == _region(context, allocation)
-    ):
+    region = context.around.pool(parts[0].pool).region
+    if not any(costs.values()) and not gigabytes and new == 0 and known.region == region:
         return status
     return _paid(status, costs, allocation).replace(
         data=known.replace(
-            region=_region(context, allocation),
+            region=region,
             steps=read,
             gigabytes=known.gigabytes + gigabytes,
             cost=known.cost + sum(costs.values()),
@@ -366,16 +361,6 @@ def data_cost_per_second(context: ReconcileContext) -> float:
         info = context.around.pool(part.pool)
         found += (data.usd_per_step(info.data_prices, info.region) or 0.0) * part.gpus / total
     return found * progress.steps_per_second
-
-
-def _steps_read(status: TrainingJobStatus) -> int:
-    """Steps whose data was read: those that were lost and done again twice."""
-    done = status.progress.step if status.progress is not None else 0
-    return done + status.lost_steps
-
-
-def _region(context: ReconcileContext, allocation: JobAllocation) -> str:
-    return context.around.pool(allocation.by_pool[0].pool).region
 
 
 def _checkpoint(context: ReconcileContext, status: TrainingJobStatus, known: DataCost) -> tuple[float, float]:

@@ -174,10 +174,6 @@ class ReconcileContext:
         """What is known of the pool in which the pod is."""
         return self.around.pool(self.allocation.part_of(pod).pool)
 
-    def gpu_resource_of(self, pod: str) -> str:
-        """The extended resource that the pod asks for: that of its pool."""
-        return self.pool_of(pod).pool.gpu_resource
-
     @property
     def bind_seconds(self) -> float:
         """How long the pods of a launch or a growth may take until all run.

@@ -3,7 +3,6 @@
 import dataclasses
 import datetime
 import math
-from collections.abc import Sequence
 
 from ballast_policies import protocol
 from ballast_policies.contract import Directive, Plan
@@ -56,13 +55,13 @@ from ballast_operator.steps.failure import why_it_ends
 from ballast_operator.steps.gang import await_pods, launch, wait, with_size, write_first_plan
 from ballast_operator.steps.observed import observed, seconds_left
 from ballast_operator.steps.resizing import (
-    abandon_growth,
     begin_growth,
     create_newcomers,
     give_up_growth,
     record_growth,
     record_shrink,
     refuse_proposal,
+    why_abandoned,
     with_leaving_nodes,
     write_grown_plan,
     write_shrink,
@@ -101,15 +100,7 @@ def decide(
     now: Time,
     settings: JobSettings,
 ) -> StepResult:
-    """The result of a pass over a job now.
-
-    Args:
-        view: the job and all that belongs to it.
-        assignment: what the allocator wants; None: it has not decided yet.
-        around: the nodes, pools and other jobs that matter to it.
-        now: the present.
-        settings: deadlines.
-    """
+    """The result of a pass over a job now; ``assignment`` None: the allocator has not decided yet."""
     held = view.status.allocation is not None and view.spec is not None
     if view.deleting and (view.orphans or view.alive or not held):
         return StepResult(status=view.status, actions=_last_deletions(view))
@@ -133,12 +124,7 @@ def decide(
             why=view.blocked.message + (later if view.blocked.may_pass else ""),
         )
     context = ReconcileContext(
-        view=view,
-        spec=spec,
-        assignment=assignment,
-        around=around,
-        now=now,
-        settings=settings,
+        view=view, spec=spec, assignment=assignment, around=around, now=now, settings=settings
     )
     before = view.status
     if not view.status.finished:
@@ -246,15 +232,9 @@ def failures_per_hour(context: ReconcileContext, plan: Plan) -> float | None:
     return float(f"{rate:.1e}") if rate else None
 
 
-def with_failures(context: ReconcileContext, wanted: Sequence[Action]) -> tuple[Action, ...]:
-    """``wanted`` with the rate in plans to train by."""
-    return tuple(
-        _told(context, action) if isinstance(action, actions.WritePlan) else action for action in wanted
-    )
-
-
-def _told(context: ReconcileContext, action: actions.WritePlan) -> actions.WritePlan:
-    if action.plan.directive is Directive.CHECKPOINT_AND_STOP:
+def with_failures(context: ReconcileContext, action: Action) -> Action:
+    """``action``; of a plan to train by, with the rate."""
+    if not isinstance(action, actions.WritePlan) or action.plan.directive is Directive.CHECKPOINT_AND_STOP:
         return action
     rate = failures_per_hour(context, action.plan)
     return actions.WritePlan(action.plan.replace(failures_per_hour=rate))
@@ -300,7 +280,11 @@ def take_step(context: ReconcileContext) -> StepResult:
             lost = changed_rate(context)
     return dataclasses.replace(
         result,
-        actions=(*lost, *_deletions(context, decision), *with_failures(context, result.actions)),
+        actions=(
+            *lost,
+            *_deletions(context, decision),
+            *(with_failures(context, action) for action in result.actions),
+        ),
         requeue_after_seconds=again,
         needs_fresh_view=decision.needs_fresh_view,
         restores=restores,
@@ -330,7 +314,7 @@ def _carry_out(context: ReconcileContext, decision: Decision) -> StepResult:
         case BeginGrowth(gang):
             return begin_growth(context, gang)
         case AbandonGrowth() as given_up:
-            return abandon_growth(context, given_up)
+            return give_up_growth(context, why_abandoned(context, given_up))
         case RecordGrowth(gang):
             return record_growth(context, gang)
         case RecordShrink() as shrunk:

@@ -327,7 +327,7 @@ def pod_group(context: ReconcileContext, allocation: JobAllocation | None = None
 
 def creation(context: ReconcileContext, pod: str, number: int) -> CreatePod:
     """The creation of the gang's pod with this name and number."""
-    resource, settings = context.gpu_resource_of(pod), context.settings
+    resource, settings = context.pool_of(pod).pool.gpu_resource, context.settings
     body = pod_object(
         context.view,
         context.spec,

@@ -1,6 +1,7 @@
 """The state machine's view of a job, read from a pass's context."""
 
 import math
+from collections.abc import Callable, Iterable
 
 from ballast_policies.contract import Directive, ExitReason
 from ballast_policies.protocol.observed import (
@@ -18,6 +19,7 @@ from ballast_policies.protocol.observed import (
 from ballast_policies.rounds.ledger import in_whole_pods
 
 from ballast_operator.steps.context import ReconcileContext, refusal, seconds_since
+from ballast_operator.views.clock import Time
 from ballast_operator.views.lease import LeaseView
 from ballast_operator.views.notices import seconds_to_save
 from ballast_operator.views.pod import PodView
@@ -107,12 +109,13 @@ def _lasted(context: ReconcileContext, deadline: Deadline) -> tuple[float | None
                 return 0.0 if view.listens else None, settings.heartbeat_seconds
             return lease.quiet_seconds, lease.duration(settings.heartbeat_seconds)
         case Deadline.SETTLE:
-            return _since_first_failure(context), settings.heartbeat_seconds
+            failed = [pod for pod in view.gang if pod.phase == Phase.FAILED]
+            return _since_end(context, failed, min) if failed else None, settings.heartbeat_seconds
         case Deadline.QUIET:
             limit = settings.exit_seconds + (settings.renew_seconds if _may_renew(context) else 0.0)
             if lease is None or not view.listens:  # a lease that does not exist will not be renewed
                 return math.inf, limit
-            return min(lease.quiet_seconds, _since_last_end(context)), limit
+            return min(lease.quiet_seconds, _since_end(context, view.gang, max)), limit
         case Deadline.PAUSE:
             at = status.next_launch_at
             return 0.0 if at is None else seconds_since(context, at), 0.0
@@ -140,20 +143,12 @@ def _lasted(context: ReconcileContext, deadline: Deadline) -> tuple[float | None
     return None if begun is None else seconds_since(context, begun), limit
 
 
-def _since_first_failure(context: ReconcileContext) -> float | None:
-    """Seconds since the first rank of the gang failed; infinite where its node's clock makes no sense."""
-    failed = [pod for pod in context.view.gang if pod.phase == Phase.FAILED]
-    if not failed:
-        return None
-    times = [pod.ended_at for pod in failed if pod.ended_at is not None]
-    since = seconds_since(context, min(times)) if times else math.inf
-    return since if since >= 0 else math.inf
-
-
-def _since_last_end(context: ReconcileContext) -> float:
-    """Since a pod of the gang ended last, in seconds; infinite where none has, or its node's clock is off."""
-    times = [pod.ended_at for pod in context.view.gang if pod.ended_at is not None]
-    since = seconds_since(context, max(times)) if times else math.inf
+def _since_end(
+    context: ReconcileContext, pods: Iterable[PodView], which: Callable[[list[Time]], Time]
+) -> float:
+    """Seconds since the first (min) or last (max) of ``pods`` ended; infinite: none, or a clock is off."""
+    times = [pod.ended_at for pod in pods if pod.ended_at is not None]
+    since = seconds_since(context, which(times)) if times else math.inf
     return since if since >= 0 else math.inf
 
 

@@ -5,7 +5,7 @@ the new pods, a failure of theirs aborts the growth and does not affect the gang
 like the others.
 """
 
-from ballast_policies.contract import Proposal
+from ballast_policies.contract import Plan, Proposal
 from ballast_policies.protocol.moves import AbandonGrowth, RecordShrink, Why
 from ballast_policies.protocol.observed import Deadline, Gang
 
@@ -92,31 +92,26 @@ def refuse_proposal(context: ReconcileContext) -> StepResult:
     return StepResult(status=status)
 
 
-def accept_proposal(context: ReconcileContext, epoch: int) -> StepResult:
-    """Write the smaller plan."""
-    proposal = _open_proposal(context)
-    shrunk = context.plan.shrink(proposal).replace(epoch=epoch)
-    message = f"releasing {', '.join(proposal.released_pods)}: {proposal.reason}"
-    status = with_condition(
-        context, context.view.status, JobCondition.REPACKED, False, JobReason.REPACKING, message
-    )
-    return StepResult(
-        status=status, actions=(WritePlan(shrunk),), requeue_after_seconds=context.settings.shrink_seconds
-    )
-
-
 def write_shrink(context: ReconcileContext, epoch: int, kept: tuple[str, ...]) -> StepResult:
     """Write the plan of the pods ``kept``: the open proposal's, or those that the allocator asks for."""
     lease = context.view.lease
     proposal = lease.proposal if lease is not None else None
     is_open = proposal is not None and proposal.epoch == context.plan.epoch and proposal.kept_pods == kept
     if is_open and proposal is not None and not refusal(context, proposal):
-        return accept_proposal(context, epoch)
-    return ask_to_shrink(context, epoch, kept)
+        smaller, kind, reason = context.plan.shrink(proposal), JobCondition.REPACKED, JobReason.REPACKING
+        message = f"releasing {', '.join(proposal.released_pods)}: {proposal.reason}"
+    else:
+        smaller, message = _asked_to_shrink(context, kept)
+        kind, reason = JobCondition.SHRUNK, JobReason.SHRINKING
+    return StepResult(
+        status=with_condition(context, context.view.status, kind, False, reason, message),
+        actions=(WritePlan(smaller.replace(epoch=epoch)),),
+        requeue_after_seconds=context.settings.shrink_seconds,
+    )
 
 
-def ask_to_shrink(context: ReconcileContext, epoch: int, kept: tuple[str, ...]) -> StepResult:
-    """Write the plan with fewer pods that the allocator asks for; the trainer moves the layers onto them."""
+def _asked_to_shrink(context: ReconcileContext, kept: tuple[str, ...]) -> tuple[Plan, str]:
+    """(the plan with fewer pods, onto which the trainer moves the layers; why, as text)."""
     assignment, plan = context.assignment, context.plan
     released = [pod for pod in plan.pods if pod not in kept]
     gpus = len(released) * context.allocation.gpus_per_pod
@@ -129,14 +124,7 @@ def ask_to_shrink(context: ReconcileContext, epoch: int, kept: tuple[str, ...]) 
     else:
         reason = f"the allocator needs {gpus} of {len(plan.ranks)} GPUs"
     smaller = plan.keep(kept, reason, leaving.at.timestamp() if leaving is not None else None)
-    shrunk = smaller.replace(epoch=epoch)
-    message = f"releasing {', '.join(released)}: {reason}" + (f"; {why}" if why else "")
-    status = with_condition(
-        context, context.view.status, JobCondition.SHRUNK, False, JobReason.SHRINKING, message
-    )
-    return StepResult(
-        status=status, actions=(WritePlan(shrunk),), requeue_after_seconds=context.settings.shrink_seconds
-    )
+    return smaller, f"releasing {', '.join(released)}: {reason}" + (f"; {why}" if why else "")
 
 
 def record_shrink(context: ReconcileContext, move: RecordShrink) -> StepResult:
@@ -262,13 +250,8 @@ def record_growth(context: ReconcileContext, gang: Gang) -> StepResult:
     )
 
 
-def abandon_growth(context: ReconcileContext, move: AbandonGrowth) -> StepResult:
-    """Back to the gang that trains; the new pods are deleted in the next pass."""
-    return give_up_growth(context, _abandoned_because(context, move))
-
-
 def give_up_growth(context: ReconcileContext, why: str) -> StepResult:
-    """As :func:`abandon_growth`, because of ``why``, as text."""
+    """Back to the gang that trains; the new pods are deleted in the next pass. ``why``: as text."""
     allocation = context.allocation
     remaining = {pod: node for pod, node in allocation.node_of.items() if pod not in allocation.joining}
     failed = allocation.failed_growths + 1
@@ -282,7 +265,8 @@ def give_up_growth(context: ReconcileContext, why: str) -> StepResult:
     return StepResult(status=status, actions=group, allocate=True, requeue_after_seconds=0.0)
 
 
-def _abandoned_because(context: ReconcileContext, move: AbandonGrowth) -> str:
+def why_abandoned(context: ReconcileContext, move: AbandonGrowth) -> str:
+    """Why a growth is given up, with numbers and names."""
     pods = {pod.name: pod for pod in context.view.gang}
     if move.pod in context.view.lost:
         return lost_text(context, {move.pod})

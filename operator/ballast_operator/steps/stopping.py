@@ -96,11 +96,7 @@ def succeed(context: ReconcileContext) -> StepResult:
     reason = JobReason.ENDED_BY_CALLBACK if view.ended_early else JobReason.ALL_STEPS_DONE
     status = with_condition(context, status, JobCondition.SUCCEEDED, True, reason, message)
     status = with_final_deadline(context, status)
-    status = _closed(
-        context,
-        status,
-        f"last ran on {allocation.placement}",
-    )
+    status = _closed(context, status, f"last ran on {allocation.placement}")
     return StepResult(status=status, allocate=True, requeue_after_seconds=0.0)
 
 
