@@ -56,26 +56,14 @@ MANAGED_BY = {"app.kubernetes.io/managed-by": "ballast-operator"}
 
 def owned(view: JobView, kind: Kind, name: str, **content: Any) -> dict[str, Any]:
     """An object of the job; the garbage collector deletes it with the job, with or without an operator."""
-    return {
-        "apiVersion": kind.api_version,
-        "kind": kind.kind,
-        "metadata": {
-            "namespace": view.key[0],
-            "name": name,
-            "labels": {JOB_LABEL: view.name, **MANAGED_BY},
-            "ownerReferences": [
-                {
-                    "apiVersion": JOB.api_version,
-                    "kind": JOB.kind,
-                    "name": view.name,
-                    "uid": view.uid,
-                    "controller": True,
-                    "blockOwnerDeletion": False,
-                }
-            ],
-        },
-        **content,
+    owner = JOB.object(name=view.name, uid=view.uid, controller=True, blockOwnerDeletion=False)
+    metadata = {
+        "namespace": view.key[0],
+        "name": name,
+        "labels": {JOB_LABEL: view.name, **MANAGED_BY},
+        "ownerReferences": [owner],
     }
+    return kind.object(metadata=metadata, **content)
 
 
 def trainer_account(job: str) -> str:
@@ -137,13 +125,12 @@ def rendezvous_object(view: JobView, allocation: JobAllocation, address: str) ->
 def script_environment(
     view: JobView, spec: JobSpec, allocation: JobAllocation, *, pod: int, save_seconds: float
 ) -> list[dict[str, Any]]:
-    """Variables of the pod with this number: torchrun's, and what the client library reads.
+    """Variables of the pod with this number at launch: torchrun's, and what the client library reads.
 
     ``PET_*`` are torchrun's own options: a pod of several GPUs runs ``torchrun``, which starts one process
     for each and sets the ranks; with one GPU a pod both forms work. Rank 0 hears its own address from its
-    pod. The others refer to a ConfigMap, which the operator writes once rank 0 has an address: until then
-    the kubelet waits with their start, their images pulled. ``pod``: its number at launch. ``save_seconds``:
-    from the order to save and stop until the pods are deleted.
+    pod; for the others' ConfigMap, written once rank 0 has one, the kubelet waits with their start, their
+    images pulled. ``save_seconds``: from the order to save and stop until the pods are deleted.
     """
     each, pods = allocation.gpus_per_pod, len(allocation.pods)
     found: dict[str, Any] = {
@@ -270,25 +257,19 @@ def pod_object(
     node, affinity = allocation.node_of[pod], content.get("affinity") or {}
     if is_coming(node):
         content["nodeSelector"] = {**(content.get("nodeSelector") or {}), **options.new_node.node_selector}
-        content["affinity"] = kept_away(affinity, options.new_node.not_on)
+        operator, names = "NotIn", options.new_node.not_on
     else:
-        content["affinity"] = pinned(affinity, node)
+        operator, names = "In", (node,)
+    content["affinity"] = _narrowed(affinity, operator, names)
     body["spec"] = restricted(content)
     return body
 
 
-def pinned(affinity: dict[str, Any], node: str) -> dict[str, Any]:
-    """The affinity with every required node term narrowed to one node by name."""
-    return _narrowed(affinity, [{"key": "metadata.name", "operator": "In", "values": [node]}])
-
-
-def kept_away(affinity: dict[str, Any], nodes: Sequence[str]) -> dict[str, Any]:
-    """The affinity with ``nodes`` excluded from every required node term."""
-    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
-    return _narrowed(affinity, fields) if fields else affinity
-
-
-def _narrowed(affinity: dict[str, Any], fields: list[dict[str, Any]]) -> dict[str, Any]:
+def _narrowed(affinity: dict[str, Any], operator: str, nodes: Sequence[str]) -> dict[str, Any]:
+    """The affinity with every required node term narrowed to, or kept from, these nodes; none: unchanged."""
+    fields = [{"key": "metadata.name", "operator": operator, "values": [node]} for node in nodes]
+    if not fields:
+        return affinity
     node_affinity = dict(affinity.get("nodeAffinity") or {})
     required = node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
     terms = required.get("nodeSelectorTerms") or [{}]
@@ -377,7 +358,6 @@ _CONTEXT = "securityContext"
 _CAPABILITIES = "capabilities"
 _ROOT = 0
 _POD_DEFAULTS = {
-    "runAsNonRoot": True,
     "seccompProfile": {"type": "RuntimeDefault"},
     # Checkpoint volumes belong to root when they are made.
     "fsGroup": TRAINER_GROUP,
@@ -399,7 +379,9 @@ def restricted(content: dict[str, Any]) -> dict[str, Any]:
         for name in ("initContainers", "containers")
         if isinstance(content.get(name), list | tuple)
     }
-    return {**_filled(content, _CONTEXT, _not_as_root(content, _POD_DEFAULTS)), **lists}
+    own = content.get(_CONTEXT)
+    as_root = isinstance(own, Mapping) and own.get("runAsUser") == _ROOT
+    return {**_filled(content, _CONTEXT, {"runAsNonRoot": not as_root, **_POD_DEFAULTS}), **lists}
 
 
 def _container(container: Any) -> Any:
@@ -419,12 +401,6 @@ def _container(container: Any) -> Any:
         defaults["runAsNonRoot"] = False
     filled = {**defaults, **_filled(own, _CAPABILITIES, {"drop": ["ALL"]})}
     return {**container, _CONTEXT: filled}
-
-
-def _not_as_root(content: Mapping[str, Any], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
-    own = content.get(_CONTEXT)
-    as_root = isinstance(own, Mapping) and own.get("runAsUser") == _ROOT
-    return {**defaults, "runAsNonRoot": not as_root}
 
 
 def _filled(owner: Mapping[str, Any], name: str, defaults: Mapping[str, Any]) -> dict[str, Any]:

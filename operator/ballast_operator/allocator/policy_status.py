@@ -122,13 +122,7 @@ def policy_status(
     content = dropped.without(POLICY, content)
     if not _differs_beyond_counters(old, content):
         return None, ()
-    body = {
-        "apiVersion": POLICY.api_version,
-        "kind": POLICY.kind,
-        "metadata": {"name": item["metadata"]["name"]},
-        "status": content,
-    }
-    return body, notices
+    return POLICY.object(metadata={"name": item["metadata"]["name"]}, status=content), notices
 
 
 def least_status(old: Object, new: dict[str, Any], why: str) -> dict[str, Any]:

@@ -93,16 +93,11 @@ class StateStore:
         if timeless == self._written:
             return
         content = encode(state)
-        body = {
-            "apiVersion": CONFIG_MAP.api_version,
-            "kind": CONFIG_MAP.kind,
-            "metadata": {
-                "namespace": self._namespace,
-                "name": STATE_NAME,
-                "labels": {"app.kubernetes.io/name": "ballast", "app.kubernetes.io/part-of": "ballast"},
-            },
-            "binaryData": {STATE_KEY: base64.b64encode(content).decode()},
-        }
+        labels = {"app.kubernetes.io/name": "ballast", "app.kubernetes.io/part-of": "ballast"}
+        body = CONFIG_MAP.object(
+            metadata={"namespace": self._namespace, "name": STATE_NAME, "labels": labels},
+            binaryData={STATE_KEY: base64.b64encode(content).decode()},
+        )
         try:
             await self._cluster.apply(CONFIG_MAP, body)
         except (Conflict, NotFound, Rejected, Unavailable) as error:

@@ -87,7 +87,7 @@ class Store:
         known = self._objects.get(key)
         self._forget(key)
         item = self._objects[key] = slim(self._kind, item)
-        job = _job_of(item)
+        job = job_of(item)
         if job is not None:
             self._by_job[job].add(key)
         if job is None or not controlled_by_job(item, job[1]):
@@ -161,7 +161,7 @@ class Store:
         if known is None:
             return
         self._of_no_job.discard(key)
-        job = _job_of(known)
+        job = job_of(known)
         if job is not None:
             _discard(self._by_job, job, key)
         if self._kind is POD and (node := pinned_node(known)):
@@ -182,7 +182,8 @@ def controlled_by_job(item: Object, job: str) -> bool:
     )
 
 
-def _job_of(item: Object) -> Key | None:
+def job_of(item: Object) -> Key | None:
+    """The job whose label the object carries, whoever controls it; None: it carries none."""
     metadata = item["metadata"]
     name = (metadata.get("labels") or {}).get(JOB_LABEL)
     return (metadata.get("namespace", ""), name) if name else None

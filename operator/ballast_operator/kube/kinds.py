@@ -21,6 +21,10 @@ class Kind:
     plural: str
     namespaced: bool = True
 
+    def object(self, **content: Any) -> dict[str, Any]:
+        """An object of the kind."""
+        return {"apiVersion": self.api_version, "kind": self.kind, **content}
+
     @property
     def group(self) -> str:
         """The API group; empty: the core's."""

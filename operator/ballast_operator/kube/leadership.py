@@ -315,7 +315,4 @@ class Leadership:
             if current is not None:
                 return await self._cluster.replace(LEASE, {**current, "spec": spec})
             metadata = {"namespace": self._namespace, "name": LEASE_NAME}
-            return await self._cluster.create(
-                LEASE,
-                {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": metadata, "spec": spec},
-            )
+            return await self._cluster.create(LEASE, LEASE.object(metadata=metadata, spec=spec))

@@ -95,16 +95,13 @@ class Reflector:
                 watching = watching and time.monotonic() - began < SHORT_SECONDS
                 if not watching:
                     continue
-            await self._pause()
+            pause = FIRST_PAUSE_SECONDS * 2 ** min(self._failures, 10)
+            self._failures += 1
+            await self._sleep(min(pause, LONGEST_PAUSE_SECONDS))
 
     def _log(self, error: Exception) -> None:
         then = "it is watched on" if self._version else "they are listed anew"
         logger.warning("%s: %s; %s", self._kind.plural, error, then)
-
-    async def _pause(self) -> None:
-        seconds = min(FIRST_PAUSE_SECONDS * 2 ** min(self._failures, 10), LONGEST_PAUSE_SECONDS)
-        self._failures += 1
-        await self._sleep(seconds)
 
     async def _list(self) -> None:
         """Take in a list. Of one with what is no object of the kind, the others; nothing is gone then."""

@@ -152,10 +152,11 @@ def _slim(kind: Kind, item: Object) -> Object:
         notes = metadata.pop("annotations", None) or {}
         if stated := {name: notes[name] for name in LEAVES_AT_ANNOTATIONS if name in notes}:
             metadata["annotations"] = stated
-        parts = {"spec": _some(item, "spec", ("taints", "unschedulable")), "status": _node_status(item)}
+        spec, status = item.get("spec") or {}, item.get("status") or {}
+        parts = {"spec": _some(spec, ("taints", "unschedulable")), "status": _node_status(status)}
     else:
         parts = {key: value for key, value in item.items() if key not in ("metadata", "apiVersion", "kind")}
-    names = {key: item[key] for key in ("apiVersion", "kind") if key in item}
+    names = _some(item, ("apiVersion", "kind"))
     shared: dict[str, Any] = _shared({**names, "metadata": metadata, **parts})
     return shared
 
@@ -178,46 +179,37 @@ def _with_own_labels(metadata: dict[str, Any]) -> dict[str, Any]:
 
 def _pod_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     """The trainer's container comes first, also where a webhook has put its own before it (Linkerd)."""
-    found = {key: spec[key] for key in _POD_SPEC if key in spec}
+    found = _some(spec, _POD_SPEC)
     for part in ("containers", "initContainers"):
         if spec.get(part):
-            ours_first = sorted(spec[part], key=lambda container: not _is_trainers(container))
-            found[part] = [{key: c[key] for key in _CONTAINER if key in c} for c in ours_first]
+            ours_first = sorted(
+                spec[part],
+                key=lambda each: not any(v.get("name") == POD_IP_ENV for v in each.get("env") or ()),
+            )
+            found[part] = [_some(container, _CONTAINER) for container in ours_first]
     return found
-
-
-def _is_trainers(container: Mapping[str, Any]) -> bool:
-    return any(variable.get("name") == POD_IP_ENV for variable in container.get("env") or ())
 
 
 def _pod_status(status: Mapping[str, Any]) -> dict[str, Any]:
-    found = {key: status[key] for key in _POD_STATUS if key in status}
-    if status.get("conditions"):
-        found["conditions"] = [
-            {key: entry[key] for key in _CONDITION if key in entry} for entry in status["conditions"]
-        ]
-    if status.get("containerStatuses"):
-        found["containerStatuses"] = [
-            {key: entry[key] for key in ("name", "state") if key in entry}
-            for entry in status["containerStatuses"]
-        ]
+    found = _some(status, _POD_STATUS)
+    for part, keys in (("conditions", _CONDITION), ("containerStatuses", ("name", "state"))):
+        if status.get(part):
+            found[part] = [_some(entry, keys) for entry in status[part]]
     return found
 
 
-def _node_status(item: Object) -> dict[str, Any]:
-    found = _some(item, "status", ("allocatable",))
-    conditions = (item.get("status") or {}).get("conditions") or []
+def _node_status(status: Mapping[str, Any]) -> dict[str, Any]:
+    found = _some(status, ("allocatable",))
     found["conditions"] = [
         {"type": c["type"], "status": c["status"]}
         if not any(kind.matches(c["type"]) for kind in CONDITIONS)
-        else {key: c[key] for key in (*_CONDITION[:3], "lastTransitionTime") if key in c}
-        for c in conditions
+        else _some(c, (*_CONDITION[:3], "lastTransitionTime"))
+        for c in status.get("conditions") or []
     ]
     return found
 
 
-def _some(item: Object, part: str, keys: tuple[str, ...]) -> dict[str, Any]:
-    content = item.get(part) or {}
+def _some(content: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
     return {key: content[key] for key in keys if key in content}
 
 

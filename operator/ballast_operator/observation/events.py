@@ -89,6 +89,10 @@ QUIET_AT_FIRST = frozenset(
 """Reasons with which a job's life may begin: the condition says it, thousands of Events would not help."""
 
 
+BEGINS = ("", "Pending")
+"""(status, reason) of a condition that is not there yet."""
+
+
 def flips(old: Iterable[Condition], new: Iterable[Condition]) -> tuple[EventToPost, ...]:
     """A notice for each condition whose truth or reason has changed."""
     before = {condition.type: (condition.status, condition.reason) for condition in old}
@@ -101,12 +105,8 @@ def flips(old: Iterable[Condition], new: Iterable[Condition]) -> tuple[EventToPo
         for condition in new
         if before.get(condition.type) != (condition.status, condition.reason)
         and condition.reason not in QUIET_REASONS
-        and not (condition.reason in QUIET_AT_FIRST and _begins(before.get(condition.type)))
+        and not (condition.reason in QUIET_AT_FIRST and before.get(condition.type, BEGINS)[1] == "Pending")
     )
-
-
-def _begins(before: tuple[str, str] | None) -> bool:
-    return before is None or before[1] == "Pending"
 
 
 MOST_WAITING = 2000
@@ -163,26 +163,19 @@ class Recorder:
             while len(self._last) > 10_000:
                 self._last.popitem(last=False)
             time = show(now())
-            body = {
-                "apiVersion": EVENT.api_version,
-                "kind": EVENT.kind,
-                "metadata": {"namespace": namespace or "default", "name": f"{name}.{uuid.uuid4().hex[:16]}"},
-                "involvedObject": {
-                    "apiVersion": kind.api_version,
-                    "kind": kind.kind,
-                    "name": name,
-                    "uid": uid,
-                    **({"namespace": namespace} if namespace else {}),
-                },
-                "type": notice.type,
-                "reason": notice.reason,
-                "message": notice.message[:1024],
-                "source": {"component": COMPONENT},
-                "reportingComponent": COMPONENT,
-                "firstTimestamp": time,
-                "lastTimestamp": time,
-                "count": 1,
-            }
+            where = {"namespace": namespace} if namespace else {}
+            body = EVENT.object(
+                metadata={"namespace": namespace or "default", "name": f"{name}.{uuid.uuid4().hex[:16]}"},
+                involvedObject=kind.object(name=name, uid=uid, **where),
+                type=notice.type,
+                reason=notice.reason,
+                message=notice.message[:1024],
+                source={"component": COMPONENT},
+                reportingComponent=COMPONENT,
+                firstTimestamp=time,
+                lastTimestamp=time,
+                count=1,
+            )
             try:
                 await self._cluster.create(EVENT, body)
             except (Conflict, NotFound, Rejected, Unavailable) as error:

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
-from ballast_policies.contract import CONFIG_KEY, JOB_LABEL, PLAN_KEY, Plan, lease_name, plan_config_map_name
+from ballast_policies.contract import CONFIG_KEY, PLAN_KEY, Plan, lease_name, plan_config_map_name
 
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.api.training_job_status import TrainingJobStatus
-from ballast_operator.kube.caches import Caches
+from ballast_operator.kube.caches import Caches, job_of
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, NODE, POD, Key, Kind, Object, key_of
 from ballast_operator.kube.ownership import controlled_by
 from ballast_operator.kube.slim import pinned_node
@@ -207,15 +207,6 @@ class Observer:
         """Pods that are bound or pinned to one of the nodes."""
         return [pod for name in set(names) for pod in self.caches[POD].on_node(name)]
 
-    def _forget(self, key: Key) -> None:
-        self._views.pop(key, None)
-        self._leases.pop(key, None)
-        self._plans.pop(key, None)
-        self._told.pop(key, None)
-
-    def _planned(self, key: Key) -> None:
-        self._views.pop(key, None)
-
     def _invalidate(self, kind: Kind, old: Object | None, new: Object | None) -> None:
         """Drop the views that a change makes out of date."""
         item = new if new is not None else old
@@ -228,14 +219,12 @@ class Observer:
         elif kind is NODE:
             self._invalidate_node(item["metadata"]["name"], new)
         else:
-            for version in (old, new):
-                job = (version["metadata"].get("labels") or {}).get(JOB_LABEL) if version else None
-                if job:
-                    self._views.pop((item["metadata"].get("namespace", ""), job), None)
-                if kind is POD and version and not is_ours(version):  # it leaves less to jobs' pods
+            for version in filter(None, (old, new)):
+                self._forget_view_of(version)
+                if kind is POD and not is_ours(version):  # it leaves less to jobs' pods
                     self._nodes.pop(pinned_node(version), None)
-            if kind is LEASE and new is not None and job and item["metadata"]["name"] == lease_name(job):
-                key = (item["metadata"].get("namespace", ""), job)
+            key = job_of(new) if kind is LEASE and new is not None else None
+            if new is not None and key is not None and new["metadata"]["name"] == lease_name(key[1]):
                 self._leases.setdefault(key, LeaseReader()).quiet_seconds(new, now=self.clock())
 
     def _invalidate_node(self, name: str, new: Object | None) -> None:
@@ -245,10 +234,14 @@ class Observer:
             self._nodes[name] = after
         if before is None or after is None or (before.ready, before.leaving) != (after.ready, after.leaving):
             for pod in self.caches[POD].on_node(name):
-                metadata = pod["metadata"]
-                job = (metadata.get("labels") or {}).get(JOB_LABEL)
-                if job:
-                    self._views.pop((metadata.get("namespace", ""), job), None)
+                self._forget_view_of(pod)
+
+    def _planned(self, key: Key) -> None:
+        self._views.pop(key, None)
+
+    def _forget_view_of(self, part: Object) -> None:
+        if (key := job_of(part)) is not None:
+            self._views.pop(key, None)
 
     def _view(self, key: Key) -> JobView | None:
         view = self._views.get(key) or self._read(key)
@@ -263,7 +256,8 @@ class Observer:
     def _read(self, key: Key) -> JobView | None:
         item = self.caches[JOB].get(key)
         if item is None:
-            self._forget(key)
+            for kept in (self._views, self._leases, self._plans, self._told):
+                kept.pop(key, None)
             return None
         metadata = item["metadata"]
         spec, problem = self._decoded.spec(key, item)

@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import secrets
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from ballast_operator.api import meta
@@ -118,7 +118,7 @@ class Reviews:
             return known if isinstance(known, Person) else None
         if not self._seen.get(digest):  # one that was good before may be asked for again at any time
             self._take_a_turn()
-        answer = await self._ask(TOKEN_REVIEW, _review(TOKEN_REVIEW, {"token": token}))
+        answer = await self._ask(TOKEN_REVIEW, TOKEN_REVIEW.object(metadata={}, spec={"token": token}))
         person = _person(answer)
         self._people.put(
             digest, person if person is not None else False, KEPT_SECONDS if person else REFUSED_SECONDS
@@ -194,7 +194,8 @@ class Reviews:
             "extra": {name: list(values) for name, values in person.extra},
         }
         async with self._turn:
-            answer = await self._ask(SUBJECT_ACCESS_REVIEW, _review(SUBJECT_ACCESS_REVIEW, spec))
+            review = SUBJECT_ACCESS_REVIEW.object(metadata={}, spec=spec)
+            answer = await self._ask(SUBJECT_ACCESS_REVIEW, review)
         allowed = (answer.get("status") or {}).get("allowed") is True
         self._may.put((person, resource, namespace), allowed, KEPT_SECONDS)
         return allowed
@@ -258,10 +259,6 @@ class Sessions:
     def end(self, name: str) -> None:
         """Log out."""
         self._tokens.forget(name)
-
-
-def _review(kind: Kind, spec: Mapping[str, Any]) -> Object:
-    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {}, "spec": dict(spec)}
 
 
 def _person(answer: Object) -> Person | None:

@@ -8,11 +8,11 @@ import logging
 import time
 from collections.abc import Callable
 
-from ballast_policies.contract import JOB_LABEL
 from ballast_policies.protocol import Action
 
 from ballast_operator.api.conditions import JobCondition
 from ballast_operator.errors import Conflict, Fenced, NotFound, NotLeader, Rejected, Unavailable, for_good
+from ballast_operator.kube.caches import job_of
 from ballast_operator.kube.kinds import JOB, LEASE, NODE, POD, POLICY, Key, Kind, Object, key_of
 from ballast_operator.kube.queue import KeyQueue, Lane
 from ballast_operator.metrics import Metrics
@@ -211,21 +211,18 @@ class Changes:
         else:
             self._nodes[name] = view
         self._allocate()
+        lane = Lane.URGENT if view is None or view.leaving is not None else Lane.ORDINARY
         for pod in self._caches[POD].on_node(name):
-            metadata = pod["metadata"]
-            if is_ours(pod):
-                lane = Lane.URGENT if view is None or view.leaving is not None else Lane.ORDINARY
-                self._queue.add((metadata.get("namespace", ""), metadata["labels"][JOB_LABEL]), lane=lane)
+            if is_ours(pod) and (key := job_of(pod)) is not None:
+                self._queue.add(key, lane=lane)
 
     def _part_changed(self, kind: Kind, item: Object) -> None:
         """A pod, plan or Lease."""
-        metadata = item["metadata"]
-        job = (metadata.get("labels") or {}).get(JOB_LABEL)
-        if kind is POD and (not job or metadata.get("deletionTimestamp")):
+        key = job_of(item)
+        if kind is POD and (key is None or item["metadata"].get("deletionTimestamp")):
             self._allocate()
-        if not job:
+        if key is None:
             return
-        key = (metadata.get("namespace", ""), job)
         if kind is LEASE and self._reports_only(key, item):
             self._queue.add(key, self._settings.progress_seconds, Lane.BACKGROUND)
         else:

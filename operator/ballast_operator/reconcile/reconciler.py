@@ -414,17 +414,10 @@ class Reconciler:
 
     async def _replace_status(self, key: Key, item: Object, status: TrainingJobStatus) -> None:
         foreign = unknown_fields(TrainingJobStatus, item.get("status") or {})
-        body = {
-            "apiVersion": JOB.api_version,
-            "kind": JOB.kind,
-            "metadata": {
-                "namespace": key[0],
-                "name": key[1],
-                # Decided on this version: a write by anybody else since then makes this a Conflict.
-                "resourceVersion": item["metadata"]["resourceVersion"],
-            },
-            "status": {**foreign, **status_content(status)},
-        }
+        # Decided on this version: a write by anybody else since then makes this a Conflict.
+        version = item["metadata"]["resourceVersion"]
+        metadata = {"namespace": key[0], "name": key[1], "resourceVersion": version}
+        body = JOB.object(metadata=metadata, status={**foreign, **status_content(status)})
         written = await self._cluster.write_status(JOB, body)
         self._observer.caches.wrote(JOB, written)
         self._written[key] = item["metadata"]["uid"], written.get("status")

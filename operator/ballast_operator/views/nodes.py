@@ -17,7 +17,7 @@ from ballast_policies.protocol.observed import held_pods
 from kubernetes.utils.quantity import parse_quantity
 
 from ballast_operator.api.job_allocation import JobAllocation, is_coming
-from ballast_operator.kube.caches import controlled_by_job
+from ballast_operator.kube.caches import controlled_by_job, job_of
 from ballast_operator.kube.kinds import Key, Object
 from ballast_operator.kube.slim import pinned_node
 from ballast_operator.views.clock import Time, parse
@@ -258,8 +258,8 @@ def _amount(quantity: Any) -> float:
 
 def is_ours(pod: Object) -> bool:
     """It carries a job's label, and that job controls it: a label alone can be anybody's."""
-    job = (pod["metadata"].get("labels") or {}).get(JOB_LABEL)
-    return job is not None and controlled_by_job(pod, job)
+    job = job_of(pod)
+    return job is not None and controlled_by_job(pod, job[1])
 
 
 REGION_LABELS = ("topology.kubernetes.io/region", "failure-domain.beta.kubernetes.io/region")
@@ -312,15 +312,11 @@ def own_use(
     used: Counter[str] = Counter()
     alive: defaultdict[Key, set[str]] = defaultdict(set)
     for pod in pods:
-        if not is_ours(pod):
+        job = job_of(pod)
+        if job is None or not is_ours(pod) or not _lives(pod):
             continue
-        job = (pod["metadata"].get("namespace", ""), pod["metadata"]["labels"][JOB_LABEL])
-        name = pod["metadata"]["name"]
-        if not _lives(pod):
-            continue
-        alive[job].add(name)
-        node = pinned_node(pod)
-        if node:
+        alive[job].add(pod["metadata"]["name"])
+        if node := pinned_node(pod):
             used[node] += pod_gpus(pod, resource)
     for key, gang in allocations.items():
         if key == but:

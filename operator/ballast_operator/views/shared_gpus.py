@@ -4,10 +4,10 @@ import dataclasses
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
-from ballast_policies.contract import JOB_LABEL
 from ballast_policies.rounds.values import one_for_each_gpu
 
 from ballast_operator.api.job_allocation import JobAllocation
+from ballast_operator.kube.caches import job_of
 from ballast_operator.kube.kinds import Key, Object, job_id
 from ballast_operator.views.clock import Time
 from ballast_operator.views.nodes import (
@@ -69,13 +69,9 @@ def taken_by_others(
     pods: Iterable[Object], allocations: Mapping[Key, JobAllocation], resource: str, *, but: Collection[Key]
 ) -> Counter[str]:
     """Node -> replicas that pods hold, or launches count on, of other jobs than ``but`` and of no job."""
-    pods = [pod for pod in pods if not is_ours(pod) or _job_of(pod) not in but]
+    pods = [pod for pod in pods if not is_ours(pod) or job_of(pod) not in but]
     held = {key: gang for key, gang in allocations.items() if key not in but}
     return foreign_use(pods, resource) + own_use(pods, held, resource, but=("", ""))
-
-
-def _job_of(pod: Object) -> Key:
-    return pod["metadata"].get("namespace", ""), pod["metadata"]["labels"][JOB_LABEL]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
