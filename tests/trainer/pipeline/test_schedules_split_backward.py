@@ -24,6 +24,53 @@ class TwoUses(nn.Module):
         return self.linear(torch.tanh(self.linear(value)))
 
 
+class Overwriting(torch.autograd.Function):
+    """A product whose backward writes into what it is given, as fused kernels do."""
+
+    @staticmethod
+    def forward(ctx, value, scale):
+        ctx.save_for_backward(value, scale)
+        return value * scale
+
+    @staticmethod
+    def backward(ctx, flowing):
+        value, scale = ctx.saved_tensors
+        of_scale = (flowing * value).sum((0, 1))
+        return flowing.mul_(scale), of_scale
+
+
+class Fused(nn.Module):
+    """A layer with such a function between two of torch's."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.before, self.after = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.scale = nn.Parameter(torch.randn(16))
+
+    def forward(self, value):
+        return self.after(torch.tanh(Overwriting.apply(self.before(value), self.scale)))
+
+
+class Added(nn.Module):
+    """Two weights whose gradients are the one that flows in, in the same memory."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.before = nn.Linear(16, 16)
+        self.one, self.two = nn.Parameter(torch.randn(2, 8, 16)), nn.Parameter(torch.randn(2, 8, 16))
+
+    def forward(self, value):
+        return self.before(value) + self.one + self.two
+
+
+def compiled():
+    module = block()
+    module.compile(backend="aot_eager")
+    return module
+
+
 def frozen():
     module = block()
     for parameter in module.attention.parameters():
@@ -69,8 +116,20 @@ def same(left, right):
         (block, False, False),
         (TwoUses, True, False),
         (lambda: nn.GRU(16, 16, batch_first=True), True, None),
+        (Added, True, True),
+        (Fused, True, None),
+        pytest.param(compiled, True, False, marks=pytest.mark.slow),
     ],
-    ids=["block", "partly frozen", "no gradient of the input", "a weight used twice", "recurrent"],
+    ids=[
+        "block",
+        "partly frozen",
+        "no gradient of the input",
+        "a weight used twice",
+        "recurrent",
+        "weights of the state's shape",
+        "a function that overwrites",
+        "compiled",
+    ],
 )
 def test_two_halves_are_the_whole(make, wants_input, splits):
     """To the last bit but for the order of a sum; weights wait for their half wherever that is possible."""

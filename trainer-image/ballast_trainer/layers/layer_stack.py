@@ -285,6 +285,12 @@ def _nodes(value: Tree) -> tuple[Any, ...]:
     return tuple(tensor.grad_fn for tensor in tensors_of(value) if tensor.grad_fn is not None)
 
 
+def own_function(node: Any) -> str | None:
+    """The module of a node's ``torch.autograd.Function``; None: it has none, or one of the trainer's."""
+    module: str = getattr(getattr(type(node), "_forward_cls", None), "__module__", "ballast_trainer.")
+    return None if module.startswith("ballast_trainer.") else module
+
+
 def _has_own_backward(results: tuple[Any, ...], sources: tuple[Any, ...]) -> bool:
     """Whether a ``torch.autograd.Function`` that is not the trainer's is between sources and results."""
     seen, left = set(sources), list(results)
@@ -293,8 +299,7 @@ def _has_own_backward(results: tuple[Any, ...], sources: tuple[Any, ...]) -> boo
         if node is None or node in seen:
             continue
         seen.add(node)
-        function = getattr(type(node), "_forward_cls", None)
-        if function is not None and not function.__module__.startswith("ballast_trainer."):
+        if own_function(node) is not None:
             return True
         left += [child for child, _ in node.next_functions]
     return False

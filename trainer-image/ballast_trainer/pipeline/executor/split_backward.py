@@ -3,8 +3,10 @@
 The graph of a microbatch has nodes that lead to the stage's input and others that lead to weights
 alone.  Where a node of the first sort has a child of the second (a matrix product, whose weight is a
 leaf), the input's half notes the gradient that flows into that node, and the weights' half starts there:
-nothing is computed twice but the node itself.  It is whole at once, and its second half empty, where that
-does not work: no gradient of the input is needed, or a weight is used in several places.
+nothing is computed twice but the node itself.  A ``torch.autograd.Function`` of the user's may overwrite
+what it has saved, and runs once: the gradients of its weights come with the input's half.  The backward is
+whole at once, and its second half empty, where halves do not work: no gradient of the input is needed, a
+weight is used in several places, or a part is compiled (one function, which runs once).
 """
 
 from collections import deque
@@ -14,6 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, Node
+
+from ballast_trainer.layers.layer_stack import own_function
+
+_WHOLE = ("torch._functorch.", "torch.utils.checkpoint")
+"""Modules of functions that run once, and for all their inputs: compiled ones, and reentrant checkpoints."""
 
 
 class SplitBackward:
@@ -29,7 +36,8 @@ class SplitBackward:
         self._results: Sequence[torch.Tensor] = results
         self._sources = [source for source in sources if source.requires_grad]
         self._learning = {id(parameter): parameter for parameter in parameters if parameter.requires_grad}
-        self._starts: dict[Node, list[Node]] | None = None
+        self._starts: dict[Node, list[nn.Parameter]] | None = None
+        self._at_once: list[nn.Parameter] = []
         self._flowing_in: dict[Node, tuple[torch.Tensor | None, ...]] = {}
         roots = [result.grad_fn for result in results if result.grad_fn is not None]
         if self._sources and len(roots) == len(results):
@@ -43,11 +51,9 @@ class SplitBackward:
             return
         hooks = [node.register_prehook(self._noting(node)) for node in self._starts]
         try:
-            found = torch.autograd.grad(
-                results, self._sources, gradients, retain_graph=True, allow_unused=True
+            torch.autograd.backward(
+                results, gradients, retain_graph=True, inputs=[*self._sources, *self._at_once]
             )
-            for source, one in zip(self._sources, found, strict=True):
-                source.grad = one
         finally:
             for hook in hooks:
                 hook.remove()
@@ -58,25 +64,14 @@ class SplitBackward:
         ``before`` is told a parameter before its gradient, and those of others beside it, is computed.
         """
         starts, self._starts = self._starts or {}, None
-        for node, leaves in starts.items():
-            first = self._parameter(leaves[0])
-            if first is not None:
-                before(first)
+        for node, parameters in starts.items():
+            before(parameters[0])
             flowing = self._flowing_in.pop(node, ())
             edges = [GradientEdge(node, i) for i, value in enumerate(flowing) if value is not None]
-            if not edges:
-                continue
-            gradients = torch.autograd.grad(
-                edges,
-                [GradientEdge(leaf, 0) for leaf in leaves],
-                [value for value in flowing if value is not None],
-                allow_unused=True,
-            )
-            for leaf, gradient in zip(leaves, gradients, strict=True):
-                parameter = self._parameter(leaf)
-                if gradient is not None and parameter is not None:
-                    known = parameter.grad
-                    parameter.grad = gradient if known is None else known.add_(gradient)
+            if edges:
+                torch.autograd.backward(
+                    edges, [value for value in flowing if value is not None], inputs=parameters
+                )
 
     def _noting(self, node: Node) -> Any:
         def note(flowing: tuple[torch.Tensor | None, ...]) -> None:
@@ -88,21 +83,27 @@ class SplitBackward:
         """The parameter that a node adds gradients to, if it is a leaf and one of ours."""
         return self._learning.get(id(getattr(node, "variable", None)))
 
-    def _find_starts(self, roots: Sequence[Node]) -> dict[Node, list[Node]] | None:
-        """Nodes on the way to the input that have weights behind them; None where a weight has several."""
+    def _find_starts(self, roots: Sequence[Node]) -> dict[Node, list[nn.Parameter]] | None:
+        """Nodes on the way to the input that have weights behind them; None where halves do not work."""
         parents = _parents(roots)
+        if any((own_function(node) or "").startswith(_WHOLE) for node in parents):
+            return None
         inputs = {id(source) for source in self._sources}
-        leaves = [node for node in parents if self._parameter(node) is not None]
+        leaves = {node: parameter for node in parents if (parameter := self._parameter(node)) is not None}
         input_leaves = [node for node in parents if id(getattr(node, "variable", None)) in inputs]
         on_the_way = _ancestors(input_leaves, parents, stop=set())
         if not on_the_way.issuperset(roots):
             return None
-        starts: dict[Node, list[Node]] = {}
-        for leaf in leaves:
+        starts: dict[Node, list[nn.Parameter]] = {}
+        for leaf, parameter in leaves.items():
             found = _ancestors([leaf], parents, stop=on_the_way) & on_the_way
             if len(found) != 1:
                 return None
-            starts.setdefault(found.pop(), []).append(leaf)
+            start = found.pop()
+            if own_function(start) is None:
+                starts.setdefault(start, []).append(parameter)
+            else:
+                self._at_once.append(parameter)
         return starts
 
 
