@@ -1,4 +1,6 @@
-"""Compiled layers stay so in the copy that trains, measuring compiles nothing, exports have plain names."""
+"""Compiled layers draw as uncompiled ones and stay compiled; measuring compiles none, exports name them."""
+
+import shutil
 
 import pytest
 import torch
@@ -9,9 +11,17 @@ from ballast_trainer.models.loss_weights import cross_entropy
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.profiling.meter import Meter
 from torch import nn
+from torch.nn import functional
 
 from tests.support.examples import first_fast
 from tests.trainer.layers.trained_layers import CPU, all_layers
+
+
+class Drawing(nn.Module):
+    """A layer that draws."""
+
+    def forward(self, value):
+        return functional.dropout(torch.tanh(value), 0.5)
 
 
 def is_compiled(module):
@@ -35,6 +45,19 @@ def test_the_configuration_compiles_each_layer(compile_layers):
     model = Model(layer_count=2, build_layer=lambda _: nn.Linear(4, 4), loss=cross_entropy)
     layers = all_layers(model, TrainingConfig(compile=compile_layers))
     assert [is_compiled(layer.module) for layer in layers] == [compile_layers] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="layers are compiled by a C++ compiler")
+def test_a_compiled_layer_draws_what_it_draws_uncompiled():
+    """So a tensor group, whose exchanges break a layer's graph, draws as one process does."""
+    model = Model(layer_count=1, build_layer=lambda _: Drawing(), loss=cross_entropy)
+    drawn = []
+    for compiles in (False, True):
+        (layer,) = all_layers(model, TrainingConfig(compile=compiles))
+        torch.manual_seed(1)
+        drawn.append(layer.module(torch.ones(64, requires_grad=True)))
+    assert torch.equal(*drawn)
 
 
 @pytest.mark.slow

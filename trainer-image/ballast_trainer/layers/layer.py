@@ -580,7 +580,8 @@ class LayerSet:
         names = {id(parameter): name for name, parameter in module.named_parameters()}
         module = module.to(self.device)
         if self._config.compile:
-            module.compile()
+            # What a layer draws must not depend on where its graph breaks, as it does between tensor parts.
+            module.compile(options={"fallback_random": True})
         now = {number: names[id(parameter)] for number, parameter in tied.items()}
         copies = [name for number, name in now.items() if self._model.tied[number][0][0] != index]
         return Layer(

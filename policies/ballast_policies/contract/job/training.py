@@ -128,8 +128,8 @@ class TrainingConfig(Settings):
     """How many samples of a dataset that cannot be read are replaced by others, and told; of an iterable or
     a loader, whose whole batch is left out, how many batches. One more ends the job."""
     compile: bool = False
-    """Whether each layer is compiled (``torch.compile`` with its defaults), again on a rank that it moves to.
-    The trainer's image needs a C++ compiler."""
+    """Whether each layer is compiled (``torch.compile``, with the random numbers of one that is not), again
+    on a rank that it moves to. The trainer's image needs a C++ compiler."""
     comm_timeout_seconds: float = Field(600.0, ge=1, le=86400)
     """How long ranks wait for one that lives but is busy, e.g. in a callback, or in a layer that compiles.
     Dead and hung ranks are noticed in seconds."""
