@@ -61,6 +61,7 @@ class DecodedJobs:
         self._read_planned = read_planned
         self._to_plan: dict[Key, int] = {}
         self._measured: set[Key] = set()
+        self._goes_on: set[Key] = set()
         self._turns: dict[str, int] = {}
         self._asked = asyncio.Event()
         self._caches = caches
@@ -104,6 +105,7 @@ class DecodedJobs:
         name, text = item["metadata"]["name"], spec_text(item)
         self._to_plan.pop(key, None)
         self._measured.discard(key)
+        self._goes_on.discard(key)
         if not meta.is_job_name(name) or name == meta.LEADER_LEASE:
             return read_spec(item)  # refused for its name
         shared = self._shared.get(_digest(text))
@@ -114,12 +116,15 @@ class DecodedJobs:
         status, spec = self.status(key, item), before
         if before is None:
             spec = spec_until_planned(item, status.allocation)
+            if spec is not None and status.measured_layers:
+                self._goes_on.add(key)  # a new operator: its launch has degrees of measured layers
         else:
             spec, whole = spec_as_edited(item, before)
             if whole and before.is_planned_by(status.measured_layers):
                 return self._share(text, (spec, ""))
             if whole:
                 self._measured.add(key)
+                self._goes_on.add(key)
         self._to_plan[key] = 0
         self._asked.set()
         return spec, "" if spec is not None else BEING_PLANNED
@@ -135,7 +140,7 @@ class DecodedJobs:
     async def plan(self) -> None:
         """Have what is to be planned read, jobs that hold GPUs or were edited first, until cancelled.
 
-        Then those that wait, those that have ended, and those of which only the layers were measured.
+        Then those that wait, those that have ended, and those that go on by degrees of measured layers.
         Namespaces take turns: one with thousands of jobs, or with some whose plans take long, delays a job of
         another by one plan.
 
@@ -195,7 +200,7 @@ class DecodedJobs:
         item = self._caches[JOB].get(key) or {}
         ended = bool((item.get("status") or {}).get("finishedAt"))
         used = self._specs[key][1][0] is not None
-        return key in self._measured, not used, ended, self._turns.get(key[0], 0)
+        return key in self._goes_on, not used, ended, self._turns.get(key[0], 0)
 
     def _ask_again(self, key: Key, version: _Version, tries: int) -> None:
         if self._still(key, version):
@@ -234,6 +239,7 @@ class DecodedJobs:
             for kept in (self._specs, self._statuses, self._waiting, self._to_plan):
                 kept.pop(key, None)
             self._measured.discard(key)
+            self._goes_on.discard(key)
 
 
 def _has_planner(item: Object) -> bool:

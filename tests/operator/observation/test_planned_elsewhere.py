@@ -281,6 +281,28 @@ async def test_jobs_whose_layers_were_measured_are_planned_after_those_that_wait
     assert [simulation.status(name).launches for name in ("one", "two")] == [1, 1]
 
 
+async def test_a_new_operator_plans_jobs_that_go_on_by_measured_layers_after_those_that_wait(planned_by):
+    """Their launches have degrees; a job that waits has none. The first may be under way when it comes."""
+    elsewhere = Elsewhere(at_once=True)
+    simulation = planned_by(elsewhere)
+    for name, steps in (("one", 10**6), ("two", 10**6 + 1)):
+        simulation.add_job(name, **{**PLANNED, "totalSteps": steps}, trainer={"layers": (0.01,) * 8})
+    await simulation.running("one", "two")
+    await simulation.until(
+        lambda: all(spec_of(simulation, name).question.measured for name in ("one", "two"))
+    )
+    elsewhere.let.clear()
+    elsewhere.asked.clear()
+    simulation.start_operator()
+    await simulation.ticks(3)
+    simulation.add_job("three", **PLANNED)
+    await simulation.ticks(3)
+    elsewhere.let.set()
+    await simulation.until(lambda: len(elsewhere.asked) >= 3)
+    assert "three" in elsewhere.asked[:2]
+    assert [simulation.status(name).launches for name in ("one", "two")] == [1, 1]
+
+
 async def test_jobs_that_measured_other_layers_share_what_their_plans_are_made_from(planned_by):
     """The layers that a planner states are most of a spec: with 96 of three degrees 0.4 MB."""
     simulation = planned_by(Elsewhere(at_once=True))
