@@ -1,5 +1,6 @@
 """The degrees of a job with ``planner`` on the GPUs that it may have: what the planner answers."""
 
+import bisect
 import dataclasses
 import functools
 import itertools
@@ -18,6 +19,9 @@ from ballast_operator.api.training_job_status import MOST_RATIO, MeasuredOnType
 
 MOST_SIZES = 32
 """Sizes of a gang that are weighed against each other; of more than these, some in between are left out."""
+
+MOST_LOOKED_AT = 2_000
+"""GPU types x sizes of which those are chosen where they are left out; of more, some in between are not."""
 
 MOST_TYPES = 3
 """GPU types that a gang may have at once."""
@@ -43,7 +47,10 @@ def thinned(sizes: Sequence[int], most: int = MOST_SIZES) -> list[int]:
         return list(sizes)
     ratio = (sizes[-1] / sizes[0]) ** (1 / (most - 1))
     aims = [sizes[0] * ratio**step for step in range(most)]
-    return sorted({min(sizes, key=lambda size: abs(size - aim)) for aim in aims})
+    around = ((aim, bisect.bisect_left(sizes, aim)) for aim in aims)
+    return sorted(
+        {min(sizes[max(0, at - 1) : at + 1], key=lambda size: abs(size - aim)) for aim, at in around}
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -142,9 +149,19 @@ class DegreesQuestion:
         Raises:
             ContractError: there are too many layers for them.
         """
-        most = self._most_shapes // (len(self.planner.gpus) * self._numbers_of_types)
+        most = min(self._most_shapes // (len(self.planner.gpus) * self._numbers_of_types), MOST_SIZES)
         whole = range(self.fewest, self.most + 1, self.per_pod)
-        return tuple(thinned(whole, min(most, MOST_SIZES)))
+        if len(whole) <= most:
+            return tuple(whole)
+        return tuple(thinned(self._of_use(whole) or whole, most))
+
+    def _of_use(self, sizes: Sequence[int], *, limited: bool = True) -> tuple[int, ...]:
+        """Those at which a step is shorter than at all smaller ones; unless ``limited``, in any memory."""
+        looked_at = thinned(
+            sizes, max(MOST_SIZES, min(self._most_listed, MOST_LOOKED_AT) // len(self.planner.gpus))
+        )
+        gang = self.gang(tuple(looked_at), limited=limited)
+        return gang.sizes_of_use(dict.fromkeys(gang.speeds, self.most), MOST_CUT / 4)
 
     @functools.cached_property
     def parts(self) -> tuple[tuple[int, ...], ...]:
@@ -161,11 +178,13 @@ class DegreesQuestion:
             if types > 2 and 2**types > min(most, most_listed):
                 break
             whole = range(self.per_pod, self.most + 1 - (types - 1) * self.per_pod, self.per_pod)
-            each = min(len(whole), MOST_SIZES)
-            while each > 2 and (each**types > most_listed or self._mixes(thinned(whole, each), types) > most):
+            sizes, each = tuple(whole), min(len(whole), MOST_SIZES)
+            if each**types > most_listed or self._mixes(thinned(sizes, each), types) > most:
+                sizes = self._of_use(sizes, limited=False) or sizes
+            while each > 2 and (each**types > most_listed or self._mixes(thinned(sizes, each), types) > most):
                 each -= 1
             if whole:
-                found.append(tuple(thinned(whole, max(2, each))))
+                found.append(tuple(thinned(sizes, max(2, each))))
         return tuple(found)
 
     @property
@@ -199,6 +218,37 @@ class DegreesQuestion:
             return ()
         return tuple(float(f"{ratio:.3g}") for ratio in ratios)
 
+    def gang(
+        self, sizes: tuple[int, ...], parts: tuple[tuple[int, ...], ...] = (), *, limited: bool = True
+    ) -> PlannedGang:
+        """Its plans on numbers of GPUs of one type, and on ``parts`` of two types, of three.
+
+        Unless ``limited``, whatever the memory.
+
+        Raises:
+            ContractError: nothing can be planned.
+        """
+        planner = self.planner
+        try:
+            return PlannedGang(
+                profiles=self.profiles,
+                speeds=self.speeds,
+                batch_size=self.batch_size,
+                sizes=sizes,
+                part_sizes=parts,
+                most_types=1 + len(parts),
+                fewest_gpus=self.fewest if parts else sizes[0],
+                most_gpus=self.most,
+                memory_bytes={gpu.gpu_type: gpu.memory_bytes for gpu in planner.gpus if limited},
+                bandwidth=planner.bandwidth,
+                zero_stage=self.zero_stage,
+                both_orders=True,
+            )
+        except ContractError as error:
+            reason = "; ".join(problem.reason.partition(". To fix")[0] for problem in error.problems)
+            fix = "profiles of one model; other minStages, maxStages or globalBatchSize"
+            raise ContractError(Problem("planner", f"{reason}. To fix: {fix}")) from None
+
     @functools.cached_property
     def profiles(self) -> tuple[TensorProfile, ...]:
         """The layers as stated, or slowed to what was measured.
@@ -219,7 +269,9 @@ class DegreesQuestion:
 
 @functools.lru_cache(maxsize=256)
 def planned_degrees(question: DegreesQuestion) -> Mapping[TypesByRank, tuple[PlannedLaunch, ...]]:
-    """GPUs -> how a launch there divides the work, the fastest first; those without a plan are left out.
+    """GPUs -> how a launch there divides the work, the fastest first.
+
+    Those without a plan are left out, and those whose best plan is no faster than one of some of them.
 
     The first is for GPUs of each type in one pool; of one type alone, those after it have fewer GPUs for each
     stage, for several pools.
@@ -229,26 +281,7 @@ def planned_degrees(question: DegreesQuestion) -> Mapping[TypesByRank, tuple[Pla
     Raises:
         ContractError: nothing can be planned.
     """
-    planner, sizes = question.planner, question.sizes
-    try:
-        gang = PlannedGang(
-            profiles=question.profiles,
-            speeds=question.speeds,
-            batch_size=question.batch_size,
-            sizes=sizes,
-            part_sizes=question.parts,
-            most_types=1 + len(question.parts),
-            fewest_gpus=question.fewest,
-            most_gpus=question.most,
-            memory_bytes={gpu.gpu_type: gpu.memory_bytes for gpu in planner.gpus},
-            bandwidth=planner.bandwidth,
-            zero_stage=question.zero_stage,
-            both_orders=True,
-        )
-    except ContractError as error:
-        reason = "; ".join(problem.reason.partition(". To fix")[0] for problem in error.problems)
-        fix = "profiles of one model; other minStages, maxStages or globalBatchSize"
-        raise ContractError(Problem("planner", f"{reason}. To fix: {fix}")) from None
+    sizes, gang = question.sizes, question.gang(question.sizes, question.parts)
     listed = gang.listed(dict.fromkeys(gang.speeds, question.most), MOST_CUT)
     if not listed:
         what = (

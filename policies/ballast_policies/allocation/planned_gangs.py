@@ -195,12 +195,16 @@ class PlannedGang:
         return self._search.best_answer(prices, worth, most)
 
     def listed(self, most: Mapping[str, int], work: float = math.inf) -> tuple[Configuration, ...] | None:
-        """All configurations on clusters with ``most`` GPUs of each type.
+        """Configurations on clusters with ``most`` GPUs of each type, but those as fast with some GPUs idle.
 
         None: more than MOST_LISTED, or than ``work`` has been cut: stages times (the square of the layers +
         STAGE_WORK).
         """
         return self._search.listed(most, work)
+
+    def sizes_of_use(self, most: Mapping[str, int], work: float = math.inf) -> tuple[int, ...]:
+        """Numbers of GPUs of those that :meth:`listed` has; after ``work`` of those that it may have."""
+        return self._search.sizes_of_use(most, work)
 
     def plan_of(self, configuration: Configuration) -> ShapePlan:
         """The plan of a configuration that was the last call's answer, or is on the last list."""
@@ -264,18 +268,30 @@ class _Search:
         self._look_at(most)
         if len(self._gpus) > MOST_LISTED:
             return None
-        found, spent = [], 0
-        for shape in range(len(self._gpus)):
-            while self._least[shape] < math.inf:
-                plan = self._known.get((shape, int(self._best[shape])))
-                if plan is not None:
-                    found.append(self._configuration(shape, plan))
+        shapes, left = self._of_use(work)
+        plans = ((shape, self._known.get((shape, int(self._best[shape])))) for shape in shapes)
+        return tuple(self._configuration(shape, plan) for shape, plan in plans if plan) if left >= 0 else None
+
+    def sizes_of_use(self, most: Mapping[str, int], work: float) -> tuple[int, ...]:
+        self._look_at(most)
+        return tuple(sorted(set(self._gpus[self._of_use(work)[0]].sum(axis=1).astype(int).tolist())))
+
+    def _of_use(self, work: float) -> tuple[list[int], float]:
+        """Shapes that are faster than with some of the GPUs idle, and the work that is left, below 0: none.
+
+        Plans after that are as fast as bounds have them.
+        """
+        found, half = np.zeros(len(self._gpus), dtype=bool), work / 2
+        for shape in self._gpus.sum(axis=1).argsort(kind="stable").tolist():
+            fewer = found & (self._gpus <= self._gpus[shape]).all(axis=1)
+            limit = self._least[fewer].min(initial=math.inf)
+            while self._least[shape] < limit:
+                if work < 0 or self._known.get((shape, int(self._best[shape]))) is not None:
+                    found[shape] = True
                     break
                 # The other order has at most half of the work: it refuses no job.
-                spent += self._cut(shape, int(self._best[shape]), both_orders=spent <= work / 2)
-                if spent > work:
-                    return None
-        return tuple(found)
+                work -= self._cut(shape, int(self._best[shape]), both_orders=work >= half)
+        return np.flatnonzero(found).tolist(), work
 
     def plan_of(self, configuration: Configuration) -> ShapePlan:
         shape = self._shape(configuration)

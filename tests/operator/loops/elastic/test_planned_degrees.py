@@ -83,6 +83,41 @@ async def test_a_job_is_launched_again_with_the_degrees_of_its_new_size():
     assert simulation.trainers["one"].step > 0
 
 
+def any_memory(**changes) -> dict:
+    """Four GPUs divide the batch of 8 and are faster than five, as long as each holds all 10 layers."""
+    layers = [{**LAYER, "repeat": 10, "forwardSeconds": 0.01, "backwardSeconds": 0.02}]
+    pipeline = {"minStages": 1, "maxStages": 5, "microbatches": 8, "globalBatchSize": 8}
+    planner = {"profiles": [{"layers": layers}], "gpus": [{"gpuType": "fast"}], "bandwidth": 1e11}
+    model = {"name": "gpt", "layers": 10}
+    return {**PLANNED, "model": model, "planner": planner, "pipeline": pipeline, **changes}
+
+
+@pytest.mark.parametrize("grow", [True, False])
+async def test_gpus_that_would_not_make_a_job_faster_are_others(grow):
+    """Of five free ones it takes the four of the fastest plan, and a job that comes later finds the other."""
+    simulation = Simulation(nodes={"a": ("fast", 5)}, roundSeconds=30)
+    await simulation.run_job("one", **any_memory(grow=grow))
+    spec, _ = read_spec(simulation.world.get(JOB, NAMESPACE, "one"))
+    assert 5 not in spec.plans["fast"] and gpus(simulation) == spec.largest_gang == 4
+    has_the_degrees_of(simulation, 4)
+    await simulation.run_job("two", stages=(1, 1), totalSteps=100_000)
+    await simulation.ticks(60)
+    assert (gpus(simulation), simulation.status("one").launches) == (4, 1)
+
+
+@pytest.mark.parametrize(("moves", "then"), [(0, 5), (100, 4)])
+async def test_a_gang_that_would_be_faster_on_fewer_gpus_goes_on_until_it_may_move(moves, then):
+    """Its planner was edited: what it holds is a size that it would not be launched with any more."""
+    simulation = Simulation(nodes={"a": ("fast", 5)}, roundSeconds=30, moves={"maxMovesPerHour": moves})
+    planned = any_memory()
+    planned["planner"] = {**planned["planner"], "gpus": [{"gpuType": "fast", "memory": "900M"}]}
+    await simulation.run_job("one", **planned)
+    assert gpus(simulation) == 5
+    simulation.change("one", planner=any_memory()["planner"])
+    await simulation.ticks(60)
+    assert (gpus(simulation), simulation.status("one").launches) == (then, 1 + (then < 5))
+
+
 async def test_what_was_planned_is_explained():
     """``ballast explain`` names the degrees and the step that they were predicted to take."""
     simulation = eight_gpus()
