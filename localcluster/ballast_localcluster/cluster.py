@@ -18,10 +18,9 @@ from ballast_localcluster import components
 from ballast_localcluster.binaries import Binaries, find_binaries
 from ballast_localcluster.components import HOST, Layout, Ports, Settings
 from ballast_localcluster.credentials import (
-    NAMES_BINDING,
-    NAMES_ROLE,
     NODE_AGENT_BINDING,
     NODE_AGENT_ROLE,
+    REAL_NODES_RIGHTS,
     write_credentials,
 )
 from ballast_localcluster.errors import LocalClusterError, StartError
@@ -312,7 +311,7 @@ class LocalCluster:
         run("etcd", components.etcd(binaries, layout, ports))
         run("kube-apiserver", components.api_server(binaries, layout, ports, settings))
         self._await("the API server", lambda: rest.answers("/readyz"), Limit.API_SERVER_READY)
-        for manifest in (NODE_AGENT_ROLE, NODE_AGENT_BINDING, *((NAMES_ROLE, NAMES_BINDING) if real else ())):
+        for manifest in (NODE_AGENT_ROLE, NODE_AGENT_BINDING, *(REAL_NODES_RIGHTS if real else ())):
             plural = manifest["kind"].lower() + "s"
             rest.apply(f"/apis/{manifest['apiVersion']}/{plural}/{manifest['metadata']['name']}", manifest)
         install_custom_resources(rest, self._crds)

@@ -25,6 +25,7 @@ class User:
 
 NODE_AGENT = "system:ballast:node-agent"
 NAMES = "system:ballast:coredns"
+POLICIES = "system:ballast:kube-router"
 
 USERS = (
     User(file="admin", name="admin", groups=("system:masters",)),
@@ -34,6 +35,7 @@ USERS = (
     # Of real nodes; kubelets have certificates.
     User(file="proxy", name="system:kube-proxy"),
     User(file="coredns", name=NAMES),
+    User(file="policies", name=POLICIES),
 )
 
 
@@ -122,13 +124,31 @@ def role_binding(name: str, role: str) -> dict[str, Any]:
 
 
 NODE_AGENT_BINDING = role_binding(NODE_AGENT, NODE_AGENT)
-NAMES_ROLE: dict[str, Any] = {
-    "apiVersion": "rbac.authorization.k8s.io/v1",
-    "kind": "ClusterRole",
-    "metadata": {"name": NAMES},
-    "rules": [
-        {"apiGroups": [group], "resources": resources, "verbs": ["list", "watch"]}
-        for group, resources in (("", ["services", "namespaces"]), ("discovery.k8s.io", ["endpointslices"]))
-    ],
-}
-NAMES_BINDING = role_binding(NAMES, NAMES)
+
+
+def _reader(name: str, resources: Mapping[str, list[str]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A role that reads resources by API group, and its binding to the user of its name."""
+    role = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": name},
+        "rules": [
+            {"apiGroups": [group], "resources": names, "verbs": ["get", "list", "watch"]}
+            for group, names in resources.items()
+        ],
+    }
+    return role, role_binding(name, name)
+
+
+REAL_NODES_RIGHTS = (
+    *_reader(NAMES, {"": ["services", "namespaces"], "discovery.k8s.io": ["endpointslices"]}),
+    *_reader(
+        POLICIES,
+        {
+            "": ["pods", "namespaces", "nodes", "services", "endpoints"],
+            "discovery.k8s.io": ["endpointslices"],
+            "networking.k8s.io": ["networkpolicies"],
+        },
+    ),
+)
+"""Of CoreDNS and of what enforces NetworkPolicies."""

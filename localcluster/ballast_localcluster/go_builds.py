@@ -110,14 +110,14 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 
-def run_go(command: Sequence[str], source: Path) -> str:
+def run_go(command: Sequence[str], source: Path, **environment: str) -> str:
     """Run a Go command in the folder of a module; its standard output.
 
     Raises:
         BinariesError: it fails, with what it wrote.
     """
     done = subprocess.run(
-        command, cwd=source, env=_environment(), capture_output=True, text=True, check=False
+        command, cwd=source, env=_environment() | environment, capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
         raise BinariesError(f"`{' '.join(command)}` failed in {source}:\n{done.stderr.strip()[-2000:]}")

@@ -236,6 +236,12 @@ class Node:
             *([f"--register-with-taints={taints}"] if taints else []),
         )
         spaces.keep("/run/programs/kube-proxy", "--config=/run/node/kube-proxy.json")
+        spaces.keep(
+            "/run/programs/kube-router",
+            *("--run-firewall=true", "--run-router=false", "--run-service-proxy=false"),
+            *("--health-port=0", "--metrics-port=0"),
+            "--kubeconfig=/run/node/policies.kubeconfig",
+        )
         if c.node.gpus:
             slowdown = json.dumps(dict(c.node.slowdown), sort_keys=True)
             variables = {"BALLAST_EMULATED_SLOWDOWN": slowdown} if c.node.slowdown else {}

@@ -23,6 +23,7 @@ _PACKAGES = {
     "runc": "runc",
     "ip": "iproute2",
     "iptables": "iptables",
+    "ipset": "ipset",
     "conntrack": "conntrack",
     "mount": "mount",
     "nsenter": "util-linux",

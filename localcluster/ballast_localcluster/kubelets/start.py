@@ -1,7 +1,7 @@
 """The cluster's side of real nodes: their network, their images, and what each keeper is told.
 
 kubelet, kube-proxy, a device plugin, CoreDNS and pause are found, or built once into the user's cache folder;
-the Go module beside this file pins their versions.
+the Go module beside this file pins their versions. kube-router, for NetworkPolicies, is a program of its own.
 """
 
 import functools
@@ -23,6 +23,7 @@ from ballast_localcluster.go_builds import (
     go_command,
     named_folder,
     print_progress,
+    run_go,
 )
 from ballast_localcluster.kubelets.configuration import (
     MOST_NODES,
@@ -37,10 +38,12 @@ from ballast_localcluster.supervision.processes import die_with_parent
 
 SOURCE = Path(__file__).parent
 FOLDER_VARIABLE = "BALLAST_KUBELETS"
-PROGRAMS = ("kubelet", "kube-proxy", "device-plugin", "coredns", "pause")
+PROGRAMS = ("kubelet", "kube-proxy", "device-plugin", "coredns", "pause", "kube-router")
 _WHAT = "kubelet"
 _OF_NODES = PROGRAMS[:3]
 _PACKAGES = (".", "./coredns", "./pause")
+# Its module asks for packages that are older than kubelet's.
+_ENFORCER = "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router@v2.1.0"
 
 
 def present_kubelets() -> Path | None:
@@ -65,7 +68,7 @@ def find_kubelets(progress: Progress = print_progress) -> Path:
 
 
 def _cache_folder() -> Path:
-    digest = hashlib.sha256(" ".join(stamped_flags(kubernetes_version(SOURCE))).encode())
+    digest = hashlib.sha256(" ".join([*stamped_flags(kubernetes_version(SOURCE)), _ENFORCER]).encode())
     for file in sorted([SOURCE / "go.mod", SOURCE / "go.sum", *SOURCE.glob("**/*.go")]):
         digest.update(str(file.relative_to(SOURCE)).encode() + b"\0" + file.read_bytes() + b"\0")
     name = f"{kubernetes_version(SOURCE)}-{system_name()}-{digest.hexdigest()[:12]}"
@@ -75,9 +78,11 @@ def _cache_folder() -> Path:
 def _build(folder: Path, progress: Progress) -> None:
     otherwise = f"set {FOLDER_VARIABLE} to a folder that holds {', '.join(PROGRAMS)}"
     go = go_command(SOURCE / "go.mod", _WHAT, otherwise)
-    progress(f"building {_WHAT} ({kubernetes_version(SOURCE)}) and CoreDNS; once, about 5 minutes on 2 cores")
+    progress(f"building {_WHAT} ({kubernetes_version(SOURCE)}) and CoreDNS; once, about 7 minutes on 2 cores")
     flags = stamped_flags(kubernetes_version(SOURCE))
     compile_packages(go, flags, _PACKAGES, f"{folder}/", SOURCE, progress)
+    progress("building kube-router")
+    run_go([go, "install", *flags, _ENFORCER], SOURCE, GOBIN=str(folder))
     (folder / "kubelets").rename(folder / "node")
     for name in _OF_NODES:
         (folder / name).symlink_to("node")
@@ -199,7 +204,8 @@ class RealNodes:
             authority=(layout.certificates / "ca.crt").read_bytes(),
             user={"client-certificate": f"{inside}.crt", "client-key": f"{inside}.key"},
         )
-        shutil.copy(layout.kubeconfig("proxy"), folder / "proxy.kubeconfig")
+        for file in ("proxy", "policies"):
+            shutil.copy(layout.kubeconfig(file), folder / f"{file}.kubeconfig")
         configuration = NodeConfiguration(
             folder=folder,
             programs=find_kubelets(self._progress),
