@@ -13,8 +13,10 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+import yaml
 from ballast_localcluster.cluster import LocalCluster
 from ballast_localcluster.errors import StartError
 from ballast_localcluster.kubelets.configuration import Network
@@ -24,10 +26,11 @@ from ballast_localcluster.nodes.node import default_nodes
 from ballast_localcluster.rest import Rest
 from ballast_localcluster.supervision.owner import ended
 from ballast_localcluster.supervision.processes import PART_VARIABLE, marked_processes
+from ballast_policies.contract import RENDEZVOUS_PORT
 from kubernetes import client, config
 
 from tests.e2e.conftest import Ballast, demo_object
-from tests.e2e.endless_jobs import CHECKPOINT, ENDLESS, SHRINKS, SMALL
+from tests.e2e.endless_jobs import CHECKPOINT, ELASTIC, ENDLESS, SHRINKS, SMALL
 from tests.e2e.registry import Registry
 from tests.support.waiting import WAIT_SECONDS, eventually
 
@@ -38,10 +41,14 @@ CHART = str(ROOT / "charts" / "ballast")
 NODES = {node.name: node for node in default_nodes() if node.name in ("v100-0", "v100-1", "p100-0")}
 BIND_SECONDS = WAIT_SECONDS / 3
 """Of a launch that does not pull: short, since tests wait for its end."""
+MONITORING = "monitoring"
+_SCRAPERS = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": MONITORING}}}]
 VALUES = {
     "image": {"repository": f"{REGISTRY}/operator"},
     "settings": {"JOB_BIND_SECONDS": BIND_SECONDS, "JOB_RESTART_BASE_SECONDS": 1},
-    "trainer": {"readOnlyRootFilesystem": True, "tmpSize": "100Mi"},
+    "trainer": {"readOnlyRootFilesystem": True, "tmpSize": "100Mi", "metricsPort": 9400},
+    "ui": {"enabled": True},
+    "networkPolicy": {"enabled": True, "metricsFrom": _SCRAPERS, "uiFrom": _SCRAPERS},
 }
 # Trainers do not run as root, and root's home is closed to them.
 SITE = Path(sysconfig.get_path("purelib")).resolve()
@@ -69,6 +76,18 @@ def needed() -> None:
         pytest.skip(
             "torch of this environment is for another Python than the base image's: BALLAST_TRAINER_ARCHIVE"
         )
+
+
+_CONNECT = """
+import socket, sys
+for address in sys.argv[1:]:
+    host, port = address.split(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=2).close()
+        print(address)
+    except OSError:
+        pass
+"""
 
 
 class RealBallast(Ballast):
@@ -127,6 +146,19 @@ class RealBallast(Ballast):
         configuration = json.loads((self.disk(node) / "configuration.json").read_text())
         inside = ["nsenter", "-t", str(bridge), "-n", "ip", "link", "set"]
         subprocess.run([*inside, f"node{configuration['index']}", state], check=True)
+
+    def watch_from(self, namespace):
+        """A pod without rights in a namespace, for ``reaches``."""
+        self.kubectl("create", "namespace", namespace)
+        words = ["run", "watcher", f"--namespace={namespace}", f"--image={REGISTRY}/operator:{VERSION}"]
+        self.kubectl(*words, "--command", "--", "sleep", "infinity")
+
+    def reaches(self, pod, *addresses, namespace):
+        """Which of the addresses, each with a port, a pod connects to."""
+        told = self.kubectl(
+            "exec", f"--namespace={namespace}", pod, "--", "python3", "-c", _CONNECT, *addresses
+        )
+        return set(told.split())
 
     def disk(self, node):
         """A node's."""
@@ -200,15 +232,21 @@ def release(archives, tmp_path_factory):
         helm.Config(kubeconfig_path=str(cluster.kubeconfig), namespace=NAMESPACE) as asked,
     ):
         limit = int(WAIT_SECONDS)
-        asked.install(CHART, "ballast", VALUES, namespace=NAMESPACE, create_namespace=True, timeout=limit)
+        port = urlsplit(api.configuration.host).port
+        values = {**VALUES, "networkPolicy": {**VALUES["networkPolicy"], "apiServerPorts": [port]}}
+        asked.install(CHART, "ballast", values, namespace=NAMESPACE, create_namespace=True, timeout=limit)
         apps = client.AppsV1Api(api)
         eventually(
             lambda: apps.read_namespaced_deployment("ballast", NAMESPACE).status.ready_replicas,
             "the operator to be ready",
         )
         found = RealBallast(cluster, api, folder)
-        found.helm, found.apps = asked, apps
+        found.helm, found.apps, found.values = asked, apps, values
         found.apply(demo_object("demo", folder))
+        for policy in yaml.safe_load_all((ROOT / "examples" / "networkpolicy.yaml").read_text()):
+            if ports := [to["ports"] for to in policy["spec"].get("egress", ()) if "ports" in to]:
+                ports[0][:] = [{"port": port}]
+            found.apply(policy)
         yield found
 
 
@@ -259,6 +297,43 @@ def test_a_job_that_shrinks_gives_its_pods_back(release):
     release.wait_for_report("shrinks", step=repack["step"] + 3)
     assert release.status("shrinks")["launches"] == 1
     release.end_job("shrinks")
+
+
+def test_network_policies_let_through_what_the_documents_say(release):
+    """A gang grows over two nodes under them; only who is named reaches a rank, the metrics or the page."""
+    forbidden = subprocess.run(
+        ["unshare", "-n", "ipset", "create", "a", "hash:ip"], capture_output=True, text=True, check=False
+    )
+    if forbidden.returncode:
+        pytest.skip(f"this kernel cannot enforce NetworkPolicies: {forbidden.stderr}")
+    for namespace in (MONITORING, "strangers"):
+        release.watch_from(namespace)
+    release.kubectl("cordon", "v100-1")
+    release.apply(release.real_job("transformer", "ruled", **ELASTIC, repack={"enabled": False}))
+    release.wait_for_report("ruled", step=3)
+    release.kubectl("uncordon", "v100-1")
+    eventually(lambda: release.condition("ruled", "Grown").get("status") == "True", "the job to grow")
+    release.wait_for_report("ruled", step=release.report("ruled")["step"] + 3)
+    assert release.status("ruled")["launches"] == 1
+    first, last = release.plan("ruled").pods
+    addresses = {pod.metadata.name: pod.status.pod_ip for pod in release.pods("ruled")}
+    (operator,) = release.core.list_namespaced_pod(
+        NAMESPACE, label_selector="app.kubernetes.io/name=ballast"
+    ).items
+    metrics, page = (f"{operator.status.pod_ip}:{port}" for port in (8080, 8090))
+    rank, scraped = (f"{addresses[first]}:{port}" for port in (RENDEZVOUS_PORT, 9400))
+    everything = (metrics, page, rank, scraped)
+    for pod, namespace, allowed in (
+        ("watcher", MONITORING, {metrics, page, scraped}),
+        ("watcher", "strangers", set()),
+        (last, "default", {rank, scraped}),
+    ):
+        eventually(
+            lambda: release.reaches(pod, *everything, namespace=namespace) == allowed,  # noqa: B023
+            f"{pod} of {namespace} to reach {allowed} of {everything}",
+        )
+    release.helm.test("ballast", timeout=int(WAIT_SECONDS))
+    release.end_job("ruled")
 
 
 def test_a_pull_slower_than_the_limit_of_a_launch_keeps_it(release, registry):
@@ -386,7 +461,7 @@ def test_jobs_train_through_a_killed_api_server_and_an_upgrade_of_the_operator(r
     uids = {pod.metadata.uid for pod in release.pods("steady")}
     release.restart_api_server()
     release.wait_for_report("steady", step=release.report("steady")["step"] + 5)
-    two = {**VALUES, "replicas": 2, "podAnnotations": {"release": "next"}}
+    two = {**release.values, "replicas": 2, "podAnnotations": {"release": "next"}}
     release.helm.upgrade(CHART, "ballast", two, namespace=NAMESPACE, timeout=int(WAIT_SECONDS))
 
     def upgraded():
