@@ -37,7 +37,7 @@ from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.settings import Settings
 from ballast_operator.tasks import LoopThread, keep_running
 from ballast_operator.term import LeaderTerm
-from ballast_operator.views.clock import epoch
+from ballast_operator.views.clock import epoch, heard
 from ballast_operator.views.spec import JobSpec, read_spec_text
 from ballast_operator.waits import WaitReason, Waits
 
@@ -123,6 +123,7 @@ class Operator:
             cluster.fence = leadership.check
             cluster.on_answer = own.on_answer = self._answered
             cluster.on_dropped = self._dropped
+            own.on_date = heard
             self._answered("get", LEASE, Unavailable("no request has been answered yet"))
             runner, port = await side.run(
                 serve(

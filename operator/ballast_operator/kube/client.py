@@ -99,6 +99,7 @@ class Cluster:
         on_write: called with (verb, kind) after a write that landed; counts for the metrics.
         on_refused: called with the kind after a write whose content the API server refused.
         on_answer: called with (verb, kind, error or None) after each request, before the error is raised.
+        on_date: called with (the answer's Date header or empty, when it was asked for by the wall clock).
         on_dropped: called with (kind, fields of a status that was written and not kept whole), and without
             fields once such a field has been kept.
     """
@@ -114,6 +115,7 @@ class Cluster:
         self.on_write: Callable[[str, Kind], None] = lambda verb, kind: None
         self.on_refused: Callable[[Kind], None] = lambda kind: None
         self.on_answer: Callable[[str, Kind, OperatorError | None], None] = lambda verb, kind, error: None
+        self.on_date: Callable[[str, float], None] = lambda date, asked: None
         self.on_dropped: Callable[[Kind, list[str]], None] = lambda kind, fields: None
 
     @property
@@ -361,6 +363,7 @@ class Cluster:
         times: int = 1,
     ) -> Object:
         """The answer, which may take so many times as long as others."""
+        asked = time.time()
         with self._translated(verb, kind, path):
             answer = await self._dynamic.request(
                 "get" if verb == "list" else verb,
@@ -372,6 +375,7 @@ class Cluster:
                 serialize=False,
                 _request_timeout=times * self.request_seconds,
             )
+            self.on_date(str(answer.headers.get("Date", "")), asked)
             response: Object = read_json(await answer.read())
         return response
 

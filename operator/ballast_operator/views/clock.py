@@ -1,6 +1,7 @@
 """Times as Kubernetes writes them, and the clock that all loops of an operator read."""
 
 import datetime
+import email.utils
 import logging
 import time
 from collections.abc import Callable
@@ -17,11 +18,26 @@ FOLLOWED_AFTER_SECONDS = 600.0
 """So long has a step of the wall clock to last before it counts."""
 
 
-class SteadyClock:
-    """The wall clock, of which a step counts only once it has lasted ``FOLLOWED_AFTER_SECONDS``.
+MOST_SKEW_SECONDS = 5.0
+"""Between two machines' clocks: Leases and notices are compared with minutes."""
 
-    Until then time goes on as it passes, so that a clock that is set wrong and back bills and ends no job.
-    In the end the wall clock is right: a machine that slept, or started with a wrong time, finds back.
+
+def skew(asked: float, server: float, answered: float) -> float:
+    """Seconds by which a clock is at least ahead of a server's; 0: they may agree.
+
+    Args:
+        asked: when the question went out, by the clock.
+        server: when it was answered, by the server's, without fractions of a second.
+        answered: when the answer came, by the clock.
+    """
+    return asked - server if asked > server else min(answered - server, 0.0)
+
+
+class SteadyClock:
+    """The API server's clock, of which a step counts only once it has lasted ``FOLLOWED_AFTER_SECONDS``.
+
+    It is this machine's wall clock, put right by what answers say. Until a step counts time goes on as it
+    passes, so that a clock that is set wrong and back bills and ends no job.
 
     Args:
         wall: the wall clock.
@@ -30,12 +46,30 @@ class SteadyClock:
 
     def __init__(self, wall: Callable[[], Time], passed: Callable[[], float]) -> None:
         self._wall, self._passed = wall, passed
+        self._ahead = datetime.timedelta()
+        self._heard = False
         self._at = wall(), passed()
         self._step: tuple[float, float] | None = None
 
+    def heard(self, date: str, asked: float) -> None:
+        """The API server answered at ``date``, as HTTP has it; ``asked``: when, by the wall clock."""
+        try:
+            server = email.utils.parsedate_to_datetime(date).timestamp()
+        except ValueError:
+            return  # it does not say
+        known = self._ahead.total_seconds()
+        more = skew(asked - known, server, self._wall().timestamp() - known)
+        if abs(more) > MOST_SKEW_SECONDS:
+            self._ahead += datetime.timedelta(seconds=more)
+            text = "this machine's clock is %+.0f s from the API server's, which counts. To fix: %s"
+            logger.warning(text, known + more, "synchronise it (NTP)")
+            if not self._heard:
+                self._at = self._wall() - self._ahead, self._passed()
+        self._heard = True
+
     def __call__(self) -> Time:
         """The present."""
-        wall, passed = self._wall(), self._passed()
+        wall, passed = self._wall() - self._ahead, self._passed()
         at, since = self._at
         steady = at + datetime.timedelta(seconds=passed - since)
         ahead = (wall - steady).total_seconds()
@@ -60,6 +94,10 @@ def _passed() -> float:
 
 
 _OF_THIS_PROCESS = SteadyClock(lambda: datetime.datetime.now(datetime.UTC), _passed)
+
+
+heard = _OF_THIS_PROCESS.heard
+"""Tells this process's clock when the API server has answered."""
 
 
 def now() -> Time:

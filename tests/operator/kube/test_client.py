@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import email.utils
 import json
 import os
 import sys
@@ -131,6 +132,16 @@ async def test_a_write_is_counted_that_would_never_succeed(answering, status, te
         with pytest.raises(OperatorError):
             await request
     assert refused == [LEASE] * counted
+
+
+async def test_each_answer_says_when_it_was_given(answering):
+    """By the API server's clock, beside when it was asked for by this machine's."""
+    cluster, said = answering(200, "{}"), []
+    cluster.on_date = lambda date, asked: said.append((email.utils.parsedate_to_datetime(date), asked))
+    before = time.time()
+    await cluster.ask(LEASE, {})
+    ((date, asked),) = said
+    assert before <= asked and int(before) <= date.timestamp() <= time.time()
 
 
 async def test_what_an_older_definition_drops_of_a_status_is_told(answering):

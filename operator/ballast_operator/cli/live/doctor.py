@@ -6,6 +6,7 @@ import datetime
 import email.utils
 import json
 import re
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 
 OLDEST = (1, 30)
 """Kubernetes; the chart's kubeVersion."""
-
-MOST_SKEW_SECONDS = 5.0
-"""Between two clocks: Leases and notices are compared with minutes."""
 
 SERVICE_ACCOUNT = "ballast-operator"
 _AT_ONCE = 8
@@ -111,42 +109,40 @@ async def _kubernetes(client: "AsyncClient") -> list[Finding]:
 
 async def _clock(client: "AsyncClient") -> list[Finding]:
     """This machine's, and those of nodes that are ahead: a node writes the time into its Lease."""
-    before = datetime.datetime.now(datetime.UTC)
+    from ballast_operator.views.clock import MOST_SKEW_SECONDS, skew
+
+    before = time.time()
     await client.connection.request("get", "/version")
-    after = datetime.datetime.now(datetime.UTC)
+    after = time.time()
     date = client.connection.date
     if not date:
         return [Finding("clock", "skipped", "the API server does not say its time")]
-    server = email.utils.parsedate_to_datetime(date)
     found = []
-    # It answered between the two, at any time.
-    skew = (
-        (before - server).total_seconds() if before > server else min((after - server).total_seconds(), 0.0)
-    )
-    if abs(skew) > MOST_SKEW_SECONDS:
-        text = f"this machine's clock is {skew:+.0f} s from the API server's"
+    ahead = skew(before, email.utils.parsedate_to_datetime(date).timestamp(), after)
+    if abs(ahead) > MOST_SKEW_SECONDS:
+        text = f"this machine's clock is {ahead:+.0f} s from the API server's"
         found.append(Finding("clock", "warning", text, "synchronise it (NTP)"))
     leases = await _items(client, "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases")
     await client.connection.request("get", "/version")
     server = email.utils.parsedate_to_datetime(client.connection.date or date)
-    ahead = [
+    nodes = [
         f"{_name(lease)} by {seconds:.0f} s"
         for lease in leases
         if (seconds := -_age(lease["spec"].get("renewTime"), server)) > MOST_SKEW_SECONDS
     ]
-    if ahead:
-        text = f"clocks of nodes are ahead of the API server's: {some_of(ahead)}"
+    if nodes:
+        text = f"clocks of nodes are ahead of the API server's: {some_of(nodes)}"
         found.append(Finding("clock", "failed", text, "synchronise them (NTP)"))
     return found or [
         Finding("clock", "ok", f"this machine and {len(leases)} nodes agree with the API server")
     ]
 
 
-def _age(time: Any, now: datetime.datetime) -> float:
+def _age(stamp: Any, now: datetime.datetime) -> float:
     """Seconds since an RFC 3339 time; 0 where it is none."""
     from ballast_operator.views.clock import parsed
 
-    at = parsed(time)
+    at = parsed(stamp)
     return 0.0 if at is None else (now - at).total_seconds()
 
 

@@ -1,6 +1,7 @@
 """The operator's wall clock is set wrong while jobs run: what they are billed, and what ends them."""
 
 import datetime
+import email.utils
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -24,12 +25,18 @@ class Steady(Simulation):
         return self.clock()
 
 
-async def after(aheads: Mapping[int, float], **spec: Any) -> Steady:
-    """A job of two GPUs after all ticks; ``aheads``: from a tick on the clock is so many seconds ahead."""
+async def after(aheads: Mapping[int, float], *, answers: bool = False, **spec: Any) -> Steady:
+    """A job of two GPUs after all ticks; ``aheads``: from a tick on the clock is so many seconds ahead.
+
+    ``answers``: those of the API server say its time, which is right.
+    """
     simulation = Steady(nodes={"a": ("fast", 2)}, pools={"fast": {"pricePerGpuHour": 36.0}})
     simulation.add_job("one", totalSteps=1_000_000, **spec)
     for tick in range(TICKS):
         simulation.ahead = datetime.timedelta(seconds=aheads.get(tick, simulation.ahead.total_seconds()))
+        if answers:
+            date = email.utils.format_datetime(simulation.now, usegmt=True)
+            simulation.clock.heard(date, (simulation.now + simulation.ahead).timestamp())
         if tick == TICKS - 1:  # what it has cost is summed up when it lets go of its GPUs
             simulation.change("one", suspend=True)
         await simulation.tick(seconds=TICK_SECONDS)
@@ -69,6 +76,29 @@ async def test_a_step_that_lasts_counts_and_the_log_says_so(ahead: float, caplog
         f"the wall clock stepped by {ahead:+.0f} s; this counts if it is still so in 600 s",
         f"the operator's time steps by {ahead:+.0f} s, to the wall clock",
     ]
+
+
+@pytest.mark.parametrize("ahead", [-7_200.0, 7_200.0])
+async def test_a_wrong_clock_does_not_count_where_the_api_server_says_the_time(
+    ahead: float, caplog: pytest.LogCaptureFixture
+):
+    """However long it is wrong: jobs and bill are as with a clock that is right."""
+    limits = {"answers": True, "deadline": at(7_300), "onDeadlineMissed": "Fail"}
+    right, wrong = await after({}, **limits), await after({10: ahead, 70: 0.0}, **limits)
+    assert wrong.state("one") == "Suspended"
+    assert wrong.status("one") == right.status("one")
+    assert wrong.policy()["status"]["bill"] == right.policy()["status"]["bill"]
+    said = [record.message for record in caplog.records if "clock" in record.message]
+    fix = "s from the API server's, which counts. To fix: synchronise it (NTP)"
+    assert said == [f"this machine's clock is {off:+.0f} {fix}" for off in (ahead, 0.0)]
+
+
+def test_a_new_operator_has_the_right_time_from_the_first_answer_on():
+    """It is not a step: nothing was billed by the wrong time yet."""
+    clock = SteadyClock(lambda: START + datetime.timedelta(days=1), lambda: 0.0)
+    for date in ("", "yesterday", email.utils.format_datetime(START, usegmt=True)):
+        clock.heard(date, (START + datetime.timedelta(days=1)).timestamp())
+    assert clock() == START
 
 
 def test_a_clock_that_is_slewed_is_followed_at_once():
