@@ -15,6 +15,7 @@ from ballast_policies.contract import (
 from ballast_policies.contract.job.job import JobConfig
 
 from ballast_operator.api.conditions import JobCondition, JobReason
+from ballast_operator.api.job_allocation import LaunchDegrees
 from ballast_operator.api.training_job_status import (
     MeasuredOnType,
     Progress,
@@ -227,29 +228,39 @@ def _with_measured_layers(
     """The status of a job with ``planner``, with what it has measured of its layers where that is news."""
     spec, allocation, question = context.spec, context.allocation, context.spec.question
     degrees, known = allocation.degrees, spec.measured_alike(status.measured_layers)
-    if question is None or degrees is None or allocation.parts or report.epoch != context.plan.epoch:
-        return status  # of several pools each layer's seconds are those of the GPU that had it
-    if report.step - (report.resumed_from_step or 0) < MEASURED_STEPS:
+    if question is None or degrees is None or report.epoch != context.plan.epoch:
+        return status
+    if report.step - max(report.resumed_from_step or 0, report.last_rebalance_step or 0) < MEASURED_STEPS:
         return status
     if known and abs(context.now - known[-1].at) < MEASURED_AGAIN:
         return status
-    gpu_type, tensor = allocation.gpu_type, degrees.tensor
     updates = report.layer_optimizer_seconds or (0.0,) * len(report.layer_seconds)
     if len(updates) != len(report.layer_seconds):
         return status
     seconds = [max(0.0, both - update) for both, update in zip(report.layer_seconds, updates, strict=True)]
-    ratios = question.news(gpu_type, degrees, seconds)
-    if not ratios or not _launched_alike(context):
+    by_type = question.news(_types_of_layers(context, report, degrees), degrees, seconds)
+    if not by_type or not _launched_alike(context):
         return status
-    found = MeasuredOnType(
-        gpu_type=gpu_type,
-        tensor=tensor,
-        ratios=ratios,
-        at=context.now.replace(microsecond=0),
-        of=spec.measured_as,
-    )
-    others = [one for one in known if (one.gpu_type, one.tensor) != (gpu_type, tensor)]
-    return status.replace(measured_layers=(*others, found)[-MEASURED_KEPT:])
+    at = context.now.replace(microsecond=0)
+    found = [
+        MeasuredOnType(gpu_type=gpu_type, tensor=degrees.tensor, ratios=ratios, at=at, of=spec.measured_as)
+        for gpu_type, ratios in by_type.items()
+    ]
+    others = [one for one in known if one.tensor != degrees.tensor or one.gpu_type not in by_type]
+    return status.replace(measured_layers=(*others, *found)[-MEASURED_KEPT:])
+
+
+def _types_of_layers(context: ReconcileContext, report: Report, degrees: LaunchDegrees) -> list[str]:
+    """The GPU type on which each layer is, by the report's stages, or else the plan's; empty: not known."""
+    by_rank = [part.gpu_type for part in context.allocation.by_pool for _ in range(part.gpus)]
+    by_position = by_rank[:: degrees.gpus_per_stage]
+    stages = sorted(report.stages or context.plan.stages, key=lambda stage: stage.first_layer)
+    ends = [stage.end_layer for stage in stages]
+    if [stage.first_layer for stage in stages] != [0, *ends][: len(ends)]:
+        return []
+    if not ends or ends[-1] != sum(degrees.layers) or max(s.rank for s in stages) >= len(by_position):
+        return []
+    return [by_position[stage.rank] for stage in stages for _ in range(stage.first_layer, stage.end_layer)]
 
 
 def _launched_alike(context: ReconcileContext) -> bool:

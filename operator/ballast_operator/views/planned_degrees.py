@@ -196,27 +196,44 @@ class DegreesQuestion:
         together = functools.reduce(np.add.outer, [np.array(sizes)] * types)
         return int(((together >= self.fewest) & (together <= self.most)).sum())
 
-    def news(self, gpu_type: str, degrees: LaunchDegrees, seconds: Sequence[float]) -> tuple[float, ...]:
-        """Of each layer, measured seconds over those stated; empty: they are no news, or no measurement.
+    def news(
+        self, types: Sequence[str], degrees: LaunchDegrees, seconds: Sequence[float]
+    ) -> Mapping[str, tuple[float, ...]]:
+        """GPU type -> of each layer, seconds over those stated; empty: they are no news, or no measurement.
+
+        Of several types, each one's layers together are what tells the types apart, and what they differ in
+        beside that counts for all types.
 
         Args:
-            gpu_type: where they were measured.
+            types: where each layer was measured.
             degrees: of the launch.
             seconds: of each layer, forward and backward, of a rank's step.
         """
-        speed = next((gpu.speed for gpu in self.planner.gpus if gpu.gpu_type == gpu_type), None)
-        profile = self.stated.get(degrees.tensor)
-        if speed is None or profile is None or len(seconds) != self.layers or not any(seconds):
-            return ()
+        speeds = {gpu.gpu_type: gpu.speed for gpu in self.planner.gpus}
+        profile, own_types = self.stated.get(degrees.tensor), dict.fromkeys(types)
+        if profile is None or not len(types) == len(seconds) == self.layers or not any(seconds):
+            return {}
+        if not own_types.keys() <= speeds.keys():
+            return {}
         microbatch_size = self.batch_size / degrees.microbatches
-        stated = profile.seconds(microbatch_size, recompute=degrees.recompute) / speed
+        stated = profile.seconds(microbatch_size, recompute=degrees.recompute) / [speeds[t] for t in types]
         took = np.divide(seconds, max(1, degrees.microbatches // degrees.data))
         ratios = np.divide(took, stated, out=np.ones_like(took), where=stated > 0)
-        used = stated * self.ratios(degrees.tensor) * self.slower_types.get(gpu_type, 1.0)
+        known = stated * self.ratios(degrees.tensor)
+        slower = {t: self.slower_types.get(t, 1.0) for t in own_types}
+        used = known * [slower[t] for t in types]
         news = abs(took - used) > MEASURED_CHANGE * np.maximum(used, used.mean())
-        if not news[stated > 0].any() or ratios.max() > MOST_RATIO:
-            return ()
-        return tuple(float(f"{ratio:.3g}") for ratio in ratios)
+        if not news[stated > 0].any():
+            return {}
+        for of_type in own_types:
+            of = np.array(types) == of_type
+            if took[of].sum() > 0 and known[of].sum() > 0:
+                slower[of_type] = float(took[of].sum() / known[of].sum())
+        alike = ratios / [slower[t] for t in types]
+        found = {t: alike * slower[t] for t in own_types}
+        if max(each.max() for each in found.values()) > MOST_RATIO:
+            return {}
+        return {t: tuple(float(f"{ratio:.3g}") for ratio in each) for t, each in found.items()}
 
     def gang(
         self, sizes: tuple[int, ...], parts: tuple[tuple[int, ...], ...] = (), *, limited: bool = True

@@ -1,5 +1,6 @@
 """What a job with ``planner`` is launched as, by GPU type and number of GPUs: what the planner says."""
 
+import dataclasses
 import datetime
 import functools
 import itertools
@@ -10,7 +11,10 @@ import pickle
 import numpy as np
 import pytest
 from ballast_operator.api.job_allocation import JobAllocation, LaunchDegrees
+from ballast_operator.api.training_job import PlannerConfig
+from ballast_operator.api.training_job_status import MeasuredOnType
 from ballast_operator.views import planned_degrees
+from ballast_operator.views.planned_degrees import DegreesQuestion
 from ballast_operator.views.spec import read_spec, spec_until_planned
 from ballast_policies.allocation.planned_gangs import PlannedGang, TensorProfile
 from ballast_policies.contract.decode import decode
@@ -418,6 +422,35 @@ def test_the_newest_measurement_is_what_its_gpus_are_planned_by(entries):
         assert seconds(question, kind, tensor).sum() == pytest.approx(stated @ ratios)
     assert question.speeds["c"] == 4
     assert found.plans["c"][2].measured_on == tuple(dict.fromkeys(kind for kind, *_ in entries))
+
+
+@given(
+    st.lists(st.sampled_from("abc"), min_size=6, max_size=6),
+    st.lists(st.floats(0.2, 5), min_size=3, max_size=3),
+    st.lists(st.floats(0.2, 5), min_size=6, max_size=6),
+    st.booleans(),
+)
+def test_layers_measured_on_several_types_take_as_long_there_in_the_next_plan(types, slower, own, again):
+    """Whatever types and layers differ in, and whatever was measured before; what is no news is near."""
+    speeds, slower = {"a": 1, "b": 2, "c": 4}, dict(zip("abc", slower, strict=True))
+    gpus = [{"gpuType": t, "speed": speed} for t, speed in speeds.items()]
+    planned = {"profiles": [{"layers": rows(np.random.default_rng(0), 6)}], "gpus": gpus}
+    question = DegreesQuestion(
+        planner=decode(PlannerConfig, planned), batch_size=BATCH, fewest=1, most=6, per_pod=1, mixes=True
+    )
+    of = {"tensor": 1, "at": SINCE, "of": "spec"}
+    known = (MeasuredOnType(gpu_type="a", ratios=(1.5,) * 6, **of),) if again else ()
+    question = dataclasses.replace(question, measured=known)
+    took = question.stated[1].seconds(1, recompute=False) * own * [slower[t] / speeds[t] for t in types]
+    degrees = LaunchDegrees(microbatches=BATCH, layers=(6,), step_seconds=1.0, memory_bytes=1.0)
+    news = question.news(types, degrees, took * BATCH)
+    known += tuple(MeasuredOnType(gpu_type=t, ratios=ratios, **of) for t, ratios in news.items())
+    question = dataclasses.replace(question, measured=known)
+    then = question.profiles[0].seconds(1, recompute=False) / [question.speeds[t] for t in types]
+    if news:
+        assert news.keys() == set(types) and then == pytest.approx(took, rel=0.02)
+    else:
+        assert abs(then - took).max() <= planned_degrees.MEASURED_CHANGE * max(then.max(), took.max())
 
 
 def test_of_a_planned_spec_its_layers_are_sent_and_kept_once():

@@ -1,5 +1,6 @@
 """Jobs with ``planner`` in several pools: each mix of GPUs has the degrees that are planned for it."""
 
+import itertools
 import json
 
 import pytest
@@ -7,6 +8,7 @@ from ballast_operator.cli.live.explain import as_text
 from ballast_operator.kube.kinds import JOB, POD
 from ballast_operator.report.explanation import explanation
 from ballast_operator.views.spec import read_spec
+from ballast_policies.contract import Stage
 
 from tests.operator.loops.mixed.test_life import parts_of, two_pools
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
@@ -167,3 +169,36 @@ async def test_a_mix_that_runs_goes_on_when_its_plan_turns_the_order_of_its_type
     assert simulation.state("wide") == "Running"
     await simulation.relaunched("wide")
     assert [part.gpu_type for part in simulation.status("wide").allocation.by_pool] == ["slow", "fast"]
+
+
+@pytest.mark.parametrize("moved", [False, True])
+async def test_what_a_mix_measures_counts_for_each_of_its_types(moved):
+    """Slow GPUs that are half as fast as stated: the next launch gives them fewer layers.
+
+    Where the trainer has moved layers meanwhile, they count for the type that has them now.
+    """
+    simulation = two_pools(roundSeconds=30)
+    add_planned(simulation)
+    spec, _ = read_spec(simulation.world.get(JOB, NAMESPACE, "wide"))
+    first, trainer = spec.mixes[("fast", 2), ("slow", 2)].degrees, simulation.trainers["wide"]
+    cut, half = [0, *itertools.accumulate(first.layers)], len(first.layers) // 2
+    if moved:
+        cut[half] += 1
+        trainer.stages = tuple(
+            Stage(rank=rank, first_layer=begin, end_layer=end)
+            for rank, (begin, end) in enumerate(itertools.pairwise(cut))
+        )
+    trainer.layers = (0.03 / 4,) * cut[half] + (0.03 * 2,) * (12 - cut[half])
+    await simulation.running("wide")
+    await simulation.ticks(60)
+    status = simulation.status("wide")
+    assert (status.launches, status.allocation.degrees) == (1, first)
+    assert {one.gpu_type: one.ratios for one in status.measured_layers} == {
+        "fast": (1.0,) * 12,
+        "slow": (2.0,) * 12,
+    }
+    await simulation.relaunched("wide")
+    await simulation.running("wide")
+    has_the_degrees_of(simulation, ("fast", 2), ("slow", 2))
+    then = simulation.status("wide").allocation.degrees
+    assert sum(then.layers[:half]) > sum(first.layers[:half]) and set(then.measured_on) == {"fast", "slow"}

@@ -24,6 +24,7 @@ from ballast_policies.contract import (
     Plan,
     Proposal,
     Report,
+    Stage,
     TerminationMessage,
     lease_name,
     plan_config_map_name,
@@ -117,6 +118,7 @@ class Trainer:
         spread: its speed on several nodes over that on one.
         beside: its speed while a pod of another job runs on its node, over that alone.
         layers: seconds of each layer for a sample on one GPU; empty: they are not reported.
+        stages: in which it has them by now; empty: not reported.
     """
 
     namespace: str
@@ -133,6 +135,7 @@ class Trainer:
     saves: bool = True
     scales: bool = False
     layers: tuple[float, ...] = ()
+    stages: tuple[Stage, ...] = ()
     growth_pause_ms: float | None = None
     handover_seconds: float = 15.0
     told_at: Time | None = None
@@ -176,7 +179,7 @@ class Trainer:
         self.shares = self.beside != 1.0 and self._has_company(world, pods)
         report = self._report(plan)
         if self.layers:
-            report = report.replace(layer_seconds=self._layer_seconds(config))
+            report = report.replace(layer_seconds=self._layer_seconds(config), stages=self.stages)
         self._write(world, now, report=report)
         if self.step >= self.total:
             self._write(world, now, finished=str(self.step))
