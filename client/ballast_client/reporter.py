@@ -124,7 +124,8 @@ class Reporter:
                     tried = now
                     self._stopping = self._stop(why)
                 due = self._acknowledged != self._epoch or now - renewed >= self._pause()
-                if self._epoch and due and not self._hangs(now):
+                hangs = self._hang_seconds is not None and now - self._stepped >= self._hang_seconds
+                if self._epoch and due and not hangs:
                     self._write()
                     renewed = now
             except ChannelError as error:
@@ -143,9 +144,6 @@ class Reporter:
         """Until the next renewal; shorter where the first step, or a checkpoint, is not reported yet."""
         news = (self._step is not None, self._saved) != self._told
         return self._renew_seconds / EVENTS_PER_RENEWAL if news else self._renew_seconds
-
-    def _hangs(self, now: float) -> bool:
-        return self._hang_seconds is not None and now - self._stepped >= self._hang_seconds
 
     def _read_plan(self) -> None:
         text = self._channel.read_plan()

@@ -1,22 +1,5 @@
 """Errors of the operator, one tree.
 
-    OperatorError
-    ├── NotLeader        another replica leads: stop writing at once
-    ├── NotFound         the object is gone (HTTP 404)
-    ├── Conflict         the object exists already or has changed since it was read (HTTP 409, 412)
-    ├── NameTaken        an object of somebody else has the name: it is left alone
-    ├── Rejected         the API server refused the content (HTTP 4xx): a retry cannot help
-    │   ├── Forbidden    the operator's account lacks a right (HTTP 403 by RBAC): a person has to grant it
-    │   ├── Expired      the version to watch from, or the rest of a list, is too old (HTTP 410)
-    │   ├── NotAllowed   a quota, an admission policy or a missing class forbids it now (other HTTP 403)
-    │   └── ActionRefused   what a job needs was refused, and no launch of it ends for it
-    ├── HistoryError     history cannot be read or written: jobs do not notice
-    │   └── RowsRefused  what is in its rows cannot be kept: a retry cannot help
-    └── Unavailable      no answer in time, throttled or a server error: a retry may help
-        ├── Fenced                the leader's Lease is not renewed for now: nothing is written meanwhile
-        ├── Unreachable           no answer came at all, or its connection was lost
-        └── ServerInternalError   mostly an admission webhook that gives no answer which can be used
-
 ``Conflict`` and ``NotFound`` are ordinary: a pass that meets them is requeued quietly, for the caches
 were behind the world.
 """
@@ -27,7 +10,7 @@ class OperatorError(Exception):
 
 
 class NotLeader(OperatorError):  # noqa: N818 - reads as a sentence where it is raised
-    """This replica does not hold the leader's Lease (any more)."""
+    """This replica does not hold the leader's Lease (any more): it stops writing at once."""
 
 
 class LeaseLapsed(NotLeader):
@@ -43,23 +26,23 @@ class RowsRefused(HistoryError):  # noqa: N818
 
 
 class NotFound(OperatorError):  # noqa: N818
-    """The object does not exist."""
+    """The object does not exist (HTTP 404)."""
 
 
 class Conflict(OperatorError):  # noqa: N818
-    """The object exists already, has another uid, or has changed since it was read."""
+    """The object exists already, has another uid, or has changed since it was read (HTTP 409, 412)."""
 
 
 class NameTaken(OperatorError):  # noqa: N818
-    """An object that is not the job's has the name of one that the job needs."""
+    """An object that is not the job's has the name of one that the job needs: it is left alone."""
 
 
 class Rejected(OperatorError):  # noqa: N818
-    """The API server refused the request for its content or for missing rights."""
+    """The API server refused the request for its content or for missing rights (HTTP 4xx): no retry helps."""
 
 
 class Forbidden(Rejected):
-    """The operator's account lacks the right."""
+    """The operator's account lacks the right (HTTP 403 by RBAC): a person has to grant it."""
 
     @property
     def told(self) -> str:
@@ -75,7 +58,7 @@ class NotAllowed(Rejected):
 
 
 class Expired(Rejected):
-    """What is asked for is too old: it is listed anew. It happens in good order."""
+    """What is asked for is too old (HTTP 410): it is listed anew. It happens in good order."""
 
 
 class ActionRefused(Rejected):
@@ -83,7 +66,7 @@ class ActionRefused(Rejected):
 
 
 class Unavailable(OperatorError):  # noqa: N818
-    """The API server did not answer in time, throttled, or failed."""
+    """The API server did not answer in time, throttled, or failed: a retry may help."""
 
 
 class Fenced(Unavailable):

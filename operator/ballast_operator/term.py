@@ -92,7 +92,7 @@ class LeaderTerm:
             solver,
             settings=settings.solver,
             metrics=metrics,
-            enqueue=self._changes.decided,
+            enqueue=self._changes.again,
             waits=informers.waits,
             store=StateStore(cluster, lease_namespace),
             feeds=self._feeds,

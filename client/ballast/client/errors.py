@@ -1,15 +1,4 @@
-"""Errors of the client, one tree.
-
-BallastError
-├── NotConnected     no kubeconfig that can be used, or no answer from the API server
-│   └── LoggedOut    the API server does not know the credentials, or they have expired
-├── NotFound         there is no such job, or namespace
-├── AlreadyExists    a job has the name already
-├── Refused          the content is wrong, or the cluster does not allow it
-│   └── Forbidden    the account lacks the right
-├── JobFailed        the job that was waited for has failed, or was stopped for good
-└── WaitedTooLong    also a TimeoutError
-"""
+"""Errors of the client, one tree."""
 
 
 class BallastError(Exception):

@@ -281,9 +281,4 @@ def training_job(
     if budget is not None:
         spec["budget"] = budget
     spec["template"] = {"spec": pod}
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "TrainingJob",
-        "metadata": {"name": name},
-        "spec": spec,
-    }
+    return {"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec}

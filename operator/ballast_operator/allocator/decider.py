@@ -189,15 +189,10 @@ class Decider:
         item: Object | None = None,
         pools: Mapping[str, PoolInfo] | None = None,
     ) -> Mapping[str, SpentBudget]:
-        """Take in what jobs have paid and reported; returns teams that have spent their budget.
+        """Take in what all ``jobs`` have paid and reported; returns teams that have spent their budget.
 
-        Args:
-            policy: in force, with the prices of feeds.
-            jobs: all.
-            seen: views of jobs that have come since the last time.
-            started: now.
-            item: the ClusterPolicy as it is stored; its status has what teams and pools have cost.
-            pools: with the prices that jobs pay.
+        ``policy``, ``pools``: with the prices that jobs pay. ``seen``: views of jobs that have come since the
+        last time. ``item``: the policy as it is stored; its status has what teams and pools have cost.
         """
         status = (item or {}).get("status")
         bill, bill_at = written_bill(status)

@@ -29,13 +29,8 @@ def forecast(
 ) -> tuple[ClusterGang, ...]:
     """The forecast of every job of ``snapshot`` under ``policy``, in the order of the snapshot.
 
-    Args:
-        snapshot: the cluster. A round begins now.
-        policy: in force.
-        now: epoch seconds.
-        seconds: how far to look ahead.
-        live: names of the jobs that change their size without a restart.
-        agnostic: the policy takes all GPU types for equally fast.
+    A round begins ``now`` (epoch seconds). ``seconds``: how far to look ahead. ``live``: names of the jobs
+    that change their size without a restart. ``agnostic``: all GPU types are taken for equally fast.
 
     Raises:
         ProblemError: the policy cannot be used on what is there at some moment.

@@ -60,14 +60,8 @@ def registered(
     """A rule that a name is one of Ballast's own, or may be one that another distribution registers.
 
     Which of these are installed, only the operator knows: a validator of the field refuses the others,
-    which shows as a condition of the object.
-
-    Args:
-        field: the name's field, below ``self``.
-        registry: where names are registered.
-        usable: those of Ballast's own names that the field takes; None: all.
-        also: regular expression of what the field takes besides.
-        described: the same for people.
+    which shows as a condition of the object. ``usable``: those of Ballast's own names that the field takes;
+    None: all. ``also``: regular expression of what it takes besides, ``described`` for people.
     """
     own = tuple(registry.builtin if usable is None else usable)
     pattern = (f"{PREFIXED}|{also}" if also else PREFIXED).replace("\\", "\\\\")

@@ -10,12 +10,7 @@ SIMULATIONS: Registry[Any] = Registry("simulation", group="ballast.simulations",
 
 
 def from_lab(name: str, option: str, *, instead: str = "") -> Any:
-    """What ballast-lab registers as ``lab.NAME``.
-
-    Args:
-        name: without the prefix.
-        option: that asks for it, as on the command line, for the message.
-        instead: an option that does without it.
+    """What ballast-lab registers as ``lab.NAME``; the options are as of :func:`lab_is_missing`.
 
     Raises:
         ClickException: it is not installed, or cannot be loaded.

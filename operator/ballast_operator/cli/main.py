@@ -9,45 +9,36 @@ from typing import Any
 import click
 
 COMMANDS = {
-    "allocate": (
-        "ballast_operator.cli.allocate.command:allocate",
-        "Solve one allocation from a file of jobs.",
-    ),
-    "completion": ("ballast_operator.cli.main:completion", "Print a shell's completion of commands."),
-    "cost": ("ballast_operator.cli.live.cost:cost", "What jobs, teams and pools of a live cluster cost."),
-    "crds": ("ballast_operator.cli.crds:crds", "Write the custom resource definitions."),
-    "delete": ("ballast_operator.cli.live.jobs:delete", "Delete a training job."),
-    "demo": ("ballast_operator.cli.local.demo:demo", "Run the demo on a local cluster."),
-    "doctor": ("ballast_operator.cli.live.doctor:doctor", "Check what Ballast needs of a cluster."),
-    "down": ("ballast_operator.cli.local.up:down", "Stop a local cluster."),
-    "explain": ("ballast_operator.cli.live.explain:explain", "Explain why a job runs on its GPUs, or waits."),
-    "gpus": ("ballast_operator.cli.gpus:gpus", "List the catalogue of GPUs, or look one up."),
-    "jobs": ("ballast_operator.cli.live.jobs:jobs", "List training jobs."),
-    "logs": ("ballast_operator.cli.live.jobs:logs", "Print the logs of a job's ranks as one."),
-    "history": ("ballast_operator.cli.live.history:history", "What jobs did, also deleted ones."),
-    "migrate": ("ballast_operator.cli.migrate:migrate", "TrainingJobs from jobs of other operators."),
-    "operator": ("ballast_operator.cli.operator:operator", "Run the operator (as its image does)."),
-    "plan": ("ballast_operator.cli.plan.command:plan", "Plan a pipeline: layers to stages to ranks."),
-    "policy": ("ballast_operator.cli.live.policy_diff:policy", "Show what a changed ClusterPolicy would do."),
-    "reproduce": ("ballast_operator.cli.laboratory:reproduce", "Make a published figure again, by name."),
-    "resume": ("ballast_operator.cli.live.jobs:resume", "Have a suspended job take part again."),
-    "simulate": (
-        "ballast_operator.cli.simulate.command:simulate",
-        "Replay a trace of jobs on a cluster of values.",
-    ),
-    "submit": ("ballast_operator.cli.live.submit:submit", "Submit training jobs from a file or flags."),
-    "support-bundle": (
-        "ballast_operator.cli.live.bundle:support_bundle",
-        "Write what somebody needs who looks for a fault.",
-    ),
-    "suspend": ("ballast_operator.cli.live.jobs:suspend", "Have a job save and give its GPUs back."),
-    "top": ("ballast_operator.cli.live.top:top", "Watch pools and jobs of a live cluster."),
-    "twin": ("ballast_operator.cli.live.history:twin", "Replay the last day in the simulator."),
-    "ui": ("ballast_operator.cli.live.ui:ui", "Look at a cluster, or at a simulation, in a browser."),
-    "up": ("ballast_operator.cli.local.up:up", "Start a local cluster with an operator."),
-    "whatif": ("ballast_operator.cli.live.whatif:whatif", "Try another policy on a live cluster's snapshot."),
+    "allocate": ("allocate.command:allocate", "Solve one allocation from a file of jobs."),
+    "completion": ("main:completion", "Print a shell's completion of commands."),
+    "cost": ("live.cost:cost", "What jobs, teams and pools of a live cluster cost."),
+    "crds": ("crds:crds", "Write the custom resource definitions."),
+    "delete": ("live.jobs:delete", "Delete a training job."),
+    "demo": ("local.demo:demo", "Run the demo on a local cluster."),
+    "doctor": ("live.doctor:doctor", "Check what Ballast needs of a cluster."),
+    "down": ("local.up:down", "Stop a local cluster."),
+    "explain": ("live.explain:explain", "Explain why a job runs on its GPUs, or waits."),
+    "gpus": ("gpus:gpus", "List the catalogue of GPUs, or look one up."),
+    "jobs": ("live.jobs:jobs", "List training jobs."),
+    "logs": ("live.jobs:logs", "Print the logs of a job's ranks as one."),
+    "history": ("live.history:history", "What jobs did, also deleted ones."),
+    "migrate": ("migrate:migrate", "TrainingJobs from jobs of other operators."),
+    "operator": ("operator:operator", "Run the operator (as its image does)."),
+    "plan": ("plan.command:plan", "Plan a pipeline: layers to stages to ranks."),
+    "policy": ("live.policy_diff:policy", "Show what a changed ClusterPolicy would do."),
+    "reproduce": ("laboratory:reproduce", "Make a published figure again, by name."),
+    "resume": ("live.jobs:resume", "Have a suspended job take part again."),
+    "simulate": ("simulate.command:simulate", "Replay a trace of jobs on a cluster of values."),
+    "submit": ("live.submit:submit", "Submit training jobs from a file or flags."),
+    "support-bundle": ("live.bundle:support_bundle", "Write what somebody needs who looks for a fault."),
+    "suspend": ("live.jobs:suspend", "Have a job save and give its GPUs back."),
+    "top": ("live.top:top", "Watch pools and jobs of a live cluster."),
+    "twin": ("live.history:twin", "Replay the last day in the simulator."),
+    "ui": ("live.ui:ui", "Look at a cluster, or at a simulation, in a browser."),
+    "up": ("local.up:up", "Start a local cluster with an operator."),
+    "whatif": ("live.whatif:whatif", "Try another policy on a live cluster's snapshot."),
 }
-"""Command name -> (module:attribute, one line for ``ballast --help``)."""
+"""Command name -> (module of this package:attribute, one line for ``ballast --help``)."""
 
 EXTRAS = {"ballast_localcluster": "local", "ballast_trainer": "local", "matplotlib": "plot", "jinja2": "ui"}
 """Package -> the extra of ``ballast-operator`` that installs it."""
@@ -63,7 +54,7 @@ class _LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, attribute = COMMANDS[cmd_name][0].split(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
+        command: click.Command = getattr(importlib.import_module(f"ballast_operator.cli.{module}"), attribute)
         return command
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -59,11 +59,9 @@ class Database(click.Path):
 
 
 def with_option(message: str, options: Mapping[str, str]) -> str:
-    """``message`` with the setting that it begins with replaced by its option.
+    """``message`` with the setting that it begins with, if it does, replaced by its option.
 
-    Args:
-        message: ``"round_seconds: 0 s must be positive"``; unchanged if it begins with no setting.
-        options: setting -> option, where the option is not ``--round-seconds`` for ``round_seconds``.
+    ``options``: setting -> option, where that is not ``--round-seconds`` for ``round_seconds``.
     """
     field, colon, rest = message.partition(":")
     if not colon or not field.isidentifier():

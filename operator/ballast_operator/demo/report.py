@@ -19,11 +19,8 @@ def render_summary(summary: dict[str, Any]) -> RenderableType:
     return Group(_jobs(summary), _moves(summary), _allocations(summary), _sentences(summary))
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column)
-    return table
+def _table(title: str, *columns: str, expand: bool = False) -> Table:
+    return Table(*columns, title=title, title_justify="left", expand=expand)
 
 
 def _jobs(summary: dict[str, Any]) -> Table:
@@ -60,15 +57,8 @@ def _moves(summary: dict[str, Any]) -> Table:
 
 
 def _allocations(summary: dict[str, Any]) -> Table:
-    table = _table(
-        "Allocation: share of time on each GPU type, and the resulting steps/s",
-        "job",
-        "Ballast",
-        "steps/s",
-        "heterogeneity-agnostic",
-        "steps/s",
-        "gain",
-    )
+    title = "Allocation: share of time on each GPU type, and the resulting steps/s"
+    table = _table(title, "job", "Ballast", "steps/s", "heterogeneity-agnostic", "steps/s", "gain")
     aware, agnostic = summary["allocation"], summary["type_blind_allocation"]
     for job, row in aware["fractions"].items():
         speed = aware["effective_steps_per_second"][job]
@@ -120,9 +110,8 @@ def render(story: Story, *, now: float) -> RenderableType:
 
 
 def _pools(story: Story) -> Table:
-    table = Table(title="Pools (GPU speed is emulated on process nodes)", title_justify="left", expand=True)
-    for column in ("pool", "node", "GPUs", "pods"):
-        table.add_column(column)
+    title = "Pools (GPU speed is emulated on process nodes)"
+    table = _table(title, "pool", "node", "GPUs", "pods", expand=True)
     held = story.gpus_held()
     for node in sorted(story.node_gpus, key=lambda n: (story.node_pools[n], n)):
         pods = [p.name for p in story.pods.values() if p.node == node and p.holds_gpus]
@@ -133,7 +122,7 @@ def _pools(story: Story) -> Table:
 
 
 def _live_jobs(story: Story) -> Table:
-    table = Table(title="Jobs", title_justify="left", expand=True)
+    table = _table("Jobs", expand=True)
     for column in ("job", "state", "GPUs", "step", "steps/s", "loss", "imbalance", "layers on ranks", "why"):
         table.add_column(column, overflow="fold", ratio=3 if column == "why" else None)
     for name, job in sorted(story.job_objects.items()):
@@ -241,17 +230,13 @@ def _job(story: Story, name: str) -> JsonObject:
     losses = [report.loss for report in reports if report.loss is not None]
     return {
         "state": status.get("state"),
-        "gpuType": allocation.get("gpuType") or _last_known(story, name, "gpuType"),
+        "gpuType": allocation.get("gpuType") or (status.get("lastDecision") or {}).get("gpuType"),
         "gpus": allocation.get("gpus") or _last_gang(story, name),
         "steps": reports[-1].step if reports else 0,
         "loss_first": losses[0] if losses else None,
         "loss_last": losses[-1] if losses else None,
         "restarts": sum((status.get("restarts") or {}).values()),
     }
-
-
-def _last_known(story: Story, name: str, field: str) -> Any:
-    return (_status(story, name).get("lastDecision") or {}).get(field)
 
 
 def _last_gang(story: Story, name: str) -> int:

@@ -20,6 +20,7 @@ from kubernetes.dynamic.exceptions import ForbiddenError, NotFoundError
 from ballast_operator.api.conditions import JobState
 from ballast_operator.demo.report import demo_manifests, read_manifests
 from ballast_operator.demo.story import Recorder
+from ballast_operator.kube.kinds import NAMESPACE
 from ballast_operator.local_operator import (
     OPERATOR_NAMESPACE,
     apply_objects,
@@ -47,12 +48,9 @@ def run_demo(
 ) -> Recorder:
     """Run the demo and return its recorder.
 
-    Args:
-        kubeconfig: a cluster to use; None starts one on this machine and removes it afterwards.
-        namespace: where the jobs live.
-        time_limit_seconds: from the first job to the last one's end.
-        announce: gets a line of text for each step of the setup.
-        on_change: called a few times a second while jobs run, to draw.
+    ``kubeconfig`` None: a cluster is started on this machine and removed afterwards. The time limit is from
+    the first job to the last one's end. ``announce`` gets a line of text for each step of the setup;
+    ``on_change`` is called a few times a second while jobs run, to draw.
 
     Raises:
         DemoError: the time limit passed, or the operator ended.
@@ -74,7 +72,7 @@ def run_demo(
         api = config.new_client_from_config(str(kubeconfig))
         kube = DynamicClient(api)
         if started_here:
-            apply_objects(kube, [_namespace(namespace)])
+            apply_objects(kube, [NAMESPACE.object(metadata={"name": namespace})])
         else:
             _require_namespace(kube, namespace)
         announce("installing Ballast: custom resource definitions, roles, the operator's own account")
@@ -129,10 +127,6 @@ def _remove(kube: DynamicClient, namespace: str, announce: Callable[[str], None]
     """However the demo ends: nobody looks after its jobs any more, and their pods hold GPUs."""
     announce("removing the demo's jobs and policy; definitions and roles stay")
     delete_objects(kube, read_manifests(demo_manifests()), namespace)
-
-
-def _namespace(name: str) -> dict[str, Any]:
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
 
 
 def _require_namespace(kube: DynamicClient, name: str) -> None:

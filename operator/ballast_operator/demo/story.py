@@ -97,8 +97,10 @@ class Story:
         )
         self._count_gpus()
 
-    def see_job(self, at: float, job: Mapping[str, Any]) -> None:
-        """Take in a TrainingJob object; changes of its state become narration."""
+    def see_job(self, at: float, job: Mapping[str, Any], *, deleted: bool = False) -> None:
+        """Take in a TrainingJob object; changes of its state become narration. It stays when deleted."""
+        if deleted:
+            return
         name = job["metadata"]["name"]
         self.job_objects[name] = job
         state = (job.get("status") or {}).get("state") or "New"
@@ -112,8 +114,10 @@ class Story:
             self._told_why.add(name)
             self.narration.append((at, f"{name}: {why}"))
 
-    def see_lease(self, at: float, lease: Mapping[str, Any]) -> None:
+    def see_lease(self, at: float, lease: Mapping[str, Any], *, deleted: bool = False) -> None:
         """Take in the Lease that a job's rank 0 renews."""
+        if deleted:
+            return
         name = lease["metadata"]["name"]
         text = (lease["metadata"].get("annotations") or {}).get(REPORT_ANNOTATION)
         if text is None:
@@ -208,21 +212,16 @@ class Recorder:
     def __enter__(self) -> "Recorder":
         for node in self._core.list_node().items:
             self.story.see_node(self._api.sanitize_for_serialization(node))
-        self._follow(self._core.list_namespaced_pod, self._see_pod, label_selector=JOB_LABEL)
-        self._follow(self._coordination.list_namespaced_lease, self._see_lease)
-        self._follow(
-            self._custom.list_namespaced_custom_object,
-            self._see_job,
-            group="ballast.dev",
-            version="v1alpha1",
-            plural="trainingjobs",
-        )
+        self._follow(self._core.list_namespaced_pod, self.story.see_pod, label_selector=JOB_LABEL)
+        self._follow(self._coordination.list_namespaced_lease, self.story.see_lease)
+        jobs = {"group": "ballast.dev", "version": "v1alpha1", "plural": "trainingjobs"}
+        self._follow(self._custom.list_namespaced_custom_object, self.story.see_job, **jobs)
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._stopped.set()
 
-    def _follow(self, lister: Callable[..., Any], see: Callable[[str, Any], None], **where: str) -> None:
+    def _follow(self, lister: Callable[..., Any], see: Callable[..., None], **where: str) -> None:
         def loop() -> None:
             while not self._stopped.is_set():
                 try:
@@ -230,7 +229,8 @@ class Recorder:
                         lister, namespace=self._namespace, timeout_seconds=WATCH_SECONDS, **where
                     ):
                         with self.lock:
-                            see(event["type"], self._api.sanitize_for_serialization(event["object"]))
+                            item = self._api.sanitize_for_serialization(event["object"])
+                            see(self.now, item, deleted=event["type"] == "DELETED")
                         if self._stopped.is_set():
                             return
                 except Exception as error:  # the API server restarts, a watch breaks: note it, list again
@@ -241,14 +241,3 @@ class Recorder:
                     self._stopped.wait(1.0)
 
         threading.Thread(target=loop, daemon=True, name=f"watch-{see.__name__}").start()
-
-    def _see_pod(self, kind: str, pod: Any) -> None:
-        self.story.see_pod(self.now, pod, deleted=kind == "DELETED")
-
-    def _see_lease(self, kind: str, lease: Any) -> None:
-        if kind != "DELETED":
-            self.story.see_lease(self.now, lease)
-
-    def _see_job(self, kind: str, job: Any) -> None:
-        if kind != "DELETED":
-            self.story.see_job(self.now, job)

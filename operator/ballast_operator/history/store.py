@@ -99,14 +99,9 @@ class History:
         most: int = 1000,
         skip: int = 0,
     ) -> list[JobRecord]:
-        """Jobs that are or were there, the newest change first.
+        """At most so many jobs that are or were there, the newest change first; None, empty: any.
 
-        Args:
-            namespaces: of these alone; None: of all.
-            name: of this name alone; empty: of any.
-            uid: this one alone; empty: any.
-            most: so many at most.
-            skip: so many of the newest are left out.
+        ``skip``: so many of the newest are left out.
 
         Raises:
             HistoryError: it cannot be read.

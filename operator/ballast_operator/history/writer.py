@@ -51,16 +51,10 @@ class Keep:
 
 
 class HistoryWriter:
-    """The thread that writes what ``recent`` tells into a database.
+    """The thread that writes what ``recent`` tells into the database ``history``, which is its alone.
 
-    Args:
-        history: of this thread alone.
-        recent: whose news are written.
-        metrics: where rows that were dropped and writes that failed are counted.
-        keep: for how long, and how much.
-        leads: whether this replica writes; what happens while it does not is left out.
-        work_out: this thread is the one that works out what ``recent`` has noted.
-        clock: epoch seconds.
+    What happens while this replica does not lead is left out. ``work_out``: this thread is the one that works
+    out what ``recent`` has noted. ``clock``: epoch seconds.
 
     Attributes:
         twin: how far the last replay of what is kept was off; None: there was none.

@@ -84,10 +84,7 @@ class FailedThere:
 
 
 class Findings:
-    """What passes have learned of all jobs.
-
-    Args:
-        clock: seconds that never go back.
+    """What passes have learned of all jobs. ``clock``: seconds that never go back.
 
     Attributes:
         reservations: launches whose writing is under way: their GPUs are taken.

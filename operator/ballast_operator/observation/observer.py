@@ -26,12 +26,7 @@ from ballast_operator.views.pod import PodView, read_pod
 
 
 class GpuHolders:
-    """The GPUs that jobs hold by their status, or are about to hold by a write under way.
-
-    Args:
-        status: job -> its status; None where there is none that can be read.
-        reservations: launches whose writing is under way, as they are when it is asked: their GPUs are taken.
-    """
+    """GPUs that jobs hold by their ``status``, or are about to by a write under way (``reservations``)."""
 
     def __init__(
         self,
@@ -107,19 +102,12 @@ class Observer:
     """Views of jobs and nodes, from the caches at this moment.
 
     Views are kept until something that they were read from changes: with thousands of jobs, a decision reads
-    the few that did.
-
-    Args:
-        caches: of what is stored there already, all counts as seen now.
-        decoded: of ``caches``; None: nothing is decoded yet.
-        clock: seconds that never go back.
+    the few that did. What ``caches`` have already counts as seen now.
 
     Attributes:
-        caches: what is read.
         findings: what passes have learned and no object says.
         board: what the allocator has decided.
-        gpu_holders: which jobs hold GPUs.
-        clock: as given.
+        clock: seconds that never go back.
     """
 
     def __init__(

@@ -34,11 +34,6 @@ class Picture:
     left_out: int = 0
 
 
-def colour_of(name: str) -> int:
-    """The same for the same name."""
-    return zlib.crc32(name.encode("utf-8", "replace")) % COLOURS
-
-
 def timeline(spans: Iterable[tuple[Span, str, str]], *, start: float, end: float) -> Picture:
     """Who held GPUs from ``start`` to ``end``: a lane for those that do not overlap.
 
@@ -67,7 +62,7 @@ def timeline(spans: Iterable[tuple[Span, str, str]], *, start: float, end: float
                 x=x,
                 width=max(width, 0.3),
                 lane=lane,
-                colour=colour_of(name),
+                colour=zlib.crc32(name.encode("utf-8", "replace")) % COLOURS,  # the same for the same name
                 label=name if width > 12 else "",
                 title=text,
                 link=link,

@@ -63,7 +63,7 @@ class Seen:
             jobs={key_of(job): job for job in jobs},
             policies=tuple(sorted(policies, key=lambda item: item["metadata"]["name"])),
             overview=overview(jobs, policies),
-            namespaces=frozenset(map(namespace_of, jobs)) | recent.namespaces(),
+            namespaces=frozenset(key_of(job)[0] for job in jobs) | recent.namespaces(),
         )
 
     @property
@@ -124,11 +124,6 @@ class PoolRow:
         return pictures.parts(
             [("training", self.trains), ("held, not training", self.held), ("free", self.free)]
         )
-
-
-def namespace_of(item: Object) -> str:
-    """The namespace of a job."""
-    return key_of(item)[0]
 
 
 def job_link(key: Key) -> str:

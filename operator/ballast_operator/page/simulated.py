@@ -24,9 +24,6 @@ class NotASimulationError(ValueError):
 def simulated(result: Any) -> tuple[Caches, Recent, float]:
     """The caches at the end of a simulation, what has happened, and when that is (epoch seconds from 0).
 
-    Args:
-        result: JSON of ``ballast simulate --jobs --output json``.
-
     Raises:
         NotASimulationError: it is something else.
     """

@@ -133,12 +133,8 @@ class Changes:
         else:
             self._part_changed(kind, item)
 
-    def decided(self, key: Key) -> None:
-        """The allocator has something new for the job."""
-        self._queue.add(key, lane=self.lane(key))
-
-    def again(self, key: Key, after_seconds: float) -> None:
-        """A pass asks to look at the job once more."""
+    def again(self, key: Key, after_seconds: float = 0.0) -> None:
+        """Look at the job once more: a pass asks for it, or the allocator has something new."""
         self._queue.add(key, after_seconds, self.lane(key))
 
     def lane(self, key: Key) -> Lane:
@@ -173,13 +169,12 @@ class Changes:
                 self._arrived(new)
                 self._queue.add(key, UNDECIDED_SECONDS, Lane.BACKGROUND)
             else:
-                self._allocate()
-                self._queue.add(key, lane=self.lane(key))
+                self.planned(key)
 
     def planned(self, key: Key) -> None:
-        """The job's degrees have been planned: as an edit."""
+        """The job's degrees have been planned, or it was edited."""
         self._allocate()
-        self._queue.add(key, lane=self.lane(key))
+        self.again(key)
 
     def _new(self, key: Key) -> JobView | None:
         """The job, if there is nothing to do for it before a decision on it."""
@@ -226,7 +221,7 @@ class Changes:
         if kind is LEASE and self._reports_only(key, item):
             self._queue.add(key, self._settings.progress_seconds, Lane.BACKGROUND)
         else:
-            self._queue.add(key, lane=self.lane(key))
+            self.again(key)
 
     def _reports_only(self, key: Key, item: Object) -> bool:
         """Whether rank 0 has renewed its Lease and reported progress, and nothing else."""

@@ -17,10 +17,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ballast_policies.accounting import cost, price_part
+from ballast_policies.contract.errors import camel
 from ballast_policies.prices.egress import NO_DATA_PRICES, DataPrices
 
 from ballast_operator.api.base import memory_bytes
 from ballast_operator.api.costs import BudgetPeriod
+from ballast_operator.api.training_job_status import WASTE
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import JOB, POLICY, Object, key_of, spec_of
 from ballast_operator.report.held import held_parts, paid_parts, partner
@@ -128,9 +130,6 @@ def type_blind_cost(spec: Any, steps: int, prices: Prices) -> float | None:
         speed += gpus / all_gpus * rate
     return steps / speed * per_second if speed > 0 else None
 
-
-BADPUT = ("startup", "lostSteps", "moves", "checkpoint", "straggling", "idle")
-"""Parts of ``status.gpuTime`` that are not productive."""
 
 NO_TEAM = ""
 """The team of jobs without ``spec.entity``."""
@@ -278,14 +277,9 @@ async def read_costs(cluster: Cluster, namespace: str = "") -> Costs:
 def costs(
     jobs: Sequence[Object], policies: Sequence[Object], *, now: datetime.datetime, all_jobs: bool = True
 ) -> Costs:
-    """The costs, from objects.
+    """The costs up to ``now``, from TrainingJobs and ClusterPolicies, of which the one in force has a bill.
 
-    Args:
-        jobs: TrainingJobs.
-        policies: ClusterPolicies; the one in force has a bill.
-        now: the moment up to which everything is summed.
-        all_jobs: whether ``jobs`` are those of all namespaces; else what pools cost besides is not known, and
-            no pools are returned.
+    Where ``jobs`` are not those of all namespaces, what pools cost besides is not known, and there are none.
     """
     prices = read_prices(policies)
     lines = tuple(_job(job, prices, now) for job in sorted(jobs, key=key_of))
@@ -376,7 +370,7 @@ def _job(job: Object, prices: Prices, now: datetime.datetime) -> JobCost:
         data_by_pool={e["pool"]: e.get("dataCost", 0.0) for e in status.get("poolCosts") or []},
         partner=partner(allocation),
         goodput=time.get("goodput", 0.0) if time.get("held") else None,
-        badput={name: time.get(name, 0.0) / time["held"] for name in BADPUT if time.get("held")},
+        badput={n: time.get(n, 0.0) / time["held"] for n in map(camel, WASTE) if time.get("held")},
         gpu_hours_by_pool={pool: seconds / 3600.0 for pool, seconds in gpu_seconds.items()},
     )
 

@@ -193,10 +193,8 @@ def account_suspension(context: ReconcileContext, status: TrainingJobStatus) -> 
 def accrue_isolated_time(known: Isolated | None, report: Report, speed: float) -> Isolated | None:
     """How long the progress so far would have taken on isolated shares (Themis's t_isolated).
 
-    Args:
-        known: what was summed up so far.
-        report: the newest; its steps since are booked at its own speed.
-        speed: steps/s on its isolated share / steps/s on the present GPUs; 0: not known yet.
+    The steps of ``report`` that ``known`` has not are booked at its own speed. ``speed``: steps/s on its
+    isolated share / steps/s on the present GPUs; 0: not known yet.
     """
     before = known if known is not None else Isolated(seconds=0.0, step=0)
     step = max(0, report.step)

@@ -38,10 +38,7 @@ class SteadyClock:
 
     It is this machine's wall clock, put right by what answers say. Until a step counts time goes on as it
     passes, so that a clock that is set wrong and back bills and ends no job.
-
-    Args:
-        wall: the wall clock.
-        passed: seconds since any fixed moment, which no step of the wall clock changes.
+    ``passed``: seconds since any fixed moment, which no step of the ``wall`` clock changes.
     """
 
     def __init__(self, wall: Callable[[], Time], passed: Callable[[], float]) -> None:

@@ -204,10 +204,8 @@ class DegreesQuestion:
         Of several types, each one's layers together are what tells the types apart, and what they differ in
         beside that counts for all types.
 
-        Args:
-            types: where each layer was measured.
-            degrees: of the launch.
-            seconds: of each layer, forward and backward, of a rank's step.
+        ``types``: where each layer was measured. ``seconds``: of each layer, forward and backward, of a
+        rank's step.
         """
         speeds = {gpu.gpu_type: gpu.speed for gpu in self.planner.gpus}
         profile, own_types = self.stated.get(degrees.tensor), dict.fromkeys(types)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping
 
 from ballast_policies.contract import (
     LAUNCH_LABEL,
@@ -140,7 +139,10 @@ def read_pod(item: Object, *, node_ready: bool, leaving: Leaving | None = None) 
     ended, waiting = state.get("terminated") or {}, state.get("waiting") or {}
     conditions = {c["type"]: c for c in status.get("conditions") or []}
     reason, detail = _reason(status, ended, waiting, conditions.get("PodScheduled", {}))
-    pulling = _pulls(waiting, conditions)
+    # Volumes and network are there, and nothing has failed. Many kubelets set this condition only after the
+    # pull: there the Event ``Pulling`` tells.
+    prepared = conditions.get("PodReadyToStartContainers", {}).get("status") == "True"
+    pulling = prepared and waiting.get("reason") == _CREATING
     if pulling:
         reason, detail = _PULLING, ""
     message = _message(ended.get("message", ""))
@@ -197,15 +199,6 @@ def _reason(status: Object, ended: Object, waiting: Object, scheduled: Object) -
     if not reason and scheduled.get("status") == "False":
         return scheduled.get("reason", ""), scheduled.get("message", "")
     return reason, status.get("message") or waiting.get("message") or ""
-
-
-def _pulls(waiting: Object, conditions: Mapping[str, Object]) -> bool:
-    """Whether its node pulls its image: volumes and network are there, and nothing has failed.
-
-    Many kubelets set ``PodReadyToStartContainers`` only after the pull: there the Event ``Pulling`` tells.
-    """
-    prepared = conditions.get("PodReadyToStartContainers", {}).get("status") == "True"
-    return prepared and waiting.get("reason") == _CREATING
 
 
 def _last_line(text: str) -> str:

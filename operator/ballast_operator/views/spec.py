@@ -295,11 +295,6 @@ class JobSpec:
         return tuple((self.template.get("spec") or {}).get("tolerations") or ())
 
     @functools.cached_property
-    def node_requirements(self) -> NodeRequirements:
-        """What the template asks of its nodes."""
-        return read_requirements(self.template)
-
-    @functools.cached_property
     def pod_need(self) -> PodNeed:
         """What its least gang asks of a node besides GPUs."""
         asks = pod_requests(self.template.get("spec") or {})
@@ -309,7 +304,8 @@ class JobSpec:
     @functools.cached_property
     def node_signature(self) -> tuple[str, NodeRequirements, PodNeed]:
         """Equal for jobs that may be started on the same nodes."""
-        return json.dumps(self.tolerations, sort_keys=True), self.node_requirements, self.pod_need
+        tolerations = json.dumps(self.tolerations, sort_keys=True)
+        return tolerations, read_requirements(self.template), self.pod_need
 
     @functools.cached_property
     def kind(self) -> str:
@@ -354,14 +350,10 @@ class JobSpec:
     ) -> tuple[Stage, ...]:
         """The stages of a launch, those of the plan where there is one; empty leaves them to the trainer.
 
-        That is where the number of layers is not known, or is below the number of stages.
-
-        Args:
-            ranks: of the gang.
-            layers: as measured; None: even stages. Even are also those of a job that keeps its layers where
-                they are or spreads something else than time, if they fit.
-            memory: bytes of each GPU, or of each rank's; None: not known.
-            speeds: relative speed of each rank's GPU; empty: alike.
+        That is where the number of layers is not known, or is below the number of stages. Where ``layers``
+        were not measured the stages are even, and those of a job that keeps its layers where they are or
+        spreads something else than time, if they fit. ``memory``: bytes of each GPU, or of each rank's; None:
+        not known. ``speeds``: of each rank's GPU, relative; empty: alike.
         """
         placement = stage_placement(
             self.config.pipeline.schedule,
@@ -498,10 +490,7 @@ def spec_until_planned(item: Object, allocation: JobAllocation | None) -> JobSpe
 def spec_of_launch(plan_config: str, team: str) -> JobSpec:
     """What a job was launched with, as far as its plan's ConfigMap says; it never fails for good.
 
-    Args:
-        plan_config: the trainer's configuration, as JSON; where it cannot be read, the gang counts as
-            a script's.
-        team: that pays for it.
+    Where ``plan_config`` (JSON) cannot be read, the gang counts as a script's. ``team``: that pays for it.
     """
     try:
         config = JobConfig.from_json(plan_config)
@@ -571,13 +560,7 @@ def _with_plans(
     sizes: Sequence[int],
     speeds: Mapping[str, float],
 ) -> JobSpec:
-    """The spec with these plans.
-
-    Args:
-        spec: without them.
-        found: GPUs -> how a launch there divides the work, as of :func:`planned_degrees`.
-        sizes: numbers of GPUs of one type that were asked for.
-        speeds: as the planner has them.
+    """The spec with the plans ``found``, as of :func:`planned_degrees`; ``sizes``: of one type, asked for.
 
     Raises:
         ContractError: the trainer does not run what is planned.

@@ -61,15 +61,10 @@ class Sums:
         *,
         from_start: bool = False,
     ) -> "Sums":
-        """The same at ``now``.
+        """The same at ``now``, of all jobs that exist.
 
-        Args:
-            by_job: of all jobs that exist.
-            per_second: likewise.
-            written: key -> what was written last; a key that it does not have begins now.
-            keys: that are wanted besides.
-            now: the moment.
-            from_start: a sum that begins has what its jobs have paid before.
+        ``written``: what was written last; a key that it does not have begins now. ``keys``: that are wanted
+        besides. ``from_start``: a sum that begins has what its jobs have paid before.
         """
         changed: defaultdict[str, float] = defaultdict(float)
         seconds = (now - self.at).total_seconds() if self.at is not None else 0.0
@@ -122,15 +117,9 @@ class Paid:
         written_at: Time | None,
         now: Time,
     ) -> "Paid":
-        """The same at ``now``.
+        """The same at ``now``, of all ``jobs`` that exist.
 
-        Args:
-            jobs: all that exist.
-            pools: with the prices that jobs pay.
-            bill: as it was written last; a pool that it does not have begins now.
-            teams: likewise.
-            written_at: when.
-            now: the moment.
+        ``bill``, ``teams``: as written at ``written_at``; what they do not have begins now.
         """
         seconds = 0.0 if written_at is None else max(0.0, (now - written_at).total_seconds())
         gpus: dict[str, dict[str, float]] = {}

@@ -58,9 +58,9 @@ async def get_text(
     try:
         async with client.get(url, params=params, headers=sent, allow_redirects=False) as response:
             if response.status != 200:
-                raise SourceUnavailableError(
-                    f"{host} answers with status {response.status}{_advice(response.status)}"
-                )
+                fix = ". To fix: see to the operator's credentials, and what they allow"
+                advice = fix if response.status in (401, 403) else ""
+                raise SourceUnavailableError(f"{host} answers with status {response.status}{advice}")
             if response.headers.get("Content-Encoding", "identity") != "identity":
                 raise SourceUnavailableError(f"{host} answers compressed, which was not asked for")
             body = bytearray()
@@ -69,24 +69,14 @@ async def get_text(
                 if len(body) > most_bytes:
                     raise SourceUnavailableError(f"{host} answers with more than {most_bytes} bytes")
         return body.decode("utf-8")
-    except TimeoutError as error:
-        raise SourceUnavailableError(
-            f"{host} has not answered within {REQUEST_SECONDS:g} s. "
-            "To fix: let the operator's pod reach it by HTTPS, or set HTTPS_PROXY"
-        ) from error
-    except (aiohttp.ClientError, OSError) as error:
-        raise SourceUnavailableError(
-            f"{host} cannot be reached: {type(error).__name__}. "
-            "To fix: let the operator's pod reach it by HTTPS, or set HTTPS_PROXY"
-        ) from error
+    except (TimeoutError, aiohttp.ClientError, OSError) as error:
+        what = f"cannot be reached: {type(error).__name__}"
+        if isinstance(error, TimeoutError):
+            what = f"has not answered within {REQUEST_SECONDS:g} s"
+        fix = "let the operator's pod reach it by HTTPS, or set HTTPS_PROXY"
+        raise SourceUnavailableError(f"{host} {what}. To fix: {fix}") from error
     except UnicodeDecodeError as error:
         raise SourceUnavailableError(f"{host} answers with what is not UTF-8") from error
-
-
-def _advice(status: int) -> str:
-    if status in (401, 403):
-        return ". To fix: see to the operator's credentials, and what they allow"
-    return ""
 
 
 MOST_FAILURES = 3

@@ -59,11 +59,7 @@ def next_team_costs(
 ) -> tuple[TeamCost, ...]:
     """The costs up to ``now``, and what each team's GPUs cost from now on.
 
-    Args:
-        status: as it was written last.
-        policy: None: none can be used; what teams cost counts on.
-        paid: what jobs have paid, a moment ago; None: the same.
-        now: the moment.
+    ``policy``, ``paid`` (by jobs, a moment ago) None: no policy can be used; what teams cost counts on.
     """
     known = {entry.team: entry for entry in team_costs(status, now)}
     if policy is None or paid is None or paid.teams.at is None:

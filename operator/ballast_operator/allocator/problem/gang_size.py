@@ -46,10 +46,7 @@ def may_grow_from(view: JobView) -> Time | None:
 
 
 def may_change_size(view: JobView) -> bool:
-    """Whether the gang trains and can become smaller or larger now, where degrees are planned by a restart.
-
-    A script cannot.
-    """
+    """Whether the gang trains and can change its size now, with planned degrees by a restart; no script."""
     allocation = view.running_allocation
     if allocation is None or view.shrinking or allocation.joining or view.leaving:
         return False

@@ -46,22 +46,21 @@ class KindProfile:
 
 
 class LayerProfiles:
-    """The newest job's measurements of each kind, the newest kind last."""
+    """The newest job's measurements of each kind, the newest kind last.
+
+    Attributes:
+        profiles: kind -> its layers, the newest report last.
+    """
 
     def __init__(self) -> None:
-        self._profiles: dict[str, KindProfile] = {}
+        self.profiles: dict[str, KindProfile] = {}
         self._needs: dict[str, dict[Partition | None, MemoryNeed]] = {}
         self._seconds: dict[Key, tuple[float, ...]] = {}
         self._names: dict[Key, tuple[JobSpec, str]] = {}
 
-    @property
-    def profiles(self) -> Mapping[str, KindProfile]:
-        """Kind -> its layers, the newest report last."""
-        return self._profiles
-
     def restore(self, profiles: Mapping[str, KindProfile]) -> None:
         """Start from what an earlier operator knew."""
-        self._profiles, self._needs = dict(profiles), {}
+        self.profiles, self._needs = dict(profiles), {}
 
     def record(self, view: JobView) -> None:
         """Take in the layers of the job's newest report, if it was made in the plan that is in force."""
@@ -75,49 +74,40 @@ class LayerProfiles:
         seconds = rounded(report.layer_seconds) if len(report.layer_seconds) == count else ()
         if view.status.allocation is not None and view.status.allocation.parts:
             seconds = ()  # each layer's are those of the GPU that had it
+        reported = {name: getattr(report, field) for name, field in BYTES.items()}
         layers = MeasuredLayers(
             seconds=seconds,
-            held_bytes=tuple(map(_rounded, report.layer_bytes)),
-            **{
-                name: tuple(map(_rounded, values)) if len(values) == count else ()
-                for name, values in (
-                    ("weight_bytes", report.layer_weight_bytes),
-                    ("activation_bytes", report.layer_activation_bytes),
-                    ("output_bytes", report.layer_output_bytes),
-                    ("gradient_bytes", report.layer_gradient_bytes),
-                    ("repeated_bytes", report.layer_repeated_bytes),
-                )
-            },
+            **{n: tuple(map(_rounded, each)) if len(each) == count else () for n, each in reported.items()},
         )
         name = self._name(view.key, spec)
-        before = self._profiles.pop(name, None)
+        before = self.profiles.pop(name, None)
         if before is not None and before.job == view.key:
             layers = _largest(before.layers, layers)
         if before is not None and not (seconds and (not spec.config.dynamics or report.step <= FRESH_STEPS)):
             layers = dataclasses.replace(layers, seconds=before.layers.seconds or seconds)
         if before is None or _bytes_of(before.layers) != _bytes_of(layers):
             self._needs.pop(name, None)
-        self._profiles[name] = KindProfile(view.key, layers)
+        self.profiles[name] = KindProfile(view.key, layers)
         if seconds:
             self._seconds[view.key] = seconds
 
     def need(self, key: Key, spec: JobSpec) -> MemoryNeed | None:
         """What jobs of this one's kind have been measured to need; None: none has been measured."""
-        if not self._profiles or not _measured_alike(spec):
+        if not self.profiles or not _measured_alike(spec):
             return None
         name = self._name(key, spec)
-        if name not in self._profiles:
+        if name not in self.profiles:
             return None
         needs, cut = self._needs.setdefault(name, {}), spec.planned_cut
         if cut not in needs:
-            needs[cut] = MemoryNeed(self._profiles[name].layers, spec.pipeline_form(), cut)
+            needs[cut] = MemoryNeed(self.profiles[name].layers, spec.pipeline_form(), cut)
         return needs[cut]
 
     def layers(self, key: Key, spec: JobSpec) -> MeasuredLayers | None:
         """What is known of the job's layers for its next launch, its own seconds first; None: nothing."""
-        if not self._profiles or not _measured_alike(spec):
+        if not self.profiles or not _measured_alike(spec):
             return None
-        found = self._profiles.get(self._name(key, spec))
+        found = self.profiles.get(self._name(key, spec))
         if found is None:
             return None
         own = self._seconds.get(key, ())
@@ -129,8 +119,8 @@ class LayerProfiles:
         for gone in [key for key in self._names if key not in wanted]:
             del self._names[gone]
             self._seconds.pop(gone, None)
-        for name in list(self._profiles)[:-PROFILES_KEPT]:
-            del self._profiles[name]
+        for name in list(self.profiles)[:-PROFILES_KEPT]:
+            del self.profiles[name]
             self._needs.pop(name, None)
 
     def _name(self, key: Key, spec: JobSpec) -> str:
@@ -163,15 +153,15 @@ def _kind_in(namespace: str, spec: JobSpec) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-BYTES = (
-    "held_bytes",
-    "weight_bytes",
-    "activation_bytes",
-    "output_bytes",
-    "gradient_bytes",
-    "repeated_bytes",
-)
-"""Fields of measured layers that decide what fits."""
+BYTES = {
+    "held_bytes": "layer_bytes",
+    "weight_bytes": "layer_weight_bytes",
+    "activation_bytes": "layer_activation_bytes",
+    "output_bytes": "layer_output_bytes",
+    "gradient_bytes": "layer_gradient_bytes",
+    "repeated_bytes": "layer_repeated_bytes",
+}
+"""Fields of measured layers that decide what fits -> those of a report."""
 
 
 def _bytes_of(layers: MeasuredLayers) -> tuple[tuple[int, ...], ...]:

@@ -57,32 +57,24 @@ class Measurements:
     """What the trainers have reported, by job and by kind; the allocator saves it with its accounts.
 
     Attributes:
+        jobs: job -> what it has reported.
+        kinds: kind of training -> its speeds, the newest report last.
         profiles: what they have reported of their layers.
         partners: who trains beside whom: a job's speed there is not its speed alone.
     """
 
     def __init__(self) -> None:
-        self._jobs: dict[Key, Measured] = {}
-        self._kinds: dict[str, dict[SpeedKey, Estimate]] = {}
+        self.jobs: dict[Key, Measured] = {}
+        self.kinds: dict[str, dict[SpeedKey, Estimate]] = {}
         self._layers: dict[str, tuple[float, ...]] = {}
         self._packed_kinds: dict[tuple[str, int, frozenset[str]], tuple[NodeSizes, PackedSpeeds]] = {}
         self.profiles = LayerProfiles()
         self.partners = Partners()
 
-    @property
-    def jobs(self) -> Mapping[Key, Measured]:
-        """Job -> what it has reported."""
-        return self._jobs
-
-    @property
-    def kinds(self) -> Mapping[str, Speeds]:
-        """Kind of training -> its speeds, the newest report last."""
-        return self._kinds
-
     def restore(self, jobs: Mapping[Key, Measured], kinds: Mapping[str, Speeds]) -> None:
         """Start from what an earlier operator knew."""
-        self._jobs = dict(jobs)
-        self._kinds = {kind: dict(speeds) for kind, speeds in kinds.items()}
+        self.jobs = dict(jobs)
+        self.kinds = {kind: dict(speeds) for kind, speeds in kinds.items()}
 
     def record(self, view: JobView) -> None:
         """Add the job's newest report, once."""
@@ -96,13 +88,13 @@ class Measurements:
         rate = report.steps_per_second
         if plan is None or report.epoch != plan.epoch or rate is None or not LEAST_RATE <= rate <= MOST_RATE:
             return
-        measured = self._jobs.setdefault(view.key, Measured())
+        measured = self.jobs.setdefault(view.key, Measured())
         if view.spec is None or (measured.launch, measured.step) == (allocation.launch, report.step):
             return
         measured.launch, measured.step = allocation.launch, report.step
         kind = view.spec.kind
         # Kinds are in order of their newest report.
-        profile = self._kinds[kind] = self._kinds.pop(kind, {})
+        profile = self.kinds[kind] = self.kinds.pop(kind, {})
         where = self.partners.beside(view, measured_on(allocation, plan))
         if where is None:
             return
@@ -121,16 +113,16 @@ class Measurements:
 
     def reported_by(self, key: Key) -> Speeds:
         """What the job itself has reported."""
-        measured = self._jobs.get(key)
+        measured = self.jobs.get(key)
         return {} if measured is None else dict(measured.speeds)
 
     def keep(self, keys: Iterable[Key]) -> None:
         """Forget all other jobs; their kinds are remembered."""
         wanted = set(keys)
         self.profiles.keep(wanted)
-        self._jobs = {key: value for key, value in self._jobs.items() if key in wanted}
-        for kind in list(self._kinds)[:-KINDS_KEPT]:
-            del self._kinds[kind]
+        self.jobs = {key: value for key, value in self.jobs.items() if key in wanted}
+        for kind in list(self.kinds)[:-KINDS_KEPT]:
+            del self.kinds[kind]
             self._layers.pop(kind, None)
 
     def estimates(
@@ -145,7 +137,7 @@ class Measurements:
         nodes = wanted[0].nodes if wanted else NO_NODES
         self._packed_kinds.clear()
         rates: dict[str, dict[JobType, float]] = {gpu_type: {} for gpu_type in gpu_types}
-        for kind, profile in self._kinds.items():
+        for kind, profile in self.kinds.items():
             for (gpu_type, stages), estimate in packed_speeds(profile, nodes.fewest).known.items():
                 if gpu_type in rates:
                     rates[gpu_type][JobType(name=kind, gpus=stages)] = estimate.steps_per_second
@@ -156,7 +148,7 @@ class Measurements:
 
         def look(job: GangRequest) -> str:
             own_name, variant = job_id(job.key), (job.spec.variant, job.stages)
-            name = own_name if job.key in self._jobs else unreported.setdefault(variant, own_name)
+            name = own_name if job.key in self.jobs else unreported.setdefault(variant, own_name)
             if name in types:  # what is estimated of it is what is known of its type
                 return name
             types[name] = job_type = JobType(name=variant[0], gpus=variant[1])
@@ -220,7 +212,7 @@ class Measurements:
         return known[1]
 
     def _speeds_of_kind(self, job: GangRequest) -> Speeds:
-        return self._kinds.get(job.spec.kind, {})
+        return self.kinds.get(job.spec.kind, {})
 
     def speed_on(
         self, job: GangRequest, gpu_type: str, gpus: int, nodes: int, packed: float, fewest: int | None = None
@@ -249,12 +241,8 @@ class Measurements:
         """GPU type -> size -> steps/s, for an elastic gang.
 
         What the job has reported of a size itself, else what is stated or what others of its kind have
-        reported, else the nearest of these by the pipeline's model.
-
-        Args:
-            job: with ``stages`` the size of ``base``.
-            base: GPU type -> its estimate at that size.
-            sizes: fewest first.
+        reported, else the nearest of these by the pipeline's model. ``base``: estimates by GPU type, at the
+        size ``job.stages``.
         """
         own, kind = self._packed(job, self.reported_by(job.key)).known, self._packed_kind(job).known
         layers = self._layers_of(job)

@@ -100,7 +100,12 @@ def cost(
     elif output == "csv":
         click.echo(as_csv(found, by or "job"), nl=False)
     else:
-        _print(found, by)
+        from rich.console import Console
+
+        console = Console()
+        console.print(CostTables(found, by))
+        if by is None and not found.jobs and not found.pools:
+            console.print("there are no jobs, and no ClusterPolicy with a bill yet")
 
 
 def _print_against(
@@ -127,15 +132,6 @@ def as_csv(found: "Costs", by: str) -> str:
     return text.getvalue()
 
 
-def _print(found: "Costs", by: str | None) -> None:
-    from rich.console import Console
-
-    console = Console()
-    console.print(CostTables(found, by))
-    if by is None and not found.jobs and not found.pools:
-        console.print("there are no jobs, and no ClusterPolicy with a bill yet")
-
-
 STACKED = 3
 """Figures in a cell, one below the other, below ``WIDE_COLUMNS``."""
 
@@ -158,9 +154,7 @@ _POOL = ("GPUs", "price", "bill", "jobs", "deleted jobs", "idle", "data", "goodp
 class CostTables:
     """Costs that are laid out for the width at which they are printed.
 
-    Args:
-        found: the costs.
-        by: ``job``, ``team`` or ``pool``: only this table; None: all that have rows.
+    ``by``: only the table of the ``job``, ``team`` or ``pool``; None: all that have rows.
     """
 
     def __init__(self, found: "Costs", by: str | None) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ballast_operator.cli.live.jobs import print_objects
 from ballast_operator.cli.option_names import Database, printable
 from ballast_operator.errors import HistoryError
 
@@ -70,14 +71,10 @@ def history(job: str, namespace: str, path: str, last: int, output: str) -> None
     except HistoryError as error:
         raise click.ClickException(str(error)) from error
     if output == "json":
-        rows = []
-        for each in found:
-            row = dataclasses.asdict(each)
-            if job:
-                row["events"] = [
-                    {"at": at, "what": what, "text": text} for at, what, text in events[each.uid]
-                ]
-            rows.append(row)
+        rows = [dataclasses.asdict(each) for each in found]
+        for row in rows if job else ():
+            told = events[row["uid"]]
+            row["events"] = [{"at": at, "what": what, "text": text} for at, what, text in told]
         click.echo(json.dumps({"jobs": rows}, indent=2))
         return
     if not found:
@@ -128,13 +125,7 @@ def twin(path: str, since: float | None, until: float | None, keep: bool, output
     if output == "text":
         click.echo(_twin_text(found, result.text))
         return
-    content = {**found.to_json(), "agrees": result.agrees, "within": result.within}
-    if output == "yaml":
-        import yaml
-
-        click.echo(yaml.safe_dump(content, sort_keys=False), nl=False)
-    else:
-        click.echo(json.dumps(content, indent=2))
+    print_objects({**found.to_json(), "agrees": result.agrees, "within": result.within}, output)
 
 
 def recorded(path: str, since: float | None, until: float | None) -> "Recording":

@@ -86,7 +86,11 @@ def submit(
         if wait:
             with contextlib.suppress(KeyboardInterrupt):
                 for job in made:
-                    client.wait(job.name, namespace=job.namespace, each=_tell)
+                    client.wait(
+                        job.name,
+                        namespace=job.namespace,
+                        each=lambda seen: click.echo(printable(f"{seen}"), err=True),
+                    )
 
 
 def _foretell(made: "list[Job]", kubeconfig: str | None, hours: float, output: str) -> None:
@@ -151,10 +155,6 @@ async def _with(made: "list[Job]", kubeconfig: str | None) -> "LiveCluster":
 def _as_if_kept(raw: "Mapping[str, Any]", number: int) -> dict[str, Any]:
     metadata = {"uid": f"not-kept-{number}", "generation": 1, **raw["metadata"], "resourceVersion": "1"}
     return {"apiVersion": "ballast.dev/v1alpha1", "kind": "TrainingJob", **raw, "metadata": metadata}
-
-
-def _tell(job: "Job") -> None:
-    click.echo(printable(f"{job}"), err=True)
 
 
 def _manifest(command: tuple[str, ...], flags: dict[str, Any]) -> dict[str, Any]:

@@ -116,16 +116,10 @@ def _compared(
     spot: str | None,
     hours: float | None,
 ) -> tuple[dict[str, Any], str]:
-    """(as JSON, as text).
+    """(as JSON, as text) ``live`` under ``policy``; ``more`` GPUs, ``prices`` (USD of a GPU hour): by type.
 
-    Args:
-        live: the cluster as it is.
-        policy: what would be in force.
-        agnostic: it takes all GPU types for equally fast.
-        more: GPU type -> GPUs added.
-        prices: GPU type -> USD of a GPU hour.
-        spot: limits of spot machines, as text; None: those in force.
-        hours: for which is simulated; None: only shares are compared.
+    ``spot``: limits of spot machines, as text; None: those in force. ``hours``: for which is simulated; None:
+    only shares are compared.
 
     Raises:
         ProblemError: a policy cannot be used.

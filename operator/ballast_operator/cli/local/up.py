@@ -181,11 +181,7 @@ def _as_real_nodes(
 
 
 def _autoscaler(instance_types: str | None) -> Callable[["LocalCluster"], object]:
-    """What starts Karpenter in a cluster; it is found or built now, before anything runs.
-
-    Args:
-        instance_types: ``default`` or a path; None: no Karpenter.
-    """
+    """What starts Karpenter in a cluster; found or built now, before anything runs. None: no Karpenter."""
     if instance_types is None:
         return lambda cluster: None
     from ballast_localcluster.karpenter.start import (

@@ -10,7 +10,7 @@ import click
 import yaml
 from ballast_policies.planning.gpu_profiles import GpuProfiles
 from ballast_policies.planning.partition import PlanningError
-from ballast_policies.planning.planners.answers import PlannerAnswer, layouts_answer
+from ballast_policies.planning.planners.answers import layouts_answer
 from ballast_policies.planning.planners.cost_model import CostModel
 from ballast_policies.planning.planners.registry import DEFAULT_PLANNER, PLANNERS, Planner, PlanRequest
 from ballast_policies.planning.profile import ProfileFile
@@ -211,7 +211,11 @@ def _chosen(name: str, given: Path | None, *, measured: bool) -> Planner:
     """
     planner = PLANNERS.find(name, PlanningError)
     if given is not None:
-        return dataclasses.replace(planner, simulates=False, plan=lambda request: _given(request, given))
+        return dataclasses.replace(
+            planner,
+            simulates=False,
+            plan=lambda asked: layouts_answer(asked.model, [read_layout(given, asked.model)]),
+        )
     if measured and not planner.measured:
         names = ", ".join(PLANNERS.own(lambda row: row.measured))
         raise click.UsageError(f"--profiles: planner {name} plans from one. To fix: --planner {names}")
@@ -264,11 +268,6 @@ def _request(
         ),
         **search,
     )
-
-
-def _given(request: PlanRequest, path: Path) -> PlannerAnswer:
-    """The answer for a plan that exists already."""
-    return layouts_answer(request.model, [read_layout(path, request.model)])
 
 
 def _refuse_without_simulation(planner: str, **options: object) -> None:

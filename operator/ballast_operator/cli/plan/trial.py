@@ -31,11 +31,9 @@ def try_plans(
 ) -> tuple[list[dict[str, Any]], str]:
     """The plans, those measured fastest first, and a table with the measured beside the predicted.
 
-    Args:
-        plans: as ``--output json`` has them; the first get ``trial``: ``{measuredSeconds}`` or ``{reason}``.
-        most: how many are run; a refused one is not.
-        config: a trainer's, whose pipeline, degrees and layers are those of each plan.
-        steps: of which the median counts.
+    Of ``plans``, as ``--output json`` has them, the first ``most`` get ``trial``: ``{measuredSeconds}``, the
+    median of ``steps``, or ``{reason}``; a refused one is not run. ``config``: a trainer's, which takes
+    pipeline, degrees and layers of each plan.
 
     Raises:
         ClickException: the trainer is not installed, or no plan could be measured.

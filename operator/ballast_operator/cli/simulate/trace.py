@@ -193,7 +193,12 @@ def simulate_trace(options: Mapping[str, Any]) -> None:
     if output == "json":
         click.echo(json.dumps(result.to_json(per_job=options["per_job"]), indent=2))
     else:
-        _print(result, per_job=options["per_job"])
+        from rich.console import Console
+
+        console = Console()
+        console.print(summary_table(result))
+        if options["per_job"]:
+            console.print(per_job_table(result))
 
 
 def _simulation(options: Mapping[str, Any]) -> "Callable[..., Result]":
@@ -235,15 +240,6 @@ def _cluster(options: Mapping[str, Any]) -> "SimulatedCluster":
         gpus_per_node={} if per_node is None else read_amounts(per_node, "--gpus-per-node", int),
         **({} if prices is None else {"prices": read_amounts(prices, "--prices", float)}),
     )
-
-
-def _print(result: "Result", *, per_job: bool) -> None:
-    from rich.console import Console
-
-    console = Console()
-    console.print(summary_table(result))
-    if per_job:
-        console.print(per_job_table(result))
 
 
 def _check_plot(path: Path) -> None:
