@@ -23,10 +23,7 @@ _LONGEST_LINE = 200
 
 
 class LastStep:
-    """The last step of this process, once there is one.
-
-    :meth:`reached` is called by the training loop, the rest by the threads of the agreement.
-    """
+    """This process's last step, if any; the training loop calls :meth:`reached`, the agreement the rest."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

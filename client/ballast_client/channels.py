@@ -137,11 +137,7 @@ def find_channel(environment: Mapping[str, str]) -> Channel | None:
 
 
 def _from_kubeconfig(path: Path) -> tuple[str, ssl.SSLContext | None, Path]:
-    """(server, context, token's file) of a kubeconfig in JSON, as the pods of process nodes have it.
-
-    Raises:
-        ChannelError: it is another one.
-    """
+    """(server, context, token's file) of a process node's kubeconfig. Raises ChannelError: it is another."""
     try:
         config = json.loads(path.read_text())
         (cluster,) = (entry["cluster"] for entry in config["clusters"])

@@ -172,11 +172,7 @@ class Job:
             self._reporter.saved(step)
 
     def leave(self, step: int) -> NoReturn:
-        """Exit with the code that says: saved, to be continued.
-
-        Raises:
-            SystemExit: always.
-        """
+        """Exit with the code that says: saved, to be continued. Raises SystemExit: always."""
         if self._reporter is not None:
             self._reporter.close(left_at=step)
         self.close()

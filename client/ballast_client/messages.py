@@ -29,11 +29,7 @@ class Plan:
 
 
 def read_plan(text: str) -> Plan:
-    """The plan of ``plan.json``.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """The plan of ``plan.json``. Raises ValueError: it is none."""
     try:
         value = json.loads(text)
         pods = frozenset(str(rank["pod"]) for rank in value["ranks"])

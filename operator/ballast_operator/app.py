@@ -163,11 +163,7 @@ class Operator:
     async def _remember(
         self, within: contextlib.AsyncExitStack, caches: Caches, leads: Callable[[], bool]
     ) -> None:
-        """Serve the page, and keep what jobs did, where that is asked for.
-
-        Raises:
-            OSError: the page's port is taken.
-        """
+        """Serve the page, and keep what jobs did, where asked for. Raises OSError: its port is taken."""
         options = self._options
         if options.page_port is None and options.history is None:
             return

@@ -111,11 +111,7 @@ class LeaderTerm:
         self._worker = ReconcileWorker(self._reconciler, metrics=metrics, again=self._changes.again)
 
     async def run(self) -> None:
-        """Until cancelled.
-
-        Raises:
-            NotLeader: a write was refused by the fence.
-        """
+        """Until cancelled. Raises NotLeader: a write was refused by the fence."""
         self._informers.leads = True
         await self._informers.refresh()
         self._reconciler.has_pod_groups = await self._cluster.serves(POD_GROUP)

@@ -17,11 +17,7 @@ _NAMED = {"env": "name", "ports": "name", "volumeMounts": "mountPath", "imagePul
 
 @functools.cache
 def trainer_template() -> Mapping[str, Any]:
-    """The template of this process's environment; empty where there is none.
-
-    Raises:
-        ValueError: it is no template; the text says why.
-    """
+    """This process's template, empty where there is none. Raises ValueError: why it is none."""
     text = os.environ.get(VARIABLE, "")
     if not text:
         return {}

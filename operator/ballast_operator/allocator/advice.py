@@ -20,11 +20,7 @@ from ballast_operator.views.job import JobView, budget_spent
 def advice_by_job(
     policy: str, snapshot: Snapshot, inputs: CompletedProblem, allocation: Allocation, jobs: Sequence[JobView]
 ) -> dict[Key, tuple[Verdict, ...]]:
-    """Job -> its conditions; a job that no default was ever used for has no ``InputsComplete``.
-
-    Raises:
-        JobFaults: jobs whose conditions cannot be said.
-    """
+    """Job -> its conditions, without ``InputsComplete`` where no default was ever used. Raises JobFaults."""
     asked = {snapshot.by_name[job.name].key: job for job in inputs.problem.jobs}
     refused = {one.view.key for one in snapshot.refused}
 

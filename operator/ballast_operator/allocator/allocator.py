@@ -190,11 +190,7 @@ class Allocator:
             await self.attempt()
 
     async def attempt(self) -> None:
-        """One decision; what fails is tried again, and told where it fails again.
-
-        Raises:
-            NotLeader: another replica leads.
-        """
+        """One decision; what fails is tried, and told, again. Raises NotLeader: another replica leads."""
         try:
             await self.decide()
             self._failures.end()

@@ -236,11 +236,7 @@ class Decider:
         )
 
     def apply_allocation(self, pending: PendingDecision, solve: Solve) -> MadeDecision:
-        """From shares to an assignment for each job.
-
-        Raises:
-            JobFaults: jobs for which there is none.
-        """
+        """From shares to an assignment for each job. Raises JobFaults: jobs for which there is none."""
         snapshot, request, now = pending.snapshot, pending.request, pending.seen.now.timestamp()
         decision = apply_allocation(
             snapshot, self.memory, pending.scheduling, request, solve.allocation, now=now

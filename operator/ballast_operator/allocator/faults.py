@@ -35,11 +35,7 @@ class JobFaults(Exception):  # noqa: N818
 
 
 def each_job(jobs: Iterable[S], work: Callable[[S], T], key: Callable[[S], Key]) -> list[T]:
-    """The outcome of ``work`` on each of ``jobs``.
-
-    Raises:
-        JobFaults: jobs for which it raises.
-    """
+    """The outcome of ``work`` on each of ``jobs``. Raises JobFaults: jobs for which it raises."""
     found, faults = [], dict[Key, Exception]()
     for job in jobs:
         try:

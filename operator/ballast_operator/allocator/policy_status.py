@@ -409,11 +409,7 @@ class PolicyReporter:
         self._arrived.set()
 
     async def run(self) -> None:
-        """Write what waits, until cancelled.
-
-        Raises:
-            NotLeader: another replica leads.
-        """
+        """Write what waits, until cancelled. Raises NotLeader: another replica leads."""
         while True:
             await self._arrived.wait()
             self._arrived.clear()

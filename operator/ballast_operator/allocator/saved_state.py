@@ -69,11 +69,7 @@ class StateStore:
         self._written = b""
 
     async def load(self) -> SavedState:
-        """What an earlier leader has saved; empty where there is nothing that can be read.
-
-        Raises:
-            Unavailable: the API server did not answer.
-        """
+        """What an earlier leader has saved, as far as it can be read. Raises Unavailable: no answer."""
         try:
             item = await self._cluster.get(CONFIG_MAP, self._namespace, STATE_NAME)
         except NotFound:
@@ -195,11 +191,7 @@ def _compressed(state: SavedState, *, digits: int) -> bytes:
 
 
 def decode(content: bytes) -> SavedState:
-    """The state; entries that make no sense are left out.
-
-    Raises:
-        ValueError: it is no state of this version.
-    """
+    """The state without entries that make no sense. Raises ValueError: it is none of this version."""
     reader = zlib.decompressobj()
     try:
         found = parse_json(reader.decompress(content, FILE.most_bytes).decode(), limits=FILE)
@@ -300,11 +292,7 @@ def saved_layers(profiles: Mapping[str, KindProfile]) -> dict[str, list[Any]]:
 
 
 def read_layers(entry: Any) -> KindProfile:
-    """One entry of :func:`saved_layers`.
-
-    Raises:
-        TypeError, ValueError: it is none.
-    """
+    """One entry of :func:`saved_layers`. Raises TypeError, ValueError: it is none."""
     job, *columns = entry
     if not isinstance(job, str):
         raise ValueError(f"{shown(job)} is not the name of a job")

@@ -50,22 +50,14 @@ class _Source:
         return value
 
     def whole(self, *path: str, default: int) -> int:
-        """A whole number.
-
-        Raises:
-            click.ClickException: it is none.
-        """
+        """A whole number. Raises ClickException: it is none."""
         value = self.take(*path, default=default)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
             raise click.ClickException(f"{'.'.join(path)}: {value!r:.40} is no number. To fix: correct it")
         return value
 
     def table(self, *path: str) -> dict[str, Any]:
-        """A copy of an object.
-
-        Raises:
-            click.ClickException: it is none.
-        """
+        """A copy of an object. Raises ClickException: it is none."""
         value = self.take(*path, default={})
         if not isinstance(value, Mapping):
             raise click.ClickException(f"{'.'.join(path)}: it is no object. To fix: correct it")
@@ -124,11 +116,7 @@ def converted(
     checkpoint: str | None = None,
     image: str | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
-    """(a TrainingJob, what has to be said of it).
-
-    Raises:
-        click.ClickException: it is none of the kinds that are known.
-    """
+    """(a TrainingJob, what has to be said of it). Raises ClickException: it is of no kind that is known."""
     kind, source = str(item.get("kind")), _Source(item)
     if kind not in KINDS or not str(item.get("apiVersion")).startswith(KINDS[kind][0]):
         known = ", ".join(f"{name} of {group}" for name, (group, _) in KINDS.items())
@@ -284,11 +272,7 @@ def _table(value: Any) -> Mapping[str, Any]:
 
 
 def _containers(template: dict[str, Any]) -> list[dict[str, Any]]:
-    """The list of a template's containers, each a copy that may be changed.
-
-    Raises:
-        click.ClickException: there are none.
-    """
+    """The template's containers, each a copy to change. Raises ClickException: there are none."""
     pod = template.get("spec")
     listed = pod.get("containers") if isinstance(pod, Mapping) else None
     if not isinstance(listed, list) or not listed or not all(isinstance(one, Mapping) for one in listed):

@@ -32,11 +32,7 @@ class Number(click.FloatRange):
     """A number within bounds; click's own lets ``nan`` pass, which is in no order with them."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number.
-
-        Raises:
-            click.BadParameter: it is none, infinite, or out of bounds.
-        """
+        """The number. Raises BadParameter: it is none, infinite, or out of bounds."""
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
             self.fail(f"{number} is no finite number. To fix: give one", param, ctx)
@@ -50,11 +46,7 @@ class Database(click.Path):
         super().__init__(dir_okay=False)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The text.
-
-        Raises:
-            click.BadParameter: it is a folder.
-        """
+        """The text. Raises BadParameter: it is a folder."""
         return str(value if "://" in str(value) else super().convert(value, param, ctx))
 
 

@@ -82,11 +82,7 @@ class History:
         return "rwc" in self._engines
 
     def namespaces(self) -> frozenset[str]:
-        """Those that have or had jobs.
-
-        Raises:
-            HistoryError: it cannot be read.
-        """
+        """Those that have or had jobs. Raises HistoryError: it cannot be read."""
         with self._connected("ro") as connection:
             return frozenset(connection.scalars(sa.select(_JOBS.c.namespace).distinct()))
 
@@ -116,22 +112,14 @@ class History:
             return [JobRecord(**row) for row in connection.execute(query).mappings()]
 
     def events(self, uid: str) -> list[tuple[float, str, str]]:
-        """(time, what, text) of what has happened to a job, oldest first.
-
-        Raises:
-            HistoryError: it cannot be read.
-        """
+        """(time, what, text) of what has happened to a job, oldest first. Raises HistoryError."""
         found, order = _EVENTS.c, (_EVENTS.c.at, _EVENTS.c.what)
         query = sa.select(found.at, found.what, found.text).where(found.uid == _fit(uid)).order_by(*order)
         with self._connected("ro") as connection:
             return [(at, what, text) for at, what, text in connection.execute(query)]
 
     def kept(self, what: str, *, until: float) -> list[Kept]:
-        """Rows of one kind up to a time, oldest first.
-
-        Raises:
-            HistoryError: it cannot be read.
-        """
+        """Rows of one kind up to a time, oldest first. Raises HistoryError: it cannot be read."""
         query = sa.select(_KEPT).where(_KEPT.c.what == what, _KEPT.c.at <= until).order_by(_KEPT.c.at)
         with self._connected("ro") as connection:
             return [Kept(**row) for row in connection.execute(query).mappings()]
@@ -157,11 +145,7 @@ class History:
                     connection.execute(_upsert(table, connection.dialect.name), fit)
 
     def trim(self, *, oldest: float, jobs: int) -> None:
-        """Forget what has not changed since ``oldest``, and all but so many jobs, the newest.
-
-        Raises:
-            HistoryError: it cannot be written.
-        """
+        """Forget what did not change since ``oldest``, and all but the newest jobs. Raises HistoryError."""
         age = sa.tuple_(_JOBS.c.updated, _JOBS.c.uid)
         first = sa.select(_JOBS.c.updated, _JOBS.c.uid).order_by(_JOBS.c.updated.desc(), _JOBS.c.uid.desc())
         with self._connected("rwc") as connection:
@@ -270,11 +254,7 @@ def _keep_a_log(connection: sqlite3.Connection, _record: object) -> None:
 
 
 def _address(where: str) -> sa.URL:
-    """Of PostgreSQL. What is wrong with it is not repeated: a password may be in it.
-
-    Raises:
-        HistoryError: it is none.
-    """
+    """Of PostgreSQL; not repeated: it may have a password. Raises HistoryError: it is none."""
     with contextlib.suppress(sa.exc.ArgumentError, ValueError):
         url = sa.make_url(where)
         if url.drivername in ("postgres", "postgresql") and url.host and url.username:

@@ -80,11 +80,7 @@ MOST_LINE = 2**25
 
 
 async def connect(kubeconfig: str | None = None, *, request_seconds: float = 10.0) -> "Cluster":
-    """Connect with ``kubeconfig``, else ``$KUBECONFIG``, else as the pod's account, else ``~/.kube/config``.
-
-    Raises:
-        kubernetes.aio.config.ConfigException: none of them can be used.
-    """
+    """Connect as ``ballast.client.connection.configuration`` says, with what it raises."""
     api = kubernetes_client.ApiClient(await configuration(kubeconfig))
     return Cluster(api, request_seconds=request_seconds)
 

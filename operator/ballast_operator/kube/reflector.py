@@ -51,10 +51,7 @@ def where(kind: Kind, namespace: str) -> Where:
 
 
 class Reflector:
-    """The list and the watch of one kind.
-
-    ``namespace``: of the objects; empty: all. ``sleep``: how to pause, seconds.
-    """
+    """The list and the watch of one kind; ``namespace``: empty: all; ``sleep``: how to pause, seconds."""
 
     def __init__(
         self,

@@ -132,10 +132,7 @@ _CONTAINER = ("name", "resources", "restartPolicy")
 
 
 def slim(kind: Kind, item: Object) -> Object:
-    """The object without ``managedFields``; of pods and nodes, only what the operator reads.
-
-    One that is nested too deeply to be walked is kept as it is.
-    """
+    """The object without ``managedFields``, of pods and nodes only what is read; too deep a one as it is."""
     try:
         return _slim(kind, item)
     except RecursionError:

@@ -89,11 +89,7 @@ class DecodedJobs:
         return _Version(metadata["uid"], metadata.get("generation", 0), measured)
 
     def status(self, key: Key, item: Object) -> TrainingJobStatus:
-        """The status of the job ``item``.
-
-        Raises:
-            ValueError: it cannot be read.
-        """
+        """The status of the job ``item``. Raises ValueError: it cannot be read."""
         version = (item["metadata"]["uid"], item["metadata"].get("resourceVersion"))
         known = self._statuses.get(key)
         if known is None or known[0] != version:

@@ -136,11 +136,7 @@ class Observer:
                 self._invalidate(kind, None, item)
 
     def job(self, key: Key) -> JobView | None:
-        """The job as it is known now; None: there is no such job.
-
-        Raises:
-            ValueError: its status cannot be read.
-        """
+        """The job as known now; None: there is no such job. Raises ValueError: its status cannot be read."""
         view = self._view(key)
         lease = self._lease(key, view.uid) if view is not None else None
         return view if view is None or lease is None else dataclasses.replace(view, lease=lease)

@@ -161,11 +161,7 @@ class Reviews:
         return sum(key[0] == person and self._may.get(key) is None for key in self._asking)
 
     async def sees_policies(self, person: Person) -> bool:
-        """Whether the person may get ClusterPolicies: what pools and teams have.
-
-        Raises:
-            OperatorError: the API server does not answer.
-        """
+        """Whether the person may get ClusterPolicies: pools and teams. Raises OperatorError: no answer."""
         return await self._allowed(person, meta.CLUSTER_POLICY_PLURAL, "")
 
     async def _allowed(self, person: Person, resource: str, namespace: str) -> bool:

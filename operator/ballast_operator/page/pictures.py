@@ -35,10 +35,7 @@ class Picture:
 
 
 def timeline(spans: Iterable[tuple[Span, str, str]], *, start: float, end: float) -> Picture:
-    """Who held GPUs from ``start`` to ``end``: a lane for those that do not overlap.
-
-    ``spans``: each with its name and its link; empty: none.
-    """
+    """Who held GPUs: a lane for those that do not overlap; ``spans``: with name and link, or empty."""
     length = max(end - start, 1e-9)
     ends: list[float] = []
     bars: list[Bar] = []

@@ -220,11 +220,7 @@ class Page:
         return self._show(request, "jobs.html", found)
 
     async def _one(self, request: web.Request) -> tuple[screens.View, Any]:
-        """The view, and the job that the address names.
-
-        Raises:
-            web.HTTPNotFound: there is none that the person may see; which of both is not said.
-        """
+        """The view, and the address's job. Raises HTTPNotFound: none that the person may see, or none."""
         named = request.match_info
         view = await self._view(request, of=named["namespace"])
         item = view.job((named["namespace"], named["name"]))
@@ -404,11 +400,7 @@ def _seen_as_written(value: Any) -> Any:
 
 @contextlib.asynccontextmanager
 async def serving(page: Page, *, host: str, port: int) -> AsyncIterator[int]:
-    """Serve the page within it; yields the port (chosen free where ``port`` is 0).
-
-    Raises:
-        OSError: the port is taken.
-    """
+    """Serve the page within it; yields the port, a free one where it is 0. Raises OSError: it is taken."""
     runner, served = await listen(page.application, host, port)
     keeping_up = asyncio.create_task(page.work_out())
     try:

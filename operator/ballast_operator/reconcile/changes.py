@@ -96,10 +96,7 @@ OWN_WRITE_SECONDS = 1.0
 
 
 class Changes:
-    """Listens to the caches and fills the queue.
-
-    ``arrived`` asks for a decision on a new job; None: as ``allocate``.
-    """
+    """Fills the queue from the caches; ``arrived`` asks for a new job's decision; None: as ``allocate``."""
 
     def __init__(
         self,

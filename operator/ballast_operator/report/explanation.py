@@ -61,11 +61,7 @@ class Explanation:
 
 
 async def explain_job(cluster: Cluster, namespace: str, name: str) -> Explanation:
-    """Read what there is to know about a job.
-
-    Raises:
-        NotFound: there is no such job.
-    """
+    """Read what there is to know about a job. Raises NotFound: there is no such job."""
     job = await cluster.get(JOB, namespace, name)
     pods, _ = await cluster.list(POD, namespace=namespace, label_selector=f"{JOB_LABEL}={name}")
     policies, _ = await cluster.list(POLICY)

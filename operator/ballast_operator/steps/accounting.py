@@ -123,10 +123,7 @@ def paid_spans(context: ReconcileContext, status: TrainingJobStatus) -> tuple[tu
 def with_sharer(
     context: ReconcileContext, before: TrainingJobStatus, after: TrainingJobStatus
 ) -> TrainingJobStatus:
-    """The status ``after`` a pass with who shares the GPU from now on, or with when the job has left it.
-
-    ``before``: as it was stored.
-    """
+    """``after`` with who shares the GPU from now on, or since when nobody does; ``before``: as stored."""
     was, held = before.allocation, after.allocation
     if was is not None and was.shared_gpu is not None and was.pays and (held is None or not held.pays):
         after = after.replace(gpu_left_at=context.now)

@@ -136,10 +136,7 @@ def with_size(context: ReconcileContext) -> TrainingJobStatus:
 
 
 def launch(context: ReconcileContext, gang: Gang) -> StepResult:
-    """Write the next launch into the status.
-
-    The pods follow in the next pass, so that a crash at any point finds either nothing or the intent.
-    """
+    """Write the next launch; pods follow a pass later: a crash leaves either nothing or the intent."""
     assignment = context.assignment
     assert assignment is not None and assignment.placement is not None
     placement = assignment.placement

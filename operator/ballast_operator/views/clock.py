@@ -108,11 +108,7 @@ def epoch() -> float:
 
 
 def parse(text: str) -> Time:
-    """RFC 3339 -> time.
-
-    Raises:
-        ValueError: not a time.
-    """
+    """RFC 3339 -> time. Raises ValueError: not a time."""
     try:
         return datetime.datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(datetime.UTC)
     except OverflowError as error:

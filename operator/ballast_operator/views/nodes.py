@@ -140,10 +140,7 @@ def read_node(item: Object, pods: Iterable[Object] = ()) -> NodeView:
 
 
 def closed_by_condition(nodes: Mapping[str, NodeView], sick: Iterable[str]) -> dict[str, NodeView]:
-    """``nodes``, of which nothing is started on those with one of the conditions ``sick``.
-
-    Each is a type that is True, or ``type=status``.
-    """
+    """``nodes``, closed where a condition of ``sick``, a type that is True or ``type=status``, holds."""
     marks = frozenset(mark if "=" in mark else f"{mark}=True" for mark in sick)
     found = dict(nodes)
     for name, node in nodes.items():
@@ -339,10 +336,7 @@ def shortage(
     resource: str,
     tolerations: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """Why a gang of job ``key`` cannot be put on the nodes ``wanted`` now, as text; empty: it can.
-
-    ``wanted``: one for each GPU.
-    """
+    """Why a gang of job ``key`` cannot be on ``wanted`` now, a node for each GPU, as text; empty: it can."""
     pods = list(pods)
     taken = foreign_use(pods, resource) + own_use(pods, allocations, resource, but=key)
     for name, count in sorted(Counter(wanted).items()):

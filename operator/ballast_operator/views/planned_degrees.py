@@ -123,11 +123,7 @@ class DegreesQuestion:
 
     @functools.cached_property
     def _most_shapes(self) -> int:
-        """For how many GPUs it may be planned.
-
-        Raises:
-            ContractError: for too few.
-        """
+        """For how many GPUs it may be planned. Raises ContractError: for too few."""
         profiles, types = self.planner.profiles, len(self.planner.gpus)
         layers = max(sum(layer.repeat for layer in profile.layers) for profile in profiles)
         most, least = MOST_PLANNED // (len(profiles) * layers**2), 2 * types * self._numbers_of_types
@@ -144,11 +140,7 @@ class DegreesQuestion:
 
     @functools.cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Numbers of GPUs of one type alone.
-
-        Raises:
-            ContractError: there are too many layers for them.
-        """
+        """Numbers of GPUs of one type alone. Raises ContractError: there are too many layers for them."""
         most = min(self._most_shapes // (len(self.planner.gpus) * self._numbers_of_types), MOST_SIZES)
         whole = range(self.fewest, self.most + 1, self.per_pod)
         if len(whole) <= most:
@@ -165,11 +157,7 @@ class DegreesQuestion:
 
     @functools.cached_property
     def parts(self) -> tuple[tuple[int, ...], ...]:
-        """Numbers of GPUs of each of two types, and of three; of more types than there is room for, none.
-
-        Raises:
-            ContractError: there are too many layers for them.
-        """
+        """GPUs of each of two types, and of three; more types than fit: none. Raises as :meth:`sizes`."""
         found = list[tuple[int, ...]]()
         for types in range(2, 1 + self._numbers_of_types):
             choices = math.comb(len(self.planner.gpus), types)

@@ -87,10 +87,7 @@ class Sharer:
 
 
 def sharer_of(key: Key, node: str, allocations: Mapping[Key, JobAllocation]) -> Sharer | None:
-    """Who is on the GPU of ``node`` besides the job ``key``; None: it is alone.
-
-    ``allocations``: of jobs with GPUs of the node.
-    """
+    """Who of ``allocations`` is on the GPU of ``node`` besides the job ``key``; None: it is alone."""
     for other, held in sorted(allocations.items()):
         if other != key and held.shared_gpu is not None and node in held.nodes and held.pays:
             return Sharer(job=job_id(other), since=held.since)

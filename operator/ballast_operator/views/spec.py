@@ -128,11 +128,7 @@ class JobSpec:
         return None if stated is None else _data(stated, self.config.total_steps)
 
     def with_degrees(self, degrees: LaunchDegrees) -> "JobSpec":
-        """The spec of a launch that divides the work so.
-
-        Raises:
-            ContractError: the trainer does not run the job with these degrees.
-        """
+        """The spec of a launch that divides the work so. Raises ContractError: no trainer runs that."""
         if degrees not in self._launched:
             config, stages = self.config, len(degrees.layers)
             config = config.replace(

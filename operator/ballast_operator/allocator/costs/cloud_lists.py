@@ -103,11 +103,7 @@ class PriceSource(Protocol):
     refresh_seconds: float
 
     async def prices(self, wanted: Sequence[Any]) -> Answers:
-        """The present prices of all of ``wanted``.
-
-        Raises:
-            SourceUnavailableError: no price could be read at all.
-        """
+        """The present prices of ``wanted``. Raises SourceUnavailableError: no price could be read at all."""
         ...
 
 
@@ -163,11 +159,7 @@ class AwsSpotHistory:
         return spot_price(self._rows(wanted.region, wanted.instance_type), wanted)
 
     def _rows(self, region: str, instance_type: str) -> list[Any]:
-        """What AWS has of the instance type at present.
-
-        Raises:
-            SourceUnavailableError: there is no SDK, there are no credentials, or AWS does not answer.
-        """
+        """What AWS has of the instance type. Raises SourceUnavailableError: no SDK, credentials or answer."""
         try:
             import boto3
             from botocore.config import Config
@@ -293,11 +285,7 @@ class GcpCatalog:
 
 
 def credentials() -> dict[str, str]:
-    """The header that names us.
-
-    Raises:
-        SourceUnavailableError: there are no credentials, or the SDK that finds them is not installed.
-    """
+    """The header that names us. Raises SourceUnavailableError: no credentials, or no SDK to find them."""
     key = os.environ.get(KEY, "")
     if key:
         return {"X-Goog-Api-Key": key}

@@ -158,10 +158,7 @@ def spot_limits(spec: ClusterPolicySpec, kinds: Mapping[str, PoolKind]) -> SpotL
 def within_spot_limits(
     limits: SpotLimits, decided: Round | None, nodes: Iterable[Node] = ()
 ) -> list[Verdict]:
-    """The condition WithinSpotLimits after a round; nothing where nothing is limited.
-
-    ``nodes``: with their zones.
-    """
+    """The condition WithinSpotLimits after a round, if anything is limited; ``nodes``: with zones."""
     if not limits.limits or decided is None:
         return []
     places, used, total = {node.name: node.place for node in nodes}, Counter[str](), 0

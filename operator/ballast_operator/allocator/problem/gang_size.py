@@ -109,10 +109,7 @@ class Refusal:
 
 
 def most_gpus(view: JobView) -> int:
-    """Most GPUs that the job wants.
-
-    After a repack of its own, no more than the ranks it kept: its model stays smaller.
-    """
+    """Most GPUs that the job wants: after its own repack at most its ranks, as its model stays smaller."""
     spec = view.spec
     assert spec is not None
     wanted = spec.largest_gang
@@ -140,10 +137,7 @@ class GangMemory:
     types: Mapping[str, str]
 
     def least(self, pool: str, gpus: int) -> float:
-        """Bytes that a gang of ``gpus`` takes of the fullest GPU of the pool; 0: not known.
-
-        Infinite where no plan of the job is for these GPUs.
-        """
+        """Bytes of ``gpus`` on the pool's fullest GPU; 0: not known, infinite: the job has no such plan."""
         planned = self.spec.plans.get(self.types[pool], {}).get(gpus)
         if self.spec.plans and planned is None:
             return math.inf

@@ -44,10 +44,7 @@ from ballast_operator.views.spec import JobSpec
 def colocation_candidates(
     jobs: Sequence[Admitted], capacity: ClusterCapacity, kinds: Mapping[str, Speeds]
 ) -> SharedGpus:
-    """Jobs that may share the GPUs of the pools; none where no pool shares.
-
-    ``kinds``: kind of training -> its speeds, alone and in pairs.
-    """
+    """Jobs that may share the pools' GPUs; ``kinds``: kind of training -> speeds alone and in pairs."""
     if not capacity.shared:
         return SharedGpus()
     found, stated = {}, dict[str, dict[str, float]]()
@@ -149,10 +146,7 @@ def snapshot_job(
     now: Time,
     alone: str,
 ) -> SnapshotJob:
-    """The job as it is now.
-
-    ``alone``: why it does not share a GPU, as text; empty: there is nothing to say.
-    """
+    """The job as it is now; ``alone``: why it does not share a GPU, as text; empty: nothing to say."""
     view, known = one.view, {gpu_type: speeds[gpu_type] for gpu_type in one.gpu_types}
     rates = {gpu_type: speed.steps_per_second for gpu_type, speed in known.items()}
     allocation = view.running_allocation
@@ -205,11 +199,7 @@ def snapshot_jobs(
     shared: SharedGpus,
     now: Time,
 ) -> tuple[SnapshotJob, ...]:
-    """A job for each that is admitted; ``shared``: who may share which GPUs.
-
-    Raises:
-        JobFaults: jobs that cannot be made.
-    """
+    """A job for each that is admitted; ``shared``: who may share which GPUs. Raises JobFaults."""
     requests = [one.request(capacity.node_sizes) for one in admitted]
     speeds = measurements.estimates(requests, capacity.gpu_types)
 

@@ -128,11 +128,7 @@ class Measurements:
     def estimates(
         self, wanted: Iterable[GangRequest], gpu_types: tuple[str, ...]
     ) -> dict[Key, dict[str, Estimate]]:
-        """Job -> GPU type -> steps/s of its gang; 0 where its spec says that it cannot run.
-
-        Raises:
-            JobFaults: jobs whose speed cannot be said.
-        """
+        """Job -> GPU type -> steps/s of its gang; 0: its spec says that it cannot run. Raises JobFaults."""
         wanted = list(wanted)
         nodes = wanted[0].nodes if wanted else NO_NODES
         self._packed_kinds.clear()

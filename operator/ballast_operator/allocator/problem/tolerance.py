@@ -90,10 +90,7 @@ class Tolerance:
         )
 
     def barred(self, view: JobView, *, avoid: bool = True) -> frozenset[str]:
-        """Texts of nodes on which the job must not be started.
-
-        ``avoid``: also nodes on which its pods did not run in time.
-        """
+        """Texts of nodes where the job must not start; ``avoid``: also where its pods did not run in time."""
         if not self.not_tolerated:
             return frozenset()
         return self.not_tolerated.get(_signature(view, avoid=avoid), frozenset())
@@ -106,10 +103,7 @@ class Tolerance:
 
 
 class _Rooms:
-    """What the nodes of the pools have for pods besides GPUs.
-
-    Counted is what pods of others leave: gangs give way to each other.
-    """
+    """What the pools' nodes have for pods besides GPUs, but for others' pods: gangs give way."""
 
     def __init__(self, pools: Sequence[NodePool], members: Mapping[str, Sequence[NodeView]]) -> None:
         self._nodes = [(pool, node) for pool in pools for node in members[pool.name]]

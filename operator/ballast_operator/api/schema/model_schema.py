@@ -46,11 +46,7 @@ def field_docs(kind: Any) -> dict[str, str]:
 
 
 def member_docs(values: type[Any]) -> dict[str, str]:
-    """Value of an enum -> the text under its member.
-
-    Raises:
-        LookupError: a member has none.
-    """
+    """Value of an enum -> the text under its member. Raises LookupError: a member has none."""
     documented = _documented(values)
     for name, text in documented.items():
         if not text:

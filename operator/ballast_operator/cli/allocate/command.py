@@ -73,11 +73,7 @@ def read_problem(text: str) -> Input:
 
 
 def _decoded(value: Any) -> Input:
-    """The problem, with speeds for each job.
-
-    Raises:
-        ContractError: a value does not fit, or a job has no speeds, or two sets of them.
-    """
+    """The problem, with each job's speeds. Raises ContractError: a value does not fit, or no or two sets."""
     wrong = list(_without_one_way_to_run(value))
     sizes: dict[int, Source] = {}
     for index, job in enumerate(_jobs(value)):

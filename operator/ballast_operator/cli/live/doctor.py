@@ -70,11 +70,7 @@ def doctor(namespace: str, kubeconfig: str | None, output: str) -> None:
 
 
 async def examine(kubeconfig: str | None, namespace: str) -> list[Finding]:
-    """The findings of every check.
-
-    Raises:
-        BallastError: the API server cannot be reached at all.
-    """
+    """The findings of every check. Raises BallastError: the API server cannot be reached at all."""
     from ballast.client import AsyncClient, BallastError, Forbidden
 
     found: list[Finding] = []

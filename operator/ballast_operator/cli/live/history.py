@@ -28,11 +28,7 @@ class Moment(click.ParamType[float]):
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The epoch seconds.
-
-        Raises:
-            BadParameter: it is no time.
-        """
+        """The epoch seconds. Raises BadParameter: it is no time."""
         try:
             at = datetime.datetime.fromisoformat(str(value))
             return at.replace(tzinfo=at.tzinfo or datetime.UTC).timestamp()
@@ -149,11 +145,7 @@ def recorded(path: str, since: float | None, until: float | None) -> "Recording"
 
 
 def replayed(recording: "Recording", objective: str = "") -> "Replay":
-    """The recording played again, by another policy if one is named.
-
-    Raises:
-        ClickException: the policy cannot be used on it.
-    """
+    """The recording played again, by another policy if one is named. Raises ClickException: it cannot be."""
     from ballast_policies.allocation.problem import ProblemError
     from ballast_policies.simulator.clock import SimulationError
     from ballast_policies.simulator.replay import replay

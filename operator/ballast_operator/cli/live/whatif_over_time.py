@@ -229,11 +229,7 @@ def _changed_nodes(snapshot: "Snapshot", setup: "Setup") -> "tuple[Node, ...]":
 
 
 def _under(policy: "ClusterPolicy", name: str) -> "ClusterPolicy":
-    """The ClusterPolicy with another objective, in force.
-
-    Raises:
-        ProblemError: no cluster can have it.
-    """
+    """The ClusterPolicy with another objective, in force. Raises ProblemError: no cluster can have it."""
     from ballast_policies.allocation.policy import SpaceSharing
     from ballast_policies.allocation.problem import ProblemError
     from ballast_policies.allocation.registry import find_policy

@@ -207,11 +207,7 @@ def _examples() -> str:
 
 
 def _start_operator(cluster: "LocalCluster") -> None:
-    """Install Ballast's roles, run the operator under the cluster's warden, and wait until it leads.
-
-    Raises:
-        StartError: it does not.
-    """
+    """Install Ballast's roles, and run the operator under the warden until it leads. Raises StartError."""
     from ballast_localcluster.errors import StartError
     from ballast_localcluster.supervision.owner import tail
     from ballast_localcluster.waiting import Limit, wait_until

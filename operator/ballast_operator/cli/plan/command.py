@@ -223,11 +223,7 @@ def _chosen(name: str, given: Path | None, *, measured: bool) -> Planner:
 
 
 def _patch(plan: Mapping[str, Any]) -> str:
-    """The spec that runs a plan, as YAML.
-
-    Raises:
-        ClickException: no TrainingJob runs it.
-    """
+    """The spec that runs a plan, as YAML. Raises ClickException: no TrainingJob runs it."""
     if plan["refused"] is not None:
         raise click.ClickException(
             f"no TrainingJob runs this plan: {plan['refused']}. To fix: --planner best"

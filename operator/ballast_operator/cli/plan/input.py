@@ -164,11 +164,7 @@ class ClusterInput(_Input):
         return self.model_copy(update={"gpus": gpus})
 
     def check_links(self) -> None:
-        """Refuse a cluster without bandwidth.
-
-        Raises:
-            ClickException: it has none.
-        """
+        """Refuse a cluster without bandwidth. Raises ClickException: it has none."""
         if self.bandwidth is None:
             raise click.ClickException(
                 "this planner weighs transfers. To fix: give the cluster "
@@ -197,11 +193,7 @@ class GivenPlan(_Input):
 
 
 def step_microbatches(profile: ProfileFile, microbatches: int, batch_size: int | None) -> int:
-    """Microbatches of the profile's size in a step.
-
-    Raises:
-        PlanningError: they do not divide the batch.
-    """
+    """Microbatches of the profile's size in a step. Raises PlanningError: they do not divide the batch."""
     if batch_size is None:
         return microbatches
     if batch_size % profile.microbatch_size:
@@ -224,11 +216,7 @@ def reduced_bytes(profile: ProfileFile, microbatches: int) -> tuple[float, ...]:
 
 
 def read_profile(path: Path) -> ProfileFile:
-    """Read YAML or JSON.
-
-    Raises:
-        ClickException: it cannot be read, or is of parts of layers; the text names the field and the reason.
-    """
+    """Read YAML or JSON. Raises ClickException: it cannot be read, or is of parts of layers."""
     try:
         profile = profile_from(_content(path))
     except ContractError as error:
@@ -303,20 +291,12 @@ def read_layout(path: Path, model: CostModel) -> FoundPlan:
 
 
 def read_cluster(path: Path) -> ClusterInput:
-    """Read YAML or JSON.
-
-    Raises:
-        ClickException: it cannot be read; the text names the field and the reason.
-    """
+    """Read YAML or JSON. Raises ClickException: it cannot be read."""
     return _validated(path, ClusterInput, _content(path))
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read a trainer's configuration, which the trainer checks.
-
-    Raises:
-        ClickException: it is no object.
-    """
+    """Read a trainer's configuration, which the trainer checks. Raises ClickException: it is no object."""
     value = _content(path)
     if not isinstance(value, dict):
         raise click.ClickException(f"{path}: no object of fields, as ballast-train --config takes one")

@@ -96,11 +96,7 @@ elastic_options = all_of(
 
 
 def simulate_elastic(options: Mapping[str, Any]) -> None:
-    """Run one workload of the file and print the result.
-
-    Raises:
-        UsageError: the file or an option cannot be used.
-    """
+    """Run one workload of the file and print it. Raises UsageError: the file or an option cannot be used."""
     from ballast_policies.allocation.problem import ProblemError
     from ballast_policies.contract.errors import ContractError
     from ballast_policies.elastic.completion_time import ELASTIC_POLICIES

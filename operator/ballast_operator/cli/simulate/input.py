@@ -154,11 +154,7 @@ def is_folder_of_prices(prices: str | None) -> bool:
 
 
 def table_of(throughputs: str) -> "ThroughputTable":
-    """The table of that name, or in that file.
-
-    Raises:
-        ThroughputError: there is none.
-    """
+    """The table of that name, or in that file. Raises ThroughputError: there is none."""
     from ballast_policies.throughput.table import BUILT_IN, ThroughputError, built_in_table, read_table
 
     if throughputs in BUILT_IN and not Path(throughputs).exists():
@@ -201,11 +197,7 @@ class WorkloadOptions:
         return cls(**{field.name: options[field.name] for field in dataclasses.fields(cls)})
 
     def workload(self, table: "ThroughputTable") -> "Workload":
-        """The jobs.
-
-        Raises:
-            WorkloadError: the trace cannot be read, or a number is impossible.
-        """
+        """The jobs. Raises WorkloadError: the trace cannot be read, or a number is impossible."""
         from ballast_policies.simulator.workloads import DISTRIBUTED, continuous, read_trace, static
 
         if self.trace is not None:

@@ -156,11 +156,7 @@ trace_options = all_of(
 
 
 def simulate_trace(options: Mapping[str, Any]) -> None:
-    """Run the workload and print the result.
-
-    Raises:
-        UsageError: an option cannot be used.
-    """
+    """Run the workload and print the result. Raises UsageError: an option cannot be used."""
     from ballast_policies.allocation.problem import ProblemError
     from ballast_policies.simulator.settings import SettingsError
     from ballast_policies.simulator.workloads import WorkloadError
