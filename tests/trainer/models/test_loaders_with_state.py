@@ -13,6 +13,7 @@ from ballast_trainer.data.sources import LoaderPosition, ReplayedLoader, batches
 from ballast_trainer.errors import CheckpointError, ConfigurationError, TrainerError
 from ballast_trainer.loop.batches import Batches
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from tests.support.gang import assert_same_curve
 from tests.support.one_process import train_here
@@ -102,6 +103,61 @@ def test_a_loader_goes_back_a_little_by_what_it_has_told_and_far_by_reading(tmp_
     assert reader(7, 8, 8)[1].tolist() == order[8]
     assert len(read_by_file(tmp_path)) - before == 16
     assert reader(7, 1, 8)[1].tolist() == order[1]
+
+
+def shuffling(notes, kind):
+    numbers, options = Numbers(notes), {"batch_size": 8, "shuffle": True, "drop_last": True}
+    if kind is DataLoader:
+        return kind(numbers, generator=torch.Generator().manual_seed(1), **options)
+    return kind(numbers, **options)
+
+
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+def test_the_order_of_a_loader_with_its_own_generator_is_that_of_seed_and_epoch(tmp_path, kind):
+    """Epochs that it was read for in between, as by an evaluation, change none that follows."""
+    order = [ReplayedLoader(shuffling(tmp_path, kind))(7, step, 8)[1].tolist() for step in range(12)]
+    reader = ReplayedLoader(shuffling(tmp_path, kind))
+    first = reader(8, 0, 8)[1].tolist()
+    assert [reader(7, step, 8)[1].tolist() for step in range(12)] == order
+    assert reader(8, 0, 8)[1].tolist() == first
+    assert reader(7, 1, 8)[1].tolist() == order[1]
+
+
+class Stream(Streamed):
+    """As one of Hugging Face: it begins where it was told to in each epoch that is the one of its state."""
+
+    def __init__(self, notes):
+        super().__init__(notes)
+        self.epoch, self.told = 0, {}
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        self.start = self.told["at"] if self.told.get("epoch") == self.epoch else 0
+        return super().__iter__()
+
+    def state_dict(self):
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        self.told = state
+
+
+def test_a_loader_of_a_stream_continues_and_begins_the_next_epoch_from_its_start(tmp_path):
+    """The dataset of a loader is told the epoch, as the loader's user would tell it."""
+
+    def opened():
+        return ReplayedLoader(StatefulDataLoader(Stream(tmp_path), batch_size=8))
+
+    whole, stopped, resumed = opened(), opened(), opened()
+    order = [whole(7, step, 8)[1].tolist() for step in range(12)]
+    for step in range(3):
+        stopped(7, step, 8)
+    position = stopped.position(7, 3)
+    assert position is not None
+    resumed.continue_from(7, position)
+    assert [resumed(7, step, 8)[1].tolist() for step in range(3, 12)] == order[3:]
 
 
 def read_by_file(folder):

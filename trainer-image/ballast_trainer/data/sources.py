@@ -327,6 +327,15 @@ def batches_of(source: Iterable[Any], form: BatchForm, size: int) -> Iterator[An
     return _SampleBatches(iter(source), form, size)
 
 
+def seed_generators(source: Any) -> None:
+    """Seed a loader's own generators as torch's is: its order does not depend on what it was read for."""
+    batches = getattr(source, "batch_sampler", None)
+    for part in (source, getattr(source, "sampler", None), batches, getattr(batches, "sampler", None)):
+        generator = getattr(part, "generator", None)
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(torch.initial_seed())
+
+
 class _SampleBatches:
     """Batches of an iterator's samples; of one that raises, the samples of the whole batch are left out."""
 
@@ -524,8 +533,13 @@ class ReplayedLoader:
     def _begin_epoch(self, seed: int, size: int, state: Any = None) -> None:
         self._epoch += 1
         with seeded_data(seed, -1 - self._epoch):
-            if callable(getattr(self._source, "set_epoch", None)):
-                self._source.set_epoch(self._epoch)  # type: ignore[attr-defined]
+            # Of a loader, the dataset: a stream of Hugging Face that has continued from a state would begin
+            # each epoch there, unless it is told that it is another one.
+            for told in (self._source, getattr(self._source, "dataset", None)):
+                if callable(getattr(told, "set_epoch", None)):
+                    told.set_epoch(self._epoch)  # type: ignore[union-attr]
+                    break
+            seed_generators(self._source)
             if state is not None:
                 self._source.load_state_dict(copy.deepcopy(state))  # type: ignore[attr-defined]
             self._batches = batches_of(self._source, self._form, size)

@@ -22,6 +22,7 @@ from ballast_trainer.data.sources import (
     no_source,
     refuse_form,
     sample_of,
+    seed_generators,
     seeded_data,
     yields_samples,
 )
@@ -149,6 +150,7 @@ class OrderedLoader:
         """
         if number == 0 or number < self._next:
             with seeded_data(seed, -1):
+                seed_generators(self._loader)
                 self._batches, self._next = batches_of(self._loader, self._form, size), 0
         while True:
             with seeded_data(seed, self._next):
