@@ -73,11 +73,7 @@ class Options:
 
 
 class Operator:
-    """One replica.
-
-    Attributes:
-        waits: what it waits for.
-    """
+    """One replica; ``waits``: what it waits for."""
 
     def __init__(self, options: Options, settings: Settings) -> None:
         self._options = options
@@ -201,11 +197,7 @@ class Operator:
             logger.info("serving the page on port %d", await within.enter_async_context(page))
 
     async def _plan(self, planner: Solver, name: str, text: str) -> tuple[JobSpec | None, str]:
-        """A spec with degrees, made in another process; that none starts is waited for.
-
-        Raises:
-            OSError, ValueError: as of ``Solver.answer``.
-        """
+        """A spec with degrees, made in another process, once it started. Raises as ``Solver.answer``."""
         starts = True
         try:
             return await planner.answer(read_spec_text, (name, text))

@@ -132,12 +132,7 @@ RETRY_SECONDS = 5.0
 
 
 class Allocator:
-    """Decides for the one ClusterPolicy in force.
-
-    Attributes:
-        decider: what it computes and remembers.
-        throttle: when it decides next.
-    """
+    """Decides for the one ClusterPolicy in force: ``decider`` what, ``throttle`` when."""
 
     def __init__(
         self,

@@ -23,11 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class JobFaults(Exception):  # noqa: N818
-    """Errors of single jobs.
-
-    Attributes:
-        by_job: job -> its error.
-    """
+    """Errors of single jobs; ``by_job``: job -> its error."""
 
     def __init__(self, by_job: Mapping[Key, Exception]) -> None:
         super().__init__("; ".join(f"{'/'.join(key)}: {error}" for key, error in by_job.items()))

@@ -216,11 +216,7 @@ class Solver:
             return answer
 
     async def _ready(self, imports: Set[str]) -> asyncio.subprocess.Process:
-        """The process, started where there is none, once it has imported these modules.
-
-        Raises:
-            TimeoutError: not in the time that a start may take.
-        """
+        """The process, once it has imported its modules. Raises TimeoutError: not in a start's time."""
         async with asyncio.timeout(self._settings.start_seconds):
             process = await self._started()
             if missing := imports - self._imported:

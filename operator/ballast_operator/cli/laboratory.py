@@ -10,11 +10,7 @@ SIMULATIONS: Registry[Any] = Registry("simulation", group="ballast.simulations",
 
 
 def from_lab(name: str, option: str, *, instead: str = "") -> Any:
-    """What ballast-lab registers as ``lab.NAME``; the options are as of :func:`lab_is_missing`.
-
-    Raises:
-        ClickException: it is not installed, or cannot be loaded.
-    """
+    """What ballast-lab registers as ``lab.NAME``. Raises ClickException: it is missing, or fails."""
     try:
         return SIMULATIONS[f"lab.{name}"]
     except KeyError as error:

@@ -186,12 +186,7 @@ WATCH_SECONDS = 300
 
 
 class Recorder:
-    """Follows one namespace from now on; use as a context manager.
-
-    Attributes:
-        story: the events so far; read it under :attr:`lock`.
-        lock: held while an event is taken in.
-    """
+    """Follows one namespace within it; read its ``story`` under its ``lock``."""
 
     def __init__(self, api: client.ApiClient, namespace: str) -> None:
         self.story = Story()

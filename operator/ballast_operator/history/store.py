@@ -172,11 +172,7 @@ class History:
 
     @contextlib.contextmanager
     def _connected(self, mode: str) -> Iterator[sa.Connection]:
-        """A transaction; ``mode`` as SQLite has it: ro, rw, rwc. In PostgreSQL an account has its rights.
-
-        Raises:
-            HistoryError: of whatever fails within.
-        """
+        """A transaction; ``mode``, of SQLite: ro, rw, rwc. Raises HistoryError for whatever fails in it."""
         try:
             with self._engine(mode).begin() as connection:
                 yield connection

@@ -315,11 +315,7 @@ class Cluster:
     async def delete(
         self, kind: Kind, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
     ) -> Object | None:
-        """Delete exactly the object with this uid; gone already is fine, another uid is a Conflict.
-
-        Returns:
-            The object on its way out; None where it is gone.
-        """
+        """Delete exactly this uid, else Conflict; returns it on its way out, or None: it is gone."""
         body: dict[str, Any] = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds

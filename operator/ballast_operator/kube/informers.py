@@ -170,11 +170,7 @@ class Informers:
 async def resync(
     caches: Caches, cluster: Cluster, namespace: str, waits: Waits, kinds: Iterable[Kind] = WATCHED
 ) -> dict[Kind, str]:
-    """List everything once and bring the caches up to it; what a watch has lost is found here.
-
-    Returns:
-        Those of ``kinds`` that could not be listed, and why.
-    """
+    """List everything into the caches, what watches have lost too; returns failed kinds, with why."""
     errors = {}
     for kind in kinds:
         try:

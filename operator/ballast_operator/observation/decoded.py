@@ -49,11 +49,7 @@ class _Version(NamedTuple):
 
 
 class DecodedJobs:
-    """The jobs of ``caches``, decoded when asked for, or ahead of that while :meth:`run` runs.
-
-    Attributes:
-        listeners: hear of jobs whose degrees have been planned.
-    """
+    """Jobs, decoded when asked for or by :meth:`run`; ``listeners`` hear of planned degrees."""
 
     def __init__(self, caches: Caches, read_planned: ReadPlanned | None = None) -> None:
         """``read_planned``: reads specs with ``planner`` elsewhere, while :meth:`plan` runs; None: here."""

@@ -42,11 +42,7 @@ TRAINS = frozenset({JobState.RUNNING, JobState.REPACKING})
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What the caches held at ``at`` (epoch seconds), the same for everybody who looks.
-
-    Attributes:
-        namespaces: those that have jobs, or had some lately.
-    """
+    """What the caches held at ``at`` (epoch seconds); ``namespaces``: with jobs now or lately."""
 
     at: float
     jobs: Mapping[Key, Object]

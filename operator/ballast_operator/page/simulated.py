@@ -22,11 +22,7 @@ class NotASimulationError(ValueError):
 
 
 def simulated(result: Any) -> tuple[Caches, Recent, float]:
-    """The caches at the end of a simulation, what has happened, and when that is (epoch seconds from 0).
-
-    Raises:
-        NotASimulationError: it is something else.
-    """
+    """(caches at the end, events, the end in seconds from 0). Raises NotASimulationError."""
     try:
         return _simulated(result)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, OSError) as error:

@@ -47,11 +47,7 @@ def batches(actions: Sequence[Action]) -> Iterator[Sequence[Action]]:
 async def carry_out_all(
     cluster: Cluster, caches: Caches, view: JobView, actions: Sequence[Action], now: Time
 ) -> None:
-    """The actions in their order, beside them those that nothing waits for; all have ended on return.
-
-    Raises:
-        OperatorError: as :func:`carry_out`; what comes after is not carried out.
-    """
+    """In order, beside them what nothing waits for; all ended on return. Raises as :func:`carry_out`."""
     if not actions:
         return
     beside = [action for action in actions if isinstance(action, Apply) and action.beside]

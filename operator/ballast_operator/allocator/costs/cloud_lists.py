@@ -94,11 +94,7 @@ W = TypeVar("W")
 
 
 class PriceSource(Protocol):
-    """A price list of a cloud.
-
-    Attributes:
-        refresh_seconds: how often prices are asked for.
-    """
+    """A price list of a cloud; ``refresh_seconds``: how often it is asked for prices."""
 
     refresh_seconds: float
 

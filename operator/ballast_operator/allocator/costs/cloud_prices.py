@@ -54,11 +54,7 @@ def sources() -> dict[type, PriceSource]:
 
 
 class CloudPrices:
-    """The newest answers, and the loop that asks.
-
-    Attributes:
-        answers: of the clouds, for what is wanted.
-    """
+    """The newest ``answers`` of the clouds for what is wanted, and the loop that asks."""
 
     def __init__(
         self,

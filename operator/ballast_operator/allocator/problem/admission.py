@@ -141,11 +141,7 @@ class Admissions:
         views: Sequence[JobView],
         profiles: LayerProfiles,
     ) -> tuple[list[Admitted], list[RefusedJob]]:
-        """(jobs that some round can place, jobs that none can); ``profiles``: layers that were measured.
-
-        Raises:
-            JobFaults: jobs for which it cannot be said.
-        """
+        """(jobs that a round can place, those none can); ``profiles``: measured layers. Raises JobFaults."""
         # All that an admission reads besides the job: while it is equal, what was found for a job holds.
         cluster = (
             tuple(capacity.types.items()),

@@ -44,12 +44,7 @@ NAMED_NODES = 3
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PoolKind:
-    """What kind of machines a pool has.
-
-    Attributes:
-        capacity_type: that counts.
-        conflict: what contradicts it, as text; empty: nothing does.
-    """
+    """The capacity type that counts, and as text what contradicts it; empty: nothing does."""
 
     capacity_type: CapacityType = CapacityType.ON_DEMAND
     conflict: str = ""

@@ -34,23 +34,14 @@ FRESH_STEPS = 50
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KindProfile:
-    """Layers of a kind.
-
-    Attributes:
-        job: whose reports they are made of, the newest that has reported.
-        layers: the bytes are each layer's largest so far.
-    """
+    """Layers of a kind, by the newest ``job`` that reported; their bytes are the largest so far."""
 
     job: Key
     layers: MeasuredLayers
 
 
 class LayerProfiles:
-    """The newest job's measurements of each kind, the newest kind last.
-
-    Attributes:
-        profiles: kind -> its layers, the newest report last.
-    """
+    """The newest job's measurements of each kind, the kind with the newest report last."""
 
     def __init__(self) -> None:
         self.profiles: dict[str, KindProfile] = {}

@@ -41,11 +41,7 @@ kubeconfig_option = click.option(
 
 @contextlib.contextmanager
 def cluster_errors() -> Iterator[None]:
-    """Within it, what a cluster raises that cannot be reached or read is an error of the command.
-
-    Raises:
-        click.ClickException: in place of an error of the operator's or of the connection's settings.
-    """
+    """Within it, errors of the cluster or of the connection's settings become ClickExceptions."""
     from ballast.client import BallastError
     from ballast.client.connection import LATE_FIX
     from kubernetes.aio.config import ConfigException
@@ -96,11 +92,7 @@ def asked(
 
 @contextlib.asynccontextmanager
 async def followed(cluster: "Cluster", caches: "Caches", namespace: str = "") -> AsyncIterator[None]:
-    """Within it, ``caches`` have the jobs of a namespace (empty: of all) and the policies, by watches.
-
-    Raises:
-        OperatorError: of the first lists.
-    """
+    """Within it, watches keep ``caches``; ``namespace``: of jobs; empty: all. Raises OperatorError."""
     from ballast_operator.kube.kinds import JOB, POLICY
     from ballast_operator.kube.reflector import Reflector, where
 

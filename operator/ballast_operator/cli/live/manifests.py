@@ -23,11 +23,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_manifests(file: str) -> list[dict[str, Any]]:
-    """The objects in a file of YAML or JSON; ``-``: standard input.
-
-    Raises:
-        click.ClickException: it cannot be read, or holds what JSON has not.
-    """
+    """Objects of a YAML or JSON file; ``-``: standard input. Raises ClickException: they are none."""
     where = "standard input" if file == "-" else file
     try:
         if file == "-":

@@ -198,11 +198,7 @@ async def read_cluster(
 
 
 async def read_change(cluster: "Cluster", changed: "Object") -> tuple[LiveCluster, LiveCluster]:
-    """The cluster under the ClusterPolicy in force, and under ``changed``.
-
-    Raises:
-        ProblemError: as :func:`read_cluster`, or ``changed`` cannot be used.
-    """
+    """The cluster under its policy, and under ``changed``. Raises ProblemError, as :func:`read_cluster`."""
     caches = await _read_caches(cluster)
     name = str((changed.get("metadata") or {}).get("name") or "")
     there = _policy_in(caches, name)

@@ -170,11 +170,7 @@ def table_of(throughputs: str) -> "ThroughputTable":
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadOptions:
-    """The jobs to run, as on the command line: those of a trace, or generated ones.
-
-    Raises:
-        UsageError: options that exclude each other.
-    """
+    """The jobs of a trace, or generated ones. Raises UsageError: options that exclude each other."""
 
     trace: Path | None
     generate: str | None
