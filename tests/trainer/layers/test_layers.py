@@ -322,6 +322,14 @@ def test_a_layer_that_saves_no_tensor_is_refused():
         all_layers(model)
 
 
+def test_a_batch_norm_over_all_ranks_is_refused():
+    """Its forward would wait for stages that have no such layer."""
+    layer = nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4))
+    model = Model.from_layers([layer], loss=nn.functional.mse_loss)
+    with pytest.raises(ConfigurationError, match=r"has a SyncBatchNorm at '1', .*To fix: nn\.BatchNorm1d"):
+        all_layers(model)
+
+
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
 def test_sparse_embeddings_learn_from_dense_gradients(kind):
     """Norms and sums over ranks have no sparse ones; the numbers are the same."""

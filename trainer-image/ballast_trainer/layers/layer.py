@@ -485,12 +485,20 @@ def _refuse_unknown(module: nn.Module, known: Collection[str]) -> None:
         raise ConfigurationError("parallelism.zeroStage", reason)
 
 
-def _refuse_other_state(index: int, module: nn.Module) -> None:
-    """Refuse a module that saves what is no tensor (``get_extra_state``).
+def _refuse_module(index: int, module: nn.Module) -> None:
+    """Refuse a module that saves what is no tensor (``get_extra_state``), or waits for all ranks of a job.
 
     Raises:
         ConfigurationError: it does.
     """
+    for name, part in module.named_modules():
+        if isinstance(part, nn.SyncBatchNorm):
+            reason = (
+                f"layer {index} ({type(module).__name__}) has a SyncBatchNorm at {name!r}, "
+                "whose forward waits for all ranks, and stages and replicas run theirs at other times. "
+                "To fix: nn.BatchNorm1d, 2d or 3d, whose running statistics are those of one process"
+            )
+            raise ConfigurationError("model.name", reason)
     for name, value in module.state_dict().items():
         if not isinstance(value, torch.Tensor):
             reason = (
@@ -559,7 +567,7 @@ class LayerSet:
         """Build layer ``index`` with its initial weights, without holding it.
 
         Raises:
-            ConfigurationError: it has state that cannot travel.
+            ConfigurationError: it has state that cannot travel, or waits for all ranks.
         """
         with host_seeded():
             seed_build(seed=self.seed, layer=index)
@@ -571,7 +579,7 @@ class LayerSet:
                 if layer == index
             }
             module = self._prepare(index, module)
-        _refuse_other_state(index, module)
+        _refuse_module(index, module)
         for part in module.modules():
             if isinstance(part, (nn.Embedding, nn.EmbeddingBag)):
                 # Norms and sums over ranks are of dense gradients, whose update is the same.
