@@ -28,8 +28,6 @@ def test_a_child_that_hangs_says_where_and_is_ended(tmp_path):
 
 
 def test_every_test_has_a_limit_and_children_are_able_to_tell(request):
-    """The limit is this one's mark, too."""
-
     assert request.config.getoption("timeout") or request.node.get_closest_marker("timeout").args[0] > 0
     assert os.environ[STACKS_VARIABLE]
 

@@ -115,7 +115,6 @@ COMMANDS = [
 def test_what_the_operators_own_client_is_refused_is_told_with_what_to_do(
     answers, command, status, message, fix
 ):
-    """As the client library says it."""
     where = answers(json.dumps({"kind": "Status", "message": message}).encode(), status)
     once = ("--once",) if command == "top" else ()
     assert f"To fix: {fix}" in refused(command, "--kubeconfig", where, *once)
@@ -171,13 +170,11 @@ def test_a_job_that_is_not_there_is_told_with_where_to_look(answers, command):
 
 
 def test_definitions_are_not_written_where_no_folder_can_be():
-    """The message names it."""
     assert "/dev/null: " in refused("crds", "--output-dir", "/dev/null")
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"\xff", b"[" * 5000, b'{"items": "', b""], ids=repr)
 def test_an_answer_that_is_no_json_is_an_error(answers, body):
-    """As of a proxy, or torn."""
     with Client(answers(body)) as client, pytest.raises(NotConnected, match="no JSON"):
         client.list()
 

@@ -41,7 +41,6 @@ def test_what_the_operator_says_is_read_by_the_client():
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"epoch": 1}', '{"epoch": {}, "ranks": 3}', "[" * 100_000])
 def test_what_is_no_plan_is_refused(text):
-    """With one kind of error."""
     with pytest.raises(ValueError, match="not a plan"):
         messages.read_plan(text)
 

@@ -160,7 +160,6 @@ def test_commands_within_sentences_have_the_options_that_they_name():
 
 @pytest.mark.parametrize(("folder", "command"), of_kind(MAKE))
 def test_make_targets_exist(folder, command):
-    """``make help`` lists them all."""
     target = MAKE.match(command)[1]
     assert re.search(rf"^{target}:.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
 

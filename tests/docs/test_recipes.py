@@ -67,7 +67,6 @@ def test_a_recipe_is_short_and_names_files_that_exist(title):
 
 
 def test_files_that_decisions_name_exist():
-    """As the tests that show that a decision holds."""
     folders = "benchmarks|charts|client|docs|examples|lab|localcluster|operator|policies|tests|trainer-image"
     missing = [
         f"{page.name}: {path}"

@@ -63,7 +63,6 @@ def test_a_release_candidate_of_the_chart_has_a_semantic_version(release):
 
 @pytest.mark.parametrize("version", ["v1.0.0", "1.0", "latest", "1.0.0; rm -rf ."])
 def test_what_is_no_version_is_refused(release, version):
-    """Nothing is written."""
     before = (release.folder / "uv.lock").read_text()
     assert release("set-version", version).returncode != 0
     assert (release.folder / "uv.lock").read_text() == before

@@ -27,7 +27,6 @@ def test_the_example_allocates_with_a_certificate(here):
 
 @pytest.mark.slow
 def test_the_example_simulates(here):
-    """The same name, in the simulator."""
     arguments = ["--static", "6", "--seed", "0", "--cluster", "v100=8,p100=8,k80=8", "--output", "json"]
     found = CliRunner().invoke(main, ["simulate", "--policy", "deadline_first:deadline_first", *arguments])
     assert found.exit_code == 0, found.output

@@ -74,7 +74,6 @@ def test_the_file_that_it_writes_is_one_of_ballast_simulate(folder, tmp_path):
     ],
 )
 def test_what_cannot_be_read_is_refused_with_file_line_and_value(folder, file, text, named):
-    """Not guessed."""
     (folder / file).write_text(text)
     done = CliRunner().invoke(main, ["--data", str(folder)])
     assert done.exit_code == 1

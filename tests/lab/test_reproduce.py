@@ -42,7 +42,6 @@ def test_all_of_them_are_listed_with_what_they_need():
 
 
 def test_a_name_that_is_none_is_answered_with_those_near_it():
-    """As a wrong option is."""
     done = ballast("gavel-5.8")
     assert done.exit_code == 2
     assert "'gavel-5.8' is no figure; did you mean gavel-5.9 or" in done.output
@@ -71,7 +70,6 @@ def test_a_figure_of_other_peoples_files_says_what_it_needs(tmp_path):
 
 
 def test_a_figure_that_is_not_made_says_why_and_fails():
-    """Everyone has a program or a reason."""
     done = ballast("pipedream-2.9")
     assert done.exit_code == 2
     assert "not made: trains VGG-16 on ImageNet" in done.output

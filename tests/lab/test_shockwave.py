@@ -48,7 +48,6 @@ def test_jobs_run_as_long_alone_as_the_published_times_and_fairness_say(tmp_path
     ],
 )
 def test_a_line_that_cannot_be_read_is_refused_with_its_number_and_value(tmp_path, trace, named):
-    """Not guessed."""
     done = write(tmp_path, trace, {})
     assert done.exit_code == 1
     assert named in done.output

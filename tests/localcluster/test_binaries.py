@@ -114,7 +114,6 @@ def test_without_go_it_is_said_what_to_install(fake_go, monkeypatch, tmp_path):
 
 
 def test_an_old_go_is_refused_by_its_version(fake_go, monkeypatch):
-    """Before anything is downloaded."""
     monkeypatch.setenv("FAKE_GO_VERSION", "go1.19.4")
     with pytest.raises(BinariesError, match=r"is go1\.19\.4, and the local control plane needs Go 1\."):
         find_binaries(lambda line: None)
@@ -167,7 +166,6 @@ def test_each_supported_minor_has_pinned_sources(minor, monkeypatch):
 
 
 def test_a_minor_that_is_not_pinned_is_refused_by_name(monkeypatch):
-    """With those that there are."""
     monkeypatch.setenv("BALLAST_KUBERNETES", "1.12")
     with pytest.raises(BinariesError, match=r"no such minor\. To fix: one of 1\.34, 1\.35, 1\.36, 1\.37"):
         find_binaries()
@@ -218,7 +216,6 @@ def test_a_folder_with_karpenter_and_its_definitions_takes_the_place_of_the_buil
 
 
 def test_the_usual_instance_types_can_be_read():
-    """Each has its GPUs in its name."""
     assert read_instance_types(INSTANCE_TYPES) == ("v100-1", "v100-2", "p100-1", "p100-2", "k80-1", "k80-2")
 
 

@@ -71,7 +71,6 @@ WAIT = Waiting(reason="ContainerCreating")
     ],
 )
 def test_phases_follow_from_the_containers(init, containers, want):
-    """As kubelet derives them."""
     assert pod_phase(init, containers) == want
 
 

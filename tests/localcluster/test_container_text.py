@@ -35,7 +35,6 @@ def test_container_paths_become_real_ones_where_they_stand_whole(text, want):
 @pytest.mark.slow
 @given(st.text())
 def test_without_mounts_a_text_stays_as_it_is(text):
-    """Whatever it is."""
     assert translate(text, {}) == text
 
 

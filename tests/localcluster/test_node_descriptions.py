@@ -41,7 +41,6 @@ def test_a_node_object_says_pool_speed_and_that_it_is_emulated():
 
 
 def test_an_agents_configuration_survives_its_file(tmp_path):
-    """What is written is what is read."""
     node = ProcessNode(name="n", gpus=1, taints=(Taint(key="k", value="v"),), slowdown={"default": 2.0})
     before = AgentConfiguration(
         kubeconfig=tmp_path / "k", certificates=tmp_path, folder=tmp_path, logs=tmp_path, nodes=(node,)

@@ -78,7 +78,6 @@ def test_a_forced_deletion_kills_at_once(pods):
 
 
 def test_a_pod_that_has_ended_is_deleted_without_waiting(pods):
-    """There is nothing to wait for."""
     pods.run("a", "true", terminationGracePeriodSeconds=3600)
     pods.kubectl("delete", "pod", "a")
     assert pods.get("a") is None

@@ -146,7 +146,6 @@ def test_a_machine_that_cannot_have_them_is_refused_in_words(monkeypatch, tmp_pa
     ],
 )
 def test_real_nodes_that_cannot_be_are_a_wrong_use(words, message):
-    """Before anything is started."""
     done = CliRunner().invoke(up, list(words))
     assert done.exit_code == 2
     assert message in done.output

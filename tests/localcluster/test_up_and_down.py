@@ -26,7 +26,6 @@ SCENARIO = "test_a_pod_may_only_follow_its_plan_and_renew_its_lease"
     ],
 )
 def test_what_cannot_be_done_is_one_line(tmp_path, command, words, message):
-    """And no traceback."""
     done = CliRunner().invoke(command, words, env={"XDG_STATE_HOME": str(tmp_path)})
     assert done.exit_code == 1 and isinstance(done.exception, SystemExit)
     assert message in done.stderr and done.stderr.count("\n") == 1

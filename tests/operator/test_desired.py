@@ -158,7 +158,6 @@ def test_rank_0_knows_its_own_address_and_the_others_wait_for_it():
 
 
 def test_an_address_of_an_earlier_launch_is_not_used():
-    """Each launch has a key of its own."""
     view = a_view(pods=SCRIPTED, plan=None, spec=a_spec())
     allocation = view.status.allocation.replace(launch=2)
     written = rendezvous_object(view, allocation, "10.0.0.8")
@@ -227,7 +226,6 @@ def test_a_pod_of_several_ranks_gets_their_gpus_and_shared_memory():
 
 
 def test_a_pod_of_one_rank_has_no_volume_for_shared_memory():
-    """Nothing shares memory with it."""
     pod = built()
     assert "volumes" not in pod["spec"]
     assert environment(pod)["BALLAST_POD_RANKS"] == "1"

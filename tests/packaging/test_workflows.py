@@ -29,7 +29,6 @@ def test_an_action_has_the_same_hash_everywhere():
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_files_commands_and_make_targets_that_a_workflow_names_exist(path):
-    """For each combination of its matrix."""
     jobs = yaml.safe_load(path.read_text())["jobs"]
     makefile = (ROOT / "Makefile").read_text()
     missing = []

@@ -90,7 +90,6 @@ def test_a_name_that_two_distributions_register_is_refused(installed):
 
 
 def test_an_unknown_name_lists_the_known_ones_and_the_nearest():
-    """Whatever its case."""
     with pytest.raises(UnknownNameError, match=r"one of max-min-fairness, .*; did you mean 'makespan'\?"):
         POLICIES.find("MakeSpan")
 

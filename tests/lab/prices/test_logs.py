@@ -101,7 +101,6 @@ def test_a_log_is_repeated_where_a_replay_is_longer():
     ],
 )
 def test_a_wrong_availability_log_is_refused(text, reason):
-    """With the line."""
     with pytest.raises(PriceLogError, match=reason):
         parse_availability(text, source="f")
 
@@ -133,7 +132,6 @@ def test_a_folder_may_bring_its_own_instances(tmp_path):
 
 
 def test_a_folder_without_prices_is_refused(tmp_path):
-    """With what to do."""
     with pytest.raises(PriceLogError, match="no folder"):
         read_market(tmp_path / "nothing")
     with pytest.raises(PriceLogError, match="no spot price"):
@@ -180,6 +178,5 @@ def test_a_wrong_aws_row_is_refused_with_its_place(change, reason):
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 5000, '{"SpotPriceHistory": {}}', '{"a": NaN}'])
 def test_what_is_no_aws_answer_is_refused(text):
-    """Whatever it is instead."""
     with pytest.raises(PriceLogError):
         list(parse_aws_prices(text, source="f"))

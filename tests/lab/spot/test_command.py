@@ -33,7 +33,6 @@ def test_json_has_every_figure_under_its_name():
 
 @pytest.mark.slow
 def test_text_is_a_table():
-    """For people."""
     done = call(*SMALL, "--prices", "excerpt", "--jobs")
     assert "on demand only" in done.stdout
     assert "job-3" in done.stdout
@@ -73,7 +72,6 @@ def test_a_folder_of_ones_own(tmp_path):
     ],
 )
 def test_a_wrong_call_is_refused_with_the_reason(arguments, reason):
-    """And what to change."""
     done = call("--policy", "min-cost", *arguments)
     assert done.exit_code == 2
     assert reason in " ".join(done.stderr.split())

@@ -180,7 +180,6 @@ def test_a_gang_pays_for_all_of_its_machines():
 
 
 def test_a_job_that_nothing_can_run_is_refused():
-    """With what the prices are of."""
     with pytest.raises(SettingsError, match="h100, and the prices are of v100"):
         run(market({offer(): prices((1, 1.0))}), job(h100=1.0))
 
@@ -196,7 +195,6 @@ def test_a_job_that_nothing_can_run_is_refused():
     ],
 )
 def test_impossible_settings_are_refused(wrong):
-    """With their name."""
     with pytest.raises(SettingsError):
         SpotSettings(**{"policy": "min-cost", **wrong})
 
@@ -264,7 +262,6 @@ def test_the_same_seed_is_the_same_replay():
 
 
 def test_a_rate_is_learned_from_what_was_seen():
-    """And reported with its range."""
     ups = [(k * 9000.0, k * 9000.0 + 8000.0) for k in range(100)]
     result = run(market({offer(): prices((1, 1.0))}, logs={offer(): log(*ups, end=9e5)}), job(50))
     (rate,) = result.to_json(per_job=False)["preemptions_per_hour"].values()
@@ -273,7 +270,6 @@ def test_a_rate_is_learned_from_what_was_seen():
 
 
 def test_rows_have_every_stay():
-    """To check the bill."""
     result = run(market({offer(): prices((1, 1.0))}), dataclasses.replace(job(), deadline_seconds=1e6))
     (row,) = result.to_json(per_job=True)["jobs"]
     assert row["deadline_met"] is True

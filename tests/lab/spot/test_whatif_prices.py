@@ -65,7 +65,6 @@ def test_the_jobs_of_a_month_are_replayed_with_all_their_steps(monkeypatch):
     ],
 )
 def test_what_has_no_meaning_in_a_replay_is_refused(monkeypatch, options, words):
-    """With the option."""
     done = run(monkeypatch, [item("new")], *options)
     assert done.exit_code == 2
     assert words in done.output

@@ -183,7 +183,6 @@ def test_both_setups_side_by_side():
 
 
 def test_what_is_open_is_called_later():
-    """And has no totals of ends."""
     before = ClusterGang.of(job("a", steps=10), {}, NOW, live=False)
     after = dataclasses.replace(before, begins=0.0, ends=1800.0)
     found = OverTime(hours=1.0, jobs=((before, after),), left_out=())

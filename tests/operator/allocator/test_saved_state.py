@@ -140,7 +140,6 @@ async def test_a_state_that_cannot_be_read_is_an_empty_one(content, caplog):
 
 
 def test_entries_that_make_no_sense_are_left_out():
-    """The others are read."""
     rows = {
         "team/good": [[0, 5.0], [0, 2.0], [0, 0.5]],
         "team/negative": [[0, -5.0], [], []],
@@ -218,7 +217,6 @@ def test_columns_of_older_operators_are_read(added):
 
 
 def test_a_state_that_is_too_large_gives_layers_up():
-    """They are reported again."""
     layers = {str(kind): PROFILE for kind in range(100)}
     assert decode(encode(SavedState(layers=layers), most_bytes=200)).layers == {}
 

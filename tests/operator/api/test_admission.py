@@ -121,7 +121,6 @@ def test_the_api_server_accepts_a_wellformed_object(api: client.ApiClient, item:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_the_api_server_accepts_an_example(api: client.ApiClient, path: Path) -> None:
-    """As it is in the repository."""
     for item in yaml.safe_load_all(path.read_text()):
         send(api, "POST", item, **AS_KUBECTL)
 

@@ -84,7 +84,6 @@ def as_operator(control_plane: ControlPlane, api: client.ApiClient) -> Iterator[
 def test_what_the_operator_has_no_business_with(
     api: client.ApiClient, verb: str, group: str, resource: str
 ) -> None:
-    """Is refused to it."""
     assert not may(api, OPERATOR, verb, group, resource)
 
 
@@ -156,7 +155,6 @@ def test_a_trainer_follows_its_plan_with_these_rights(
 
 @pytest.mark.slow
 def test_installed_objects_come_in_an_order_that_can_be_applied() -> None:
-    """Each with a name."""
     kinds = [item["kind"] for item in install_objects("somewhere")]
     assert kinds[:2] == ["CustomResourceDefinition"] * 2
     assert kinds.index("Namespace") < kinds.index("ServiceAccount") < kinds.index("ClusterRoleBinding")

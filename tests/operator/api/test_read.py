@@ -41,7 +41,6 @@ def test_all_problems_of_an_object_are_named_at_once() -> None:
 
 
 def test_a_broken_rule_over_two_fields_names_the_field_to_change() -> None:
-    """And says how to change it."""
     with pytest.raises(InvalidObject, match=r"spec\.pipeline\.minStages: .* To fix: lower minStages"):
         read_training_job(changed(JOB, "spec.pipeline.minStages", 5))
 

@@ -31,7 +31,6 @@ def chosen(policy):
 
 
 def test_a_policy_of_an_installed_distribution_can_be_chosen(distribution):
-    """By its name with the prefix."""
     assert chosen("acme.works") == "acme.works"
 
 

@@ -240,7 +240,6 @@ def test_history_is_a_file_on_a_volume_that_outlives_the_release(
 
 @pytest.mark.slow
 def test_an_image_digest_wins_over_the_tag(chart: Any) -> None:
-    """Whatever the tag is."""
     digest = "sha256:" + "0" * 64
     values = {"image": {"repository": "r/operator", "tag": "x", "digest": digest}}
     (deployment,) = of_kind(render(chart, values), "Deployment")
@@ -284,7 +283,6 @@ def test_an_image_digest_wins_over_the_tag(chart: Any) -> None:
     ids=lambda value: str(value)[:40],
 )
 def test_a_wrong_value_is_refused_by_name(chart: Any, values: dict[str, Any], words: str) -> None:
-    """Before anything is installed."""
     with pytest.raises(helm.HelmError, match=words):
         render(chart, values)
 

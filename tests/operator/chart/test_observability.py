@@ -171,7 +171,6 @@ def test_an_expression_names_series_and_labels_that_exist(expression: str) -> No
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
 def test_an_alert_has_severity_summary_and_runbook(alert: dict[str, Any]) -> None:
-    """A section in the runbooks."""
     assert alert["labels"]["severity"] in ("critical", "warning", "info")
     assert alert["annotations"].keys() == {"summary", "description"}
     runbooks = (ROOT / "docs" / "runbooks.md").read_text()
@@ -179,7 +178,6 @@ def test_an_alert_has_severity_summary_and_runbook(alert: dict[str, Any]) -> Non
 
 
 def test_every_runbook_has_its_alert() -> None:
-    """No section outlives its alert."""
     sections = re.findall(r"^## (\w+)$", (ROOT / "docs" / "runbooks.md").read_text(), re.MULTILINE)
     assert sections == [alert["alert"] for alert in ALERTS]
 

@@ -260,7 +260,6 @@ def test_a_deadline_that_cannot_be_kept_is_named_and_the_others_are_kept():
 
 
 def test_the_text_shows_shares_and_gap():
-    """The output for people has both."""
     result = run(PROBLEM)
     assert result.exit_code == 0
     assert "gap" in result.output
@@ -348,7 +347,6 @@ def test_thousands_of_configurations_are_not_listed():
 
 
 def test_a_policy_that_needs_the_list_says_so_where_it_is_too_long():
-    """With the job, and the policies that do not."""
     result = run(LARGE, policy="min-cost")
     assert result.exit_code == 2
     assert "jobs[pipeline].generate: it has more than 1,000 configurations" in result.stderr
@@ -367,7 +365,6 @@ def test_a_job_that_no_gpu_suits_waits(policy):
 
 @pytest.mark.parametrize("option", ["--agnostic", "--space-sharing"])
 def test_options_of_gangs_are_refused(option):
-    """With the job that they do not go with."""
     result = run(GENERATED, option)
     assert result.exit_code == 2
     assert f"{option}: not with jobs that have generate, as pipeline" in result.stderr

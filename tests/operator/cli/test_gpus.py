@@ -47,7 +47,6 @@ def test_one_gpu_by_product_or_by_the_labels_of_a_node(asked):
     ],
 )
 def test_what_cannot_be_found_is_refused(asked, reason):
-    """With what to change."""
     result = run(*asked)
     assert result.exit_code != 0
     assert reason in result.output

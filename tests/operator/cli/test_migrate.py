@@ -196,7 +196,6 @@ def test_a_field_that_is_not_known_is_named(text):
     ids=range(6),
 )
 def test_what_is_no_such_job_is_refused_in_words(text, says):
-    """With what to do, and without a traceback."""
     done = CliRunner().invoke(main, ["migrate", "-"], input=text)
     assert done.exit_code == 1 and says in done.stderr and "To fix: " in done.stderr
     assert isinstance(done.exception, SystemExit)

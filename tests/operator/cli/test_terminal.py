@@ -38,7 +38,6 @@ def test_each_shell_has_a_script_that_asks_the_program(shell):
 @pytest.mark.processes
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_bash_takes_the_script_and_completes_commands_and_options():
-    """Commands of `ballast` and, of each, its options."""
     script = CliRunner().invoke(main, ["completion", "bash"]).stdout
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
 

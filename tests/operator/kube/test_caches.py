@@ -59,7 +59,6 @@ def test_a_list_finds_what_the_watch_lost():
 
 
 def test_pods_are_found_by_job_and_a_changed_label_moves_them():
-    """The index follows the label."""
     caches = Caches()
     caches.watched(POD, "ADDED", pod("a", 1, job="one"))
     assert [p["metadata"]["name"] for p in caches[POD].of_job(("n", "one"))] == ["a"]

@@ -366,7 +366,6 @@ def depth(value):
 @pytest.mark.slow
 @given(VALUES)
 def test_a_value_of_usual_depth_is_as_it_was(value):
-    """To the last character."""
     assert read_json(json.dumps(value).encode()) == value
 
 

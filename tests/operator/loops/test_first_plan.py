@@ -93,7 +93,6 @@ def test_a_gang_of_replicas_has_a_microbatch_of_each_for_every_stage():
 
 @pytest.mark.parametrize("schedule", first_fast(trained_schedules(), 2))
 def test_a_schedule_can_be_built_for_every_size_that_it_suits(schedule):
-    """And for no other."""
     for ranks, microbatches in itertools.product(range(1, 8), range(7, 25)):
         pipeline = {"schedule": schedule, "microbatches": microbatches, "globalBatchSize": microbatches}
         spec = a_spec(config=a_config(pipeline={**pipeline, "maxStages": 4}))

@@ -48,7 +48,6 @@ def test_only_changed_jobs_are_read():
 
 
 def test_a_job_that_is_gone_or_unreadable_holds_nothing_by_its_status():
-    """Its pods are counted from the pods."""
     statuses = {("n", "a"): holding("x")}
     holders = GpuHolders(statuses.get)
     holders.changed(("n", "a"))

@@ -166,7 +166,6 @@ async def test_a_simulation_is_looked_at_without_a_cluster() -> None:
     ids=lambda value: str(value)[:20],
 )
 def test_what_is_no_result_is_refused(wrong: Any) -> None:
-    """With what to give instead."""
     with pytest.raises(NotASimulationError, match=r"To fix: give the file that `ballast simulate"):
         simulated(wrong)
 

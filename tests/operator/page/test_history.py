@@ -160,7 +160,6 @@ def test_an_operator_that_starts_again_tells_nothing_twice(kept: Kept) -> None:
 
 
 def test_a_replica_that_does_not_lead_writes_nothing(kept: Kept) -> None:
-    """Another one does."""
     kept.leads = False
     ended("team", kept)
     kept.writer.write()
@@ -477,7 +476,6 @@ def test_rows_that_a_database_refuses_are_dropped_and_counted(server: PostgreSQL
 
 
 def test_tables_of_another_version_are_told(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
-    """By the column that is missing."""
     kept.writer.write()
     engine = kept.written._engines["rwc"]
     with engine.begin() as connection:

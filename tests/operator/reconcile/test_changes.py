@@ -200,5 +200,4 @@ def test_a_large_gang_is_created_in_parts() -> None:
 
 
 def test_pods_are_deleted_one_after_the_other() -> None:
-    """In the order that was decided."""
     assert sizes([DeletePod("one-1-1", "uid"), DeletePod("one-1-0", "uid")]) == [1, 1]

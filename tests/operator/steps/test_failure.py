@@ -149,7 +149,6 @@ def test_a_restart_is_counted_in_the_write_that_ends_the_launch(cause, restarts,
 
 @pytest.mark.parametrize(("earlier", "pause"), [(0, 2.0), (1, 4.0), (3, 16.0), (20, 300.0)])
 def test_the_pause_before_a_restart_doubles_up_to_its_limit(earlier, pause):
-    """By restarts of the same cause."""
     view = a_running_view()
     view = dataclasses.replace(view, status=view.status.replace(restarts={"UserError": earlier}))
     status = begin_termination(a_context(view), Cause.USER_ERROR, "why").status

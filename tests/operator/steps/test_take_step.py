@@ -204,7 +204,6 @@ WAITS = {
 
 @pytest.mark.parametrize(("status", "context", "want"), WAITS.values(), ids=WAITS.keys())
 def test_a_job_waits_with_the_reason(status, context, want):
-    """No launch is written."""
     view = an_idle_view()
     view = dataclasses.replace(view, status=view.status.replace(**status))
     result = take_step(a_context(view, **context))

@@ -88,7 +88,6 @@ def test_karpenters_limit_of_a_drain_is_no_promise_of_the_cloud_that_takes_a_spo
 
 
 def test_a_node_of_no_known_kind_goes_when_karpenter_says():
-    """It is not taken back before."""
     assert lasts({}, ends=3600) == 3600
 
 

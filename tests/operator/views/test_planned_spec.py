@@ -281,7 +281,6 @@ def test_jobs_with_other_degrees_are_of_another_kind():
 
 
 def test_stated_speeds_come_before_predicted_ones():
-    """And both before anything was measured."""
     planned = planner(np.random.default_rng(0), 4)
     known = [{"gpuType": "a", "stages": 2, "stepsPerSecond": 7.0}]
     spec, _ = read_spec(a_job(planned, throughput=known))
@@ -550,7 +549,6 @@ def four_layers(**gpu) -> dict:
     ],
 )  # fmt: skip
 def test_what_cannot_be_planned_is_refused_in_words(given, said):
-    """With the field and what to change."""
     spec, problem = read_spec(given)
     assert spec is None
     assert problem.startswith("spec.planner") and said in problem and "To fix: " in problem

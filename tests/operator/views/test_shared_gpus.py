@@ -110,5 +110,4 @@ def test_other_nodes_take_no_gang_and_say_why(labels: dict[str, str], offers: in
 
 
 def test_what_closes_any_node_closes_this_one():
-    """A cordon, with its own reason."""
     assert closed({COUNT: "2"}, 2, unschedulable=True) == "cordoned"

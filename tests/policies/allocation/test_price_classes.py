@@ -29,7 +29,6 @@ def job(name: str, gpus: int = 1, **fields) -> Job:
 
 
 def test_pools_alike_in_type_and_price_are_one_column():
-    """And a type with one price keeps its name."""
     classes = PriceClasses.of(POOLS, {})
     assert classes.gpu_type == {"a100": "a100", ON_DEMAND: "v100", SPOT: "v100"}
     assert classes.gpus == {"a100": 4, ON_DEMAND: 8, SPOT: 8}
@@ -63,7 +62,6 @@ def test_pools_that_are_closed_to_a_job_are_columns_that_it_has_not():
 
 
 def test_a_pool_without_a_price_has_its_types_mean():
-    """As where prices were averaged."""
     pools = (*POOLS[1:], PricedPool(pool="x", gpu_type="v100", price=0.0, gpus=2))
     assert PriceClasses.of(pools, {"v100": 1.5}).price["v100 at 1.5"] == 1.5
 

@@ -98,7 +98,6 @@ def test_any_text_is_looked_up(text):
     ],
 )
 def test_a_row_that_cannot_be_used_is_refused(old, new, reason):
-    """With its name and the field."""
     assert len(parse_gpus(ROW)) == 1
     with pytest.raises(CatalogueError, match=reason):
         parse_gpus(ROW.replace(old, new))

@@ -114,7 +114,6 @@ def test_slow_links_change_the_plan():
     ],
 )
 def test_impossible_requests_are_refused(error, arguments, want):
-    """With the counts."""
     gpus = [GpuKind(gpu_type="a", count=arguments.pop("gpus", 2))]
     with pytest.raises(error, match=want):
         plan_pipeline(make_profile([1.0] * 8), gpus, **({"microbatches": 12} | arguments))

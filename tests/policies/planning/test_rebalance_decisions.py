@@ -138,7 +138,6 @@ def test_deepspeeds_rule_decides_where_it_is_asked_for():
 
 
 def test_an_unknown_balancer_is_refused_with_those_there_are():
-    """By name."""
     with pytest.raises(PlanningError, match="not one of exact, diffusion, network, deepspeed"):
         decide(even_partition(6, 2), [1.0] * 6, method="magic")
 

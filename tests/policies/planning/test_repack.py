@@ -298,7 +298,6 @@ def test_whole_pods_stay_on_the_fewest_nodes_and_the_fewest_bytes_travel(case, d
 
 
 def test_positions_that_fill_no_whole_pods_are_refused():
-    """A part of a pod is not released."""
     before, after = even_partition(8, 4), even_partition(8, 3)
     with pytest.raises(PlanningError, match="no multiples of the 2 that fill whole pods"):
         kept_positions(decided(after, before), before, 2, [1.0] * 8)

@@ -127,7 +127,6 @@ def test_a_rank_may_give_one_stage_more_of_its_memory_than_another():
 
 
 def test_what_fits_no_rank_is_refused():
-    """Rather than chosen."""
     capacity = RankCapacity(layer_bytes=[3] * 8, memory=[2] * 4)
     staged = pipeline("ZeroBubbleV", 2, np.ones(8), capacity=capacity)
     with pytest.raises(PlanningError, match="do not fit"):

@@ -28,7 +28,6 @@ def test_the_placement_is_that_of_the_schedule_that_is_built(schedule):
 
 
 def test_replicas_place_each_stage_behind_those_of_the_one_before():
-    """As the replicated pipeline is built."""
     built = build_schedule("1F1B", ranks=4, microbatches=4, replicas=[2, 1, 1])
     assert stage_placement("1F1B", ranks=4, replicas=[2, 1, 1]) == tuple(h[0] for h in built.stage_ranks)
 
@@ -53,7 +52,6 @@ def test_the_first_stages_differ_by_one_layer_at_most(layers, data):
 
 
 def test_a_partition_and_its_stages_are_two_forms_of_one_thing():
-    """Each converts into the other."""
     partition = Partition(bounds=(0, 2, 5, 9))
     assert partition_of(stages_over(partition, (0, 1, 0))) == partition
 

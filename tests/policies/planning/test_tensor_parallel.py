@@ -262,7 +262,6 @@ def test_semi_weighs_the_costs():
 
 
 def test_an_unknown_policy_is_refused():
-    """With those that there are."""
     with pytest.raises(ValueError, match="none, resize, migrate, semi"):
         decided("pray")
 

@@ -91,6 +91,5 @@ def test_an_old_price_counts_and_is_called_old():
 
 
 def test_a_price_that_is_gone_is_still_known():
-    """And one that never was is not invented."""
     assert (read(None).known, read(None).problem) == (BEFORE, FeedProblem.MISSING)
     assert read(None, before=None).known is None

@@ -37,7 +37,6 @@ def test_dalys_interval_is_near_the_best(checkpoint, mean_time):
 
 @pytest.mark.parametrize("times", [(0, 1), (1, 0), (-1, 1), (1, math.inf), (math.nan, 1)])
 def test_impossible_times_are_refused(times):
-    """No interval follows from them."""
     with pytest.raises(ValueError, match="positive"):
         daly_interval(*times)
 
@@ -92,7 +91,6 @@ def test_a_pool_without_history_has_the_rate_of_its_class():
 
 @given(st.floats(0, 5), st.floats(60, 7200), st.floats(0, 300))
 def test_more_preemptions_never_make_time_more_useful(rate, interval, notice):
-    """And the useful part is a part."""
     costs = RestartCosts(startup_seconds=180, checkpoint_seconds=30, notice_seconds=notice)
     now = costs.useful_part(rate, interval)
     assert 0 <= costs.useful_part(rate + 0.1, interval) <= now < 1
@@ -130,7 +128,6 @@ def test_steps_between_checkpoints_by_young_1974_and_daly_2006():
     ],
 )
 def test_steps_between_checkpoints_are_bounded(checkpoint, step, failures, steps):
-    """Whatever was measured."""
     found = steps_between_checkpoints(
         checkpoint_seconds=checkpoint, step_seconds=step, failures_per_hour=failures
     )

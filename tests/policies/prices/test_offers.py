@@ -38,7 +38,6 @@ def test_the_built_in_catalogue_reads():
 
 @pytest.mark.parametrize("usd", [0.0, -1.0, math.nan, math.inf])
 def test_what_is_no_price_is_never_plausible(usd):
-    """Whatever the on-demand price."""
     assert not is_plausible(usd, None)
     assert not is_plausible(usd, 1.0)
 

@@ -52,7 +52,6 @@ def test_nothing_is_forgotten_of_a_job_that_waits():
 
 
 def test_a_job_that_is_gone_has_its_account_closed():
-    """Only jobs with shares are kept."""
     account = Account(promised={"a": {"v100": 800.0}}, received={"a": {"v100": 400.0}})
     after = advance(account, shares={"b": {"v100": 1.0}}, running={}, seconds=1.0, round_seconds=ROUND)
     assert set(after.promised) == set(after.received) == {"b"}

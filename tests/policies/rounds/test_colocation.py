@@ -132,7 +132,6 @@ def test_within_a_round_and_before_its_least_time_a_pair_is_not_parted():
 
 
 def test_the_second_job_of_one_that_has_ended_has_the_gpu_alone():
-    """And is found another second job."""
     nodes = gpus("n")
     shared = may_share("b", "c", nodes=nodes)
     assert decide("b", nodes, shared, state=running(b="n")).extended == ("b",)

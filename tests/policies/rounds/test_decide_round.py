@@ -36,7 +36,6 @@ def test_a_gang_is_packed_on_the_tightest_node_that_holds_it_whole():
 
 
 def test_a_waiting_gang_is_told_what_is_missing():
-    """The reason has the numbers."""
     nodes, jobs = one_pool([2, 1], 3, 2)
     (_, _, decided), *_ = play(nodes, jobs, 1)
     (waiting,) = decided.waiting

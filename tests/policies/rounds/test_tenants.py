@@ -58,7 +58,6 @@ def test_a_job_that_waits_for_the_limit_is_not_overtaken_by_younger_ones():
 
 
 def test_a_job_that_alone_exceeds_the_limit_keeps_no_other_waiting():
-    """It is told so."""
     found = admitted(waiting("huge", 16), waiting("small", 1), gpus=8)
     assert found.never == {"huge"} and found.sizes == {"small": 1}
 

@@ -112,7 +112,6 @@ def test_one_domain_is_none(sizes, gangs):
     ],
 )
 def test_which_domain(nodes, gpus, asked, want):
-    """By hand."""
     found = pack(gpus, nodes, {one.name: one.gpus for one in nodes}, 1, asked)
     names = {one.name: one.domains[1].rpartition("/")[2] for one in nodes}
     assert (None if found is None else {names[name] for name in found}) == want

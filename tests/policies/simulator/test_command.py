@@ -55,7 +55,6 @@ def test_json_has_every_figure_under_its_name():
 
 
 def test_pairs_that_a_policy_never_makes_are_refused():
-    """As by ``ballast allocate``."""
     done = call("--policy", "allox", *SMALL[2:], "--space-sharing")
     assert done.exit_code == 2 and "--space-sharing: allox puts no two jobs" in done.output
 

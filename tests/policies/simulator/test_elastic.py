@@ -165,7 +165,6 @@ def test_an_option_without_a_meaning_is_refused(path, options, said):
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_with_its_field(change, expected):
-    """Nothing is run."""
     value = json.loads(file(3, seed=2))
     change(value)
     with pytest.raises(ContractError, match=None) as refused:

@@ -31,7 +31,6 @@ def stretches(result):
 
 @pytest.mark.slow
 def test_without_hysteresis_two_jobs_take_turns_every_round():
-    """Stretches of a round each."""
     assert min(stretches(run([a_job(), a_job()]))) == pytest.approx(100.0)
 
 

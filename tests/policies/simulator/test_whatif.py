@@ -60,7 +60,6 @@ def test_other_prices_change_the_cost_and_not_the_shares_of_a_policy_blind_to_th
     ],
 )
 def test_what_cannot_be_compared_is_said(setup, what):
-    """Names and numbers."""
     with pytest.raises(ProblemError) as raised:
         compare(PROBLEM, NOW, setup)
     assert what in str(raised.value)

@@ -85,7 +85,6 @@ def test_without_any_knowledge_of_the_nodes_the_fewest_that_were_measured_count(
 
 
 def test_the_speed_on_more_nodes_is_reported_or_follows_from_others_or_is_not_known_to_be_less():
-    """In this order."""
     common = {"packed": 8.0, "fewest": 1}
     likely = speeds(n1=10.0, n2=5.0)
     assert speed_on(2, "v100", 4, **common, own=speeds(n2=3.0), like=likely) == 3.0

@@ -52,7 +52,6 @@ def test_messages_that_could_not_be_sent_are_sent_again():
 
 
 def test_a_new_plan_is_seen_while_training_runs():
-    """Polled while training runs."""
     channel = UnreliableChannel(failures=0)
     channel_thread = ChannelThread(channel, PLAN)
     ranks = (Rank(rank=0, pod="a-1-0", address="127.0.0.1", gpu_type="v100"),)

@@ -338,7 +338,6 @@ def test_a_server_that_is_away_is_a_channel_error_and_comes_back(server, watched
 
 
 def test_an_object_that_is_deleted_and_made_again(server, watched, clock):
-    """No object is no error: it is waited for."""
     runs(watched, clock, server)
     server.send({"type": "DELETED", "object": server.objects[CONFIG_MAP]})
     eventually(lambda: version(watched) is None, "the object to be gone")

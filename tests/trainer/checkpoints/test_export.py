@@ -340,7 +340,6 @@ def test_what_cannot_be_exported_after_the_last_step_is_refused_before_the_first
 
 @pytest.mark.slow
 def test_a_directory_of_damaged_checkpoints_names_the_damage(job, tmp_path):
-    """Each with its reason."""
     train_here(job())
     (tmp_path / "saved" / "step-00000004" / "manifest.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"step-00000004: manifest.json is damaged.*To fix"):

@@ -162,7 +162,6 @@ def test_a_folder_that_was_removed_while_the_job_runs_is_made_again(tmp_path, ca
 
 
 def test_a_folder_that_vanishes_during_a_checkpoint_costs_that_one_alone(tmp_path, monkeypatch):
-    """The next one is whole."""
     folder = tmp_path / "saved"
     checkpoints = checkpoints_in(folder)
     checkpoints.open(ALONE)

@@ -93,7 +93,6 @@ def run(pods, config, *options):
     ),
 )
 def test_local_ranks_say_once_what_is_wrong_with_their_configuration(options, words, pods, tmp_path):
-    """Not once each, and without a traceback."""
     options = [option.format(folder=tmp_path) for option in options]
     run(pods, {"totalSteps": 2, "model": {"name": "recurrent", "layers": 3}}, "--ranks", "4", *options)
     assert pods.exit_code("run") == 2

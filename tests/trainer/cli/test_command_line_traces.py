@@ -122,7 +122,6 @@ def test_what_a_run_prints_by_each_look_is_replayed(gang, small_config, call, tm
     ],
 )
 def test_what_is_no_load_curve_is_refused(call, tmp_path, text, why):
-    """With what to give instead."""
     path = tmp_path / "run.jsonl"
     path.write_text(text)
     result = call("simulate", "--loads", str(path))

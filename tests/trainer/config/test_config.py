@@ -90,7 +90,6 @@ def test_a_file_that_is_no_configuration_is_refused_with_the_reason(tmp_path, co
     ["totalSteps", "=3", "totalSteps.deep=3", "model={name", "dynamics.1.target=3", "dynamics.x=3"],
 )
 def test_an_assignment_that_cannot_be_made_is_refused(tmp_path, assignment):
-    """It says which."""
     path = tmp_path / "config.yaml"
     path.write_text("totalSteps: 10\ndynamics: [{kind: freezing}]\n")
     with pytest.raises(ConfigurationError, match="--set"):
@@ -203,7 +202,6 @@ def test_a_key_may_come_again_in_another_mapping_and_beside_what_is_merged(tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("value", ["2020-99-99", "!!int ''", "[" * 1000, "1" * 5000])
 def test_an_assignment_that_yaml_cannot_read_is_refused(tmp_path, value):
-    """As in the file."""
     (tmp_path / "config.yaml").write_text("totalSteps: 1\n")
     with pytest.raises(ConfigurationError, match=r"--set: 'totalSteps'.*To fix"):
         read_config(tmp_path / "config.yaml", (f"totalSteps={value}",))
@@ -226,7 +224,6 @@ def test_an_assignment_that_yaml_cannot_read_is_refused(tmp_path, value):
     ],
 )
 def test_arguments_that_make_no_model_are_refused(name, arguments, words):
-    """Before a layer is built."""
     with pytest.raises(ConfigurationError, match="To fix") as caught:
         ValidatedJob.from_mapping({**PLAIN, "model": {"name": name, "args": arguments}})
     assert caught.value.field == "model.args"
@@ -334,7 +331,6 @@ def test_a_trace_of_steps_that_the_job_has_not_says_so(caplog):
 
 
 def test_a_change_that_does_something_says_nothing(caplog):
-    """Of all six."""
     changes = [
         DynamicConfig(kind="freezing", target=0.5),
         DynamicConfig(kind="pruning", target=0.5),

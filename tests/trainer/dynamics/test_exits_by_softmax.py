@@ -81,7 +81,6 @@ def test_a_trial_of_a_plan_has_no_targets(running):
     ids=["one a sequence", "no classes", "outside"],
 )
 def test_targets_that_an_exit_cannot_learn_from_are_refused(running, targets, problem):
-    """With what to change."""
     running(targets)
     head = ExitHead(16, 4, CLASSES)
     with pytest.raises(TrainerError, match=problem):

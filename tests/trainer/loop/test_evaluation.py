@@ -174,7 +174,6 @@ def failing():
 
 
 def test_a_layer_that_fails_in_an_evaluation_is_named():
-    """With where it happened."""
     from ballast_trainer.causes import describe
 
     config = {

@@ -178,7 +178,6 @@ def test_local_ranks_that_fill_no_pods_are_refused(gang, small_config):
 
 
 def test_a_gang_starts_with_exactly_the_planned_layers(gang, small_config, tmp_path):
-    """Not with even stages."""
     config = small_config(totalSteps=4, plan={"layers": [1, 5, 2]})
     folder = tmp_path / "channel"
     running = gang(config, ranks=3, options=["--channel", str(folder)])

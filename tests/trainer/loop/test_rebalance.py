@@ -88,7 +88,6 @@ def proposed(model, ranks_per_pod=1):
 
 @pytest.mark.parametrize("balancer", ["exact", "diffusion", "deepspeed"])
 def test_measured_time_is_balanced(balancer):
-    """By any balancer."""
     decision = decided(job((0, 4, 8), balancer=balancer), SIZES)
     assert decision.rebalance
     assert decision.partition.bounds == (0, 5, 8)

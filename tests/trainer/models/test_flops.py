@@ -43,7 +43,6 @@ def test_attention_counts_with_the_square_of_the_length():
 
 
 def test_a_layer_that_takes_indices_is_counted_with_integers():
-    """Integers stay integers."""
     model = model_of(nn.Embedding(100, 16), nn.Linear(16, 4, bias=False))
     assert step_flops(model, torch.zeros(3, 5, dtype=torch.long)) == 6 * 15 * 16 * 4
 
@@ -100,8 +99,6 @@ def test_weights_and_random_numbers_stay_as_they_are():
 
 
 def test_a_layer_whose_work_depends_on_values_is_not_counted():
-    """Rather than counted wrong."""
-
     class Sorted(nn.Module):
         def forward(self, x):
             return x[x[:, 0] > 0]

@@ -83,6 +83,5 @@ def test_a_metric_that_gives_no_number_is_refused_with_its_name():
 
 @pytest.mark.parametrize("name", ["loss", "top 5", "5"])
 def test_a_name_that_no_figure_can_have_is_refused(name):
-    """Before anything is trained."""
     with pytest.raises(ConfigurationError, match=r"cannot be a metric's name\. To fix"):
         ValidatedJob.from_mapping(job(metrics={name: f"{MODULE}:accuracy"}))

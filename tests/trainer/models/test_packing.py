@@ -129,7 +129,6 @@ def test_what_cannot_be_packed_is_refused(change, words):
     ("tokens", "targets"), [((3, 2), (3, 2)), ((4,), (3,)), ((0,), (0,))], ids=["image", "uneven", "empty"]
 )
 def test_samples_that_are_no_texts_are_not_packed(tokens, targets):
-    """With their shapes."""
     with pytest.raises(ConfigurationError, match=r"a sample has inputs of shape .*To fix: some tokens"):
         BatchForm(rows=1).of_samples([(torch.ones(tokens).long(), torch.ones(targets).long())])
 

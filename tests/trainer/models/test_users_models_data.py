@@ -118,7 +118,6 @@ class Once:
 
 
 def test_a_loader_that_cannot_be_read_again_tells_after_how_many_batches_it_has_ended():
-    """It is not called empty."""
     reader = ReplayedLoader(Once())
     with pytest.raises(ConfigurationError, match=r"ended after 3 batches.*To fix: .*__iter__"):
         [reader(0, step, 4) for step in range(5)]
@@ -269,7 +268,6 @@ def test_a_collate_function_makes_the_batch_and_columns_may_choose_from_it():
     ],
 )
 def test_rows_that_make_no_batch_are_refused_with_the_field(source, form, field, words):
-    """Each names what to write."""
     with pytest.raises(ConfigurationError, match=words) as caught:
         batches_from(source, form)(0, 0, 4)
     assert caught.value.field == field

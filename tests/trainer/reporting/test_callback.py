@@ -124,7 +124,6 @@ def test_a_callback_that_leaves_does_not_end_the_rank_as_if_it_were_done():
 
 
 def test_one_that_cannot_be_loaded_is_refused():
-    """Before the first step."""
     with pytest.raises(ConfigurationError, match=r"callback.name: cannot load 'no_such:thing'.*To fix"):
         CallingReporter(SilentReporter(), CallbackConfig(name="no_such:thing"))
 

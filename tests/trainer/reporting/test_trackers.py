@@ -97,7 +97,6 @@ BOTH = {
 
 @pytest.mark.parametrize("name", BOTH)
 def test_a_tracker_that_is_not_installed_is_refused_with_the_package(monkeypatch, name):
-    """Before the first step."""
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigurationError, match=rf"metrics.{name}: .*To fix: pip install {name}"):
         writers_of(BOTH[name])
@@ -112,7 +111,6 @@ def test_a_run_that_cannot_begin_is_told_in_words(client, name, call):
 
 
 def test_a_tracker_that_fails_later_is_dropped(client, caplog):
-    """Training goes on."""
     client("wandb", fails="log")
     report(BOTH["wandb"])
     assert "WandbWriter is dropped: no key" in caplog.text

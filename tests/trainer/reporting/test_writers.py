@@ -153,7 +153,6 @@ def test_a_metrics_port_in_use_is_refused_with_the_reason():
 
 
 def test_tensorboard_is_refused_where_it_is_not_installed(tmp_path, monkeypatch):
-    """With the field and what to install."""
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard.writer", raising=False)
@@ -198,7 +197,6 @@ def test_tensorboard_files_hold_the_curves(tmp_path):
     ],
 )
 def test_metrics_that_cannot_work_are_refused_with_their_field(metrics, field, words):
-    """Before the first step."""
     with pytest.raises(ConfigurationError, match=words.replace("(", r"\(").replace(")", r"\)")) as caught:
         writers_of(
             JobConfig.from_mapping({"totalSteps": 1, "model": {"name": "gpt"}, "metrics": metrics}).metrics

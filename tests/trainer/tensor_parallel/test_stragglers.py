@@ -308,7 +308,6 @@ def test_a_column_left_out_from_now_on_has_the_gradient_of_the_step_before(imput
 
 @pytest.mark.usefixtures("ticking")
 def test_an_evaluation_computes_all_columns_and_the_step_after_it_leaves_out_those_of_before():
-    """Not only from the next epoch on."""
     *_, (_, (layer,)) = steps([2.0] * 3 + [1.6] * 2)
     (pair, *_) = pairs([layer.module])
     before = [one.selection for one in pair.linears]

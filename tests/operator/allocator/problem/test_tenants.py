@@ -65,7 +65,6 @@ def test_a_job_over_the_limit_is_told_which_and_what_to_do():
     ],
 )
 def test_each_limit_has_its_message(each, said):
-    """With what to change."""
     view = waiting(config=a_config(pipeline={"minStages": 2, "maxStages": 4}))
     _, (refused,), _ = admitted(tenants(each), view)
     message = refused.refusal.message

@@ -132,7 +132,6 @@ def test_a_stated_zero_stays_zero():
 
 
 def test_without_any_knowledge_all_types_are_alike():
-    """Indifferent, not impossible."""
     found = estimates(Measurements(), "a", a_spec())
     assert {t: e.steps_per_second for t, e in found.items()} == {"v100": 1.0, "k80": 1.0}
     assert {e.source for e in found.values()} == {"unknown"}
@@ -169,7 +168,6 @@ def test_each_size_of_an_elastic_gang_has_the_speed_that_is_stated_for_it():
 
 
 def test_a_size_that_the_job_has_run_with_has_the_speed_that_it_reported():
-    """The others follow from it."""
     measurements, spec = Measurements(), a_spec(config=config())
     for step in range(20):
         measurements.record(a_report("a", spec, rate=3.0, step=step))

@@ -39,7 +39,6 @@ def everything() -> list[tuple[str, dict[str, Any]]]:
 
 @pytest.mark.slow
 def test_the_command_writes_them(tmp_path: Path) -> None:
-    """Into any folder."""
     result = CliRunner().invoke(crds, ["--output-dir", str(tmp_path / "made")])
     assert result.exit_code == 0
     assert {path.name: path.read_text() for path in (tmp_path / "made").iterdir()} == crd_files()
@@ -47,7 +46,6 @@ def test_the_command_writes_them(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ballast_crds_prints_them_for_kubectl() -> None:
-    """One stream of documents."""
     result = CliRunner().invoke(crds, ["--output-dir", "-"])
     assert list(yaml.safe_load_all(result.stdout)) == custom_resource_definitions()
 

@@ -100,14 +100,12 @@ def test_json_has_every_figure_under_its_name(call):
 
 @pytest.mark.parametrize("by", ["job", "team", "pool"])
 def test_csv_is_one_table_with_the_names_of_its_columns(call, by):
-    """For spreadsheets."""
     rows = list(csv.DictReader(io.StringIO(call("--output", "csv", "--by", by).stdout)))
     assert len(rows) == 1
     assert rows[0][by] in ("one", "vision", "spot")
 
 
 def test_text_has_all_three_tables(call):
-    """For people."""
     text = call().stdout
     for part in ("team/one", "vision", "bill = jobs + deleted jobs + idle"):
         assert part in text

@@ -168,7 +168,6 @@ def test_no_cost_is_cut_off(width: int):
 
 @pytest.mark.parametrize("by", ["job", "team", "pool"])
 def test_by_prints_one_table_alone(by: str):
-    """As it is asked for."""
     text = printed(CostTables(COSTS, by), 80)
     assert [name for name in ("Jobs", "Teams", "Pools") if f"{name}" in text] == [f"{by.title()}s"]
 

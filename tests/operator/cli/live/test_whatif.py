@@ -152,7 +152,6 @@ def test_a_policy_of_prices_on_a_cluster_that_has_none_says_what_it_took():
 
 
 def test_a_policy_that_does_not_exist_is_refused_with_those_that_do():
-    """The option is named."""
     with pytest.raises(ProblemError, match="--policy: 'luck' is not one of max-min-fairness"):
         read(cluster(), "luck")
 
@@ -193,8 +192,6 @@ def test_over_time_shows_when_each_job_would_start_and_end(monkeypatch):
     ],
 )
 def test_over_time_is_refused_where_it_cannot_apply(monkeypatch, arguments, words):
-    """With the reason, and what to change."""
-
     serve(monkeypatch, cluster())
     done = CliRunner().invoke(whatif, [*arguments, "--over-time", "1"])
     assert done.exit_code == 2
@@ -229,7 +226,6 @@ def test_other_limits_of_spot_machines(monkeypatch):
     ],
 )
 def test_limits_of_spot_machines_that_are_none_are_refused(monkeypatch, limits, words):
-    """With the option, and what it could be."""
     serve(monkeypatch, cluster())
     done = CliRunner().invoke(whatif, ["--spot", limits])
     assert done.exit_code == 2

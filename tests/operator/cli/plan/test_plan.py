@@ -223,7 +223,6 @@ def test_a_plan_over_two_gpu_types_applies_as_it_is_printed(run, name):
 
 
 def test_no_patch_is_printed_of_a_plan_that_no_job_runs(run):
-    """With the reason."""
     result = run("--schedule", "ZeroBubbleH1", "--output", "yaml")
     assert result.exit_code == 1
     assert (
@@ -329,7 +328,6 @@ def test_replicas_that_share_their_state_fit_smaller_gpus(run, planner):
 
 
 def test_a_planner_of_replicas_that_share_nothing_refuses_to_share(run):
-    """With those that do."""
     result = run("--zero-stage", "1")
     assert result.exit_code == 2
     assert (

@@ -156,7 +156,6 @@ def test_what_is_no_profile_or_no_plan_is_refused_with_the_field_and_what_to_cha
     ],
 )
 def test_a_plan_for_other_layers_or_gpus_is_refused(run, stages, said):
-    """Which stage, and what to change."""
     given = GIVEN | {"stages": [{"firstLayer": a, "endLayer": b, "gpus": gpus} for a, b, gpus in stages]}
     done = run({"M_fast.json": sailor(1), "M_slow.json": sailor(1)}, given=given)
     assert done.exit_code == 1

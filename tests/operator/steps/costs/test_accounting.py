@@ -139,7 +139,6 @@ def test_goodput_is_a_part_whatever_trainers_report(figures):
 
 
 def test_a_job_that_holds_nothing_has_no_goodput():
-    """It is not zero, it is not known."""
     idle = a_context(an_idle_view())
     assert accrue_pause(accrue_cost(idle, idle.view.status), 10.0).gpu_time is None
 

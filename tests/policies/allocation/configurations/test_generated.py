@@ -105,7 +105,6 @@ def test_hundreds_of_thousands_of_configurations_cost_what_is_used(policy):
 
 
 def test_what_cannot_be_generated_is_refused():
-    """With the reason and what to change."""
     listed = problem_of("contended", 1)
     posed, sources = without_lists(listed)
     with pytest.raises(ProblemError, match=r"min-cost-slo.*To fix: list them"):

@@ -179,7 +179,6 @@ def test_the_optimum_over_all_plans_from_those_that_are_cut(policy, family):
     ],
 )
 def test_what_cannot_be_planned_is_refused(fields, message):
-    """By the field, with what to change."""
     profile = decode(TensorProfile, {"layers": [{"forwardSeconds": 1.0, "backwardSeconds": 2.0}]})
     stated = {
         "profiles": (profile,),

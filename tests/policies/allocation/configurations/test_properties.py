@@ -202,7 +202,6 @@ def test_what_has_no_meaning_over_configurations_is_refused():
     ],
 )
 def test_impossible_configurations_are_refused(fields, want):
-    """With the field and its value."""
     with pytest.raises(ContractError, match=want):
         Configuration(**{"name": "x", "gpus": {"v100": 1}, "throughput": 1.0, **fields})
 

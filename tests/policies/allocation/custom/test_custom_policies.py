@@ -97,7 +97,6 @@ def test_what_cannot_be_used_is_refused(function):
 
 
 def test_shares_of_its_own_are_checked_and_called_a_heuristic():
-    """They are used as they are."""
     found = allocate(f"{NAME}even_shares", PROBLEM)
     assert (found.status, found.gap) == ("heuristic", None)
     assert found.allocation["e"] == pytest.approx({"v100": 0.4, "p100": 0.6})
@@ -132,7 +131,6 @@ def test_where_nothing_can_run_the_function_is_not_called(problem):
     ],
 )
 def test_a_name_that_leads_to_no_function_is_refused(name, reason):
-    """Before or when it is imported."""
     with pytest.raises(ProblemError, match=reason):
         allocate(name, PROBLEM)
 

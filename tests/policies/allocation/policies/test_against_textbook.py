@@ -193,7 +193,6 @@ def flat_weights(book):
 @every
 @pytest.mark.parametrize("policy", ["water-filling", "hierarchical"])
 def test_water_filling_has_the_textbooks_levels(policy, family):
-    """All levels, stage by stage."""
     for seed in SEEDS:
         book, answer, x = solved(policy, family, seed)
         weights_of = flat_weights(book) if policy == "water-filling" else team_weights(book)

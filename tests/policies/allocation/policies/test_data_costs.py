@@ -120,7 +120,6 @@ def test_what_costs_nothing_changes_nothing():
     ],
 )
 def test_an_impossible_job_is_refused_with_its_field(field, value):
-    """Field, value, reason."""
     fields = {"throughput": {"v100": 1.0}} | {field.partition(".")[0]: value}
     with pytest.raises(ProblemError, match=rf"jobs\[a\]\.{field}: "):
         Job(name="a", **fields)

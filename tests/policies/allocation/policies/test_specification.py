@@ -90,7 +90,6 @@ def test_the_fair_shares_of_strategy_proof_have_the_specifications_welfare(famil
 @examples(25)
 @given(family=st.sampled_from(FAMILIES), seed=st.integers(0, 2**32 - 1))
 def test_shares_without_a_program_are_those_of_the_specification(policy, family, seed):
-    """Job by job."""
     instance = drawn(family, seed)
     want = solve(SPECIFICATIONS[policy], instance)
     assert registry.solve(policy, instance).x == pytest.approx(want.x, rel=1e-9, abs=1e-12)

@@ -88,7 +88,6 @@ def test_noise_moves_it_hardly_more_than_the_median():
 
 
 def test_series_are_independent():
-    """Each is expected as if it were alone."""
     generator = np.random.default_rng(2)
     both = generator.lognormal(0, 0.1, (8, 20)) * np.linspace(1, 2, 8)[:, None] ** np.arange(20)
     together = expected_costs(range(8), both, 10)
@@ -110,6 +109,5 @@ def test_series_are_independent():
     ],
 )
 def test_what_is_no_measurement_is_refused(steps, measured, at, field):
-    """With the argument and what it should be."""
     with pytest.raises(PlanningError, match=f"^{field}: .*To fix: "):
         expected_costs(steps, measured, at)

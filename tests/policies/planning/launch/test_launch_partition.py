@@ -66,7 +66,6 @@ def test_where_nothing_fits_memory_is_disregarded():
     ids=["nothing", "of another model", "no time"],
 )
 def test_what_cannot_be_used_leaves_even_stages(layers):
-    """Whatever the memory."""
     assert cut(layers, count=6, memory=(1.0,) * 2) == [3, 3]
 
 

@@ -162,7 +162,6 @@ def test_amp_every_plan_is_feasible_and_the_same_seed_gives_the_same_plans():
 
 
 def test_what_fits_no_device_is_refused():
-    """With what to change."""
     with pytest.raises(PlanningError, match="fits the devices' memory"):
         anneal(grid(memory=1.0), tiling_degrees(grid(), 16), batch_size=16, evaluations=20)
     strategy = with_best_layers(grid(), tuple(((d,),) for d in range(8)), microbatch_size=2, batch_size=8)

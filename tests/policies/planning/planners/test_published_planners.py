@@ -277,6 +277,5 @@ def test_pipedream_finds_the_papers_configurations(layers, level, want, each):
     ],
 )
 def test_a_profile_or_level_that_makes_no_sense_is_refused(arguments, want):
-    """With the numbers."""
     with pytest.raises(PlanningError, match=want):
         plan_pipedream(*arguments)

@@ -47,7 +47,6 @@ def torch_order(kind, ranks, microbatches, chunks):
     ],
 )
 def test_the_order_is_torchs(ours, theirs, ranks, rounds, chunks, torch_schedules):
-    """Action by action, on every rank."""
     chunks = 2 if theirs == "ScheduleZBVZeroBubble" else chunks
     schedule = ours(ranks, ranks * rounds, chunks)
     want = list(torch_order(getattr(torch_schedules, theirs), ranks, ranks * rounds, chunks))
@@ -59,7 +58,6 @@ def test_the_order_is_torchs(ours, theirs, ranks, rounds, chunks, torch_schedule
 def test_the_order_of_dual_pipe_v_is_torchs_with_overlapped_pairs_one_after_the_other(
     ranks, extra, torch_schedules
 ):
-    """Action by action, on every rank."""
     schedule = dual_pipe_v(ranks, 2 * ranks + extra)
     counts = SimpleNamespace(pp_group_size=ranks, _n_microbatches=2 * ranks + extra)
     for rank, row in enumerate(schedule.actions):

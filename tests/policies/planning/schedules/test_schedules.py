@@ -87,7 +87,6 @@ def test_replicas_of_a_slow_stage_keep_the_pace():
 
 
 def test_a_stage_update_waits_for_all_its_replicas():
-    """The gradients of both replicas are in the update."""
     schedule = pipedream([2, 1], 2)
     spans = {(span.rank, str(span.action)): span for span in simulate(schedule, even_costs(2)).spans}
     assert spans[0, "0U0"].start == spans[1, "0U0"].start == spans[1, "0B1"].end

@@ -65,6 +65,5 @@ def test_without_a_zone_it_is_the_mean_over_the_zones():
     ],
 )
 def test_what_is_no_price_is_refused(found: list[Any]):
-    """Naming the machine."""
     with pytest.raises(PriceLogError, match=r"aws/us-east-1/p3.8xlarge"):
         spot_price(found, wanted())

@@ -41,7 +41,6 @@ def test_only_what_is_looked_for_is_read():
 
 
 def test_a_sku_that_does_not_exist_is_named():
-    """With the field to correct."""
     with pytest.raises(PriceLogError, match=r"no SKU 0000-0000-0000 .* To fix: correct skus\[\].id"):
         gpu_price({}, GcpPrice(skus=(("0000-0000-0000", 1.0),)))
 
@@ -72,6 +71,5 @@ def test_a_price_that_cannot_be_used_is_refused_with_its_sku(text: str):
     "text", ["", "[]", '{"skus": 5}', '{"skus": [], "nextPageToken": 5}', "[" * 50_000, '{"skus": NaN}']
 )
 def test_what_is_no_page_is_refused(text: str):
-    """As a whole."""
     with pytest.raises(PriceLogError):
         read_skus(text, {GPU}, currency="USD")

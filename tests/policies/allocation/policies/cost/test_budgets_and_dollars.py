@@ -114,7 +114,6 @@ def test_without_a_budget_the_makespan_is_that_of_makespan(family):
 
 
 def test_a_budget_that_is_no_number_and_a_price_of_nothing_are_refused():
-    """With the field."""
     p = problem_of("gangs alone", 1)
     with pytest.raises(ProblemError, match="budget: nan"):
         dataclasses.replace(p, budget=float("nan"))

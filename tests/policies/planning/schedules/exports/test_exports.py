@@ -23,7 +23,6 @@ from ballast_policies.planning.schedules.simulate import simulate
 
 @pytest.mark.parametrize("name", [name for name, kind in SCHEDULES.items() if not kind.asynchronous])
 def test_the_csv_has_every_action_of_each_rank_in_order(name):
-    """As the schedule has them, from rank 0 on."""
     schedule = build_schedule(name, ranks=3, microbatches=6, chunks=2)
     rows = [line.split(",") for line in schedule_csv(schedule).splitlines()]
     assert tuple(tuple(map(Action.parse, row)) for row in rows) == schedule.actions
