@@ -55,11 +55,7 @@ def build_once(folder: Path, what: str, build: Callable[[Path], None], progress:
 
 
 def named_folder(variable: str, programs: Sequence[str]) -> Path | None:
-    """The folder that an environment variable names; None: it names none.
-
-    Raises:
-        BinariesError: the folder lacks one of the programs.
-    """
+    """The folder that a variable names, if any. Raises BinariesError: it lacks one of the programs."""
     value = os.environ.get(variable)
     if not value:
         return None
@@ -111,11 +107,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def run_go(command: Sequence[str], source: Path, **environment: str) -> str:
-    """Run a Go command in the folder of a module; its standard output.
-
-    Raises:
-        BinariesError: it fails, with what it wrote.
-    """
+    """Run a Go command in a module's folder; its output. Raises BinariesError, with what it wrote."""
     done = subprocess.run(
         command, cwd=source, env=_environment() | environment, capture_output=True, text=True, check=False
     )

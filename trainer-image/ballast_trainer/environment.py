@@ -10,11 +10,7 @@ from ballast_trainer.errors import ConfigurationError
 
 
 def seconds_from(environment: Mapping[str, str], name: str) -> float | None:
-    """The period in seconds in a variable, or None where it is not set.
-
-    Raises:
-        ConfigurationError: it is not a number of seconds above 0.
-    """
+    """The seconds in a variable; None: not set. Raises ConfigurationError: they are no number above 0."""
     text = environment.get(name)
     if not text:
         return None
@@ -59,11 +55,7 @@ class TorchrunRank:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "TorchrunRank":
-        """By torchrun's variables.
-
-        Raises:
-            ConfigurationError: one is missing or makes no sense.
-        """
+        """By torchrun's variables. Raises ConfigurationError: one is missing or makes no sense."""
 
         def count(name: str, default: int) -> int:
             text = environment.get(name, str(default))

@@ -138,11 +138,7 @@ class ValidatedJob:
         return dataclasses.replace(self, model=tied_model(self.model, self.config))
 
     def placement(self, ranks: int) -> tuple[int, ...]:
-        """The pipeline position of each stage.
-
-        Raises:
-            ConfigurationError: the ranks and microbatches do not suit the schedule.
-        """
+        """Pipeline position of each stage. Raises ConfigurationError: the schedule refuses the sizes."""
         return ScheduleRequest.of(self.config, self.mesh.positions(ranks)).placement()
 
     @property
@@ -152,11 +148,7 @@ class ValidatedJob:
 
 
 def _skip_bad_samples(model: Model, config: JobConfig) -> None:
-    """Tell the data how many samples may be left out.
-
-    Raises:
-        ConfigurationError: its samples are not known one by one.
-    """
+    """Tell the data how many samples may be left out. Raises ConfigurationError: it does not know each."""
     most, source = config.training.skip_bad_samples, model.batch
     if isinstance(source, ShuffledDataset | ReplayedLoader):
         source.bad.most = most
@@ -222,11 +214,7 @@ class RankLaunch:
 
     @property
     def rank(self) -> int:
-        """This process's rank.
-
-        Raises:
-            ConfigurationError: the plan does not name the process.
-        """
+        """This process's rank. Raises ConfigurationError: the plan does not name the process."""
         rank = self.plan.rank_of(self.process)
         if rank is None:
             raise ConfigurationError("plan.ranks", f"plan {self.plan.epoch} does not name {self.process!r}")

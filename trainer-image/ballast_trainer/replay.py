@@ -47,11 +47,7 @@ class Look:
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> "Look":
-        """From a line's fields.
-
-        Raises:
-            ValueError, KeyError, TypeError: they are no look.
-        """
+        """From a line's fields. Raises ValueError, KeyError, TypeError: they are no look."""
         seconds = _load(row["seconds"], row["step"])
         coming = _load(row.get("coming", seconds), row["step"])
         measured = tuple(_load(step, row["step"]) for step in row.get("measured", ()))

@@ -48,11 +48,7 @@ Structure = Node | Constant | None
 
 
 def flatten(tree: Tree) -> tuple[list[torch.Tensor], Structure]:
-    """The tensors of a tree, in order, and what is left of it.
-
-    Raises:
-        TypeError: it holds no tensor, or something that cannot be sent.
-    """
+    """A tree's tensors in order, and the rest. Raises TypeError: no tensor, or something not to be sent."""
     if isinstance(tree, torch.Tensor):
         return [tree], None
     tensors: list[torch.Tensor] = []

@@ -82,11 +82,7 @@ class Namespaces:
         return ["nsenter", "-t", str(self.first), *flags, *map(str, command)]
 
     def call(self, *command: str) -> str:
-        """Run a command inside to its end; what it printed.
-
-        Raises:
-            StartError: it failed.
-        """
+        """Run a command inside to its end; what it printed. Raises StartError: it failed."""
         return call(*self.inside(command))
 
     def keep(self, *command: str | Path) -> None:
@@ -110,11 +106,7 @@ class Namespaces:
 
 
 def call(*command: str) -> str:
-    """Run a command to its end; what it printed.
-
-    Raises:
-        StartError: it failed, with its words.
-    """
+    """Run a command to its end; what it printed. Raises StartError: it failed, with its words."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
         raise StartError(f"`{' '.join(command)}`: {(done.stderr or done.stdout).strip()[-1000:]}")

@@ -144,11 +144,7 @@ class RealNodes:
         return ["nsenter", "-t", str(network.bridge), "-n", str(coredns), "-conf", str(corefile)]
 
     def import_images(self, layout: Layout) -> None:
-        """Import the images once; nodes share the result.
-
-        Raises:
-            StartError: an archive is none.
-        """
+        """Import the images once; nodes share the result. Raises StartError: an archive is none."""
         pause = layout.folder / "pause.tar"
         programs = find_kubelets(self._progress)
         write_pause_archive(programs / "pause", pause)
@@ -228,11 +224,7 @@ class RealNodes:
 
     @staticmethod
     def clear(layout: Layout) -> None:
-        """Remove what nodes leave whose power was cut: their keepers cannot any more.
-
-        Raises:
-            LocalClusterError: a control group stays.
-        """
+        """Remove what nodes left whose power was cut. Raises LocalClusterError: a control group stays."""
         remove_cgroups(cgroup_name(layout.folder))
 
     def _network(self, layout: Layout) -> Network:

@@ -101,11 +101,7 @@ class Api:
             return decoded
 
     async def call_until_reached(self, method: str, path: str, body: Any = None, **options: Any) -> Manifest:
-        """The same, again and again while the API server is away or overloaded.
-
-        Raises:
-            ApiError: refused for good.
-        """
+        """The same, again while the API server is away or overloaded. Raises ApiError: refused for good."""
         while True:
             try:
                 return await self.call(method, path, body, **options)

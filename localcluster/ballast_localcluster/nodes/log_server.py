@@ -71,11 +71,7 @@ class LogServer:
         return response
 
     def _read(self, request: web.Request) -> "_LogRequest":
-        """What a request asks for.
-
-        Raises:
-            web.HTTPError: no such container or log, or an option that process nodes lack.
-        """
+        """What a request asks for. Raises web.HTTPError: no such container, log, or option."""
         where, query = request.match_info, request.query
         pod = self._find(where["namespace"], where["pod"])
         runner = next((r for r in pod.runners if r.name == where["container"]), None) if pod else None

@@ -82,11 +82,7 @@ class ProcessNode:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:
-        """From decoded JSON or YAML with the attributes' names.
-
-        Raises:
-            NodesFileError: an unknown key or an impossible value.
-        """
+        """From JSON or YAML by attributes' names. Raises NodesFileError: unknown key, impossible value."""
         known = {field.name for field in dataclasses.fields(cls)}
         if unknown := set(values) - known:
             raise NodesFileError(f"a node has unknown keys {sorted(unknown)}. To fix: use {sorted(known)}.")

@@ -52,18 +52,10 @@ class Channel(Protocol):
     """Plans come in; reports, proposals and acknowledgements go out."""
 
     def read_plan(self) -> Plan | None:
-        """The newest plan, or None while there is none.
-
-        Raises:
-            ChannelError: it cannot be read now.
-        """
+        """The newest plan, or None while there is none. Raises ChannelError: it cannot be read now."""
 
     def read_config(self) -> Mapping[str, Any] | None:
-        """The job's configuration, or None while there is none.
-
-        Raises:
-            ChannelError: it cannot be read now.
-        """
+        """The job's configuration; None while there is none. Raises ChannelError: it cannot be read now."""
 
     def write(self, messages: Messages) -> None:
         """Write the messages given, and renew the lease, which shows that rank 0 is alive.

@@ -67,11 +67,7 @@ class WatchedObject:
         self._pause = 0.0
 
     def newest(self) -> Mapping[str, Any] | None:
-        """The object; None where there is none.
-
-        Raises:
-            ChannelError: it has to be read, and cannot be.
-        """
+        """The object; None where there is none. Raises ChannelError: it has to be read, and cannot be."""
         now = self._clock()
         with self._lock:
             if self._live and now < self._check_at:

@@ -42,11 +42,7 @@ class CheckpointFolder:
         self._unreadable: set[str] = set()
 
     def names(self) -> list[str]:
-        """Names of complete checkpoints, newest first.
-
-        Raises:
-            OSError: the directory cannot be read.
-        """
+        """Names of complete checkpoints, newest first. Raises OSError: the directory cannot be read."""
         try:
             found = self._all_names()
         except FileNotFoundError:
@@ -54,11 +50,7 @@ class CheckpointFolder:
         return sorted((name for name in found if _is_complete(name)), reverse=True)
 
     def set_aside_names(self) -> list[str]:
-        """Names of those that were set aside.
-
-        Raises:
-            OSError: the directory cannot be read.
-        """
+        """Names of those that were set aside. Raises OSError: the directory cannot be read."""
         found = sorted(self._all_names())
         return [name for name in found if name.startswith(_PREFIX) and not _is_complete(name)]
 
@@ -132,11 +124,7 @@ class CheckpointFolder:
         return False
 
     def put_in_place(self, temporary: Path, final: Path, manifest: Manifest) -> None:
-        """Complete a checkpoint with its manifest, and rename it into place; older ones are removed.
-
-        Raises:
-            OSError: that failed.
-        """
+        """Add the manifest, rename the checkpoint into place, remove older ones. Raises OSError."""
         rest = [path for path in temporary.iterdir() if path.name not in manifest.files]
         files = {**manifest.files, **{path.name: checksum(path) for path in rest}}
         manifest = dataclasses.replace(manifest, files=files)
@@ -156,11 +144,7 @@ class CheckpointFolder:
                 self.set_aside(name, corrupt=True)
 
     def set_aside(self, name: str, *, corrupt: bool) -> None:
-        """Give a checkpoint that cannot be used another name.
-
-        Raises:
-            OSError: it cannot be renamed.
-        """
+        """Give a checkpoint that cannot be used another name. Raises OSError: it cannot be renamed."""
         end = CORRUPT if corrupt else UNREADABLE
         target, number = self.path / (name + end), 1
         while target.exists():
@@ -198,11 +182,7 @@ def _is_gone(path: Path) -> bool:
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Write a file that lasts through a loss of power.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a file that lasts through a loss of power. Raises OSError: it cannot be written."""
     with path.open("w") as file:
         file.write(text)
         file.flush()
@@ -210,11 +190,7 @@ def write_durably(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make a file, or the names in a folder, last through a loss of power.
-
-    Raises:
-        OSError: that failed.
-    """
+    """Make a file, or the names in a folder, last through a loss of power. Raises OSError: that failed."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

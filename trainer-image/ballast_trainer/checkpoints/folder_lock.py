@@ -73,11 +73,7 @@ class Owner:
 
     @classmethod
     def read(cls, path: Path) -> "Owner | None":
-        """The owner that a lock file names; None where it is gone or damaged.
-
-        Raises:
-            OSError: the storage does not answer.
-        """
+        """The owner in a lock file; None: gone or damaged. Raises OSError: storage does not answer."""
         try:
             return decode_text(cls, path.read_text(), unknown="ignore", spelling=str)
         except (FileNotFoundError, ValueError):
@@ -125,12 +121,7 @@ class FolderLock:
         return self._owner.token
 
     def acquire(self) -> None:
-        """Take the lock.
-
-        Raises:
-            CheckpointError: another run holds it and lives.
-            OSError: the folder cannot be written.
-        """
+        """Take it. Raises CheckpointError: another living run has it; OSError: the folder is not writable."""
         fresh = self._write_fresh()
         try:
             while not self._create(fresh):

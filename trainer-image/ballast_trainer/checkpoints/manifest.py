@@ -54,11 +54,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str) -> "Manifest":
-        """From text; fields that this release does not know are left out.
-
-        Raises:
-            ValueError: it is no manifest.
-        """
+        """From text; fields unknown to this release are left out. Raises ValueError: it is no manifest."""
         return decode_text(cls, text, unknown="ignore", spelling=str)
 
     def refuse_other(self, job: "Manifest", folder: Path) -> None:
@@ -104,11 +100,7 @@ class Flaw:
 
 
 def checksum(path: Path) -> int:
-    """CRC-32 of a file.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """CRC-32 of a file. Raises OSError: it cannot be read."""
     crc = 0
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -145,11 +137,7 @@ class Patience:
         self._check, self._sleep, self._clock = check, sleep, clock
 
     def read(self, read: Callable[[], Read]) -> Read:
-        """The result of ``read``, called until it succeeds.
-
-        Raises:
-            OSError: the last one, after the time is over.
-        """
+        """The result of ``read``, called until it succeeds. Raises OSError: the last one, out of time."""
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:

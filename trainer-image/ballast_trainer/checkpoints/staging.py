@@ -41,11 +41,7 @@ class StagedCopy:
         self._done = threading.Event()
 
     def finish(self) -> None:
-        """Copy what is left; on the thread that writes.
-
-        Raises:
-            CheckpointNotWritten: some of it has changed meanwhile.
-        """
+        """Copy the rest; on the thread that writes. Raises CheckpointNotWritten: it has changed meanwhile."""
         try:
             if self._copied is not None:
                 self._copied.synchronize()

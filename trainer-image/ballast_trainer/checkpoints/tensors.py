@@ -159,11 +159,7 @@ def _layer_key(index: int, name: str) -> str:
 
 
 def _read(state: dict[str, Any], path: Path) -> None:
-    """Fill the tensors of ``state`` by key.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
+    """Fill the tensors of ``state`` by key. Raises OSError: a file cannot be read."""
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.api import CheckpointException
 

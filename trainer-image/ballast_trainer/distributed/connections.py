@@ -69,11 +69,7 @@ CONNECTIONS = Connections()
 
 
 def check_connections(field: str) -> None:
-    """Refuse a field that needs them where the system does not list a process's sockets.
-
-    Raises:
-        ConfigurationError: it does not.
-    """
+    """Refuse a field that needs the list of sockets. Raises ConfigurationError: the system has none."""
     if not _OPEN_FILES.is_dir():
         raise ConfigurationError(field, f"this system has no {_OPEN_FILES}. To fix: 0, or Linux")
 

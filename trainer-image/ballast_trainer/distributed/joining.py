@@ -107,12 +107,7 @@ def next_epoch(store: Any, above: int) -> int:
 
 
 def wait_for_growth(store: Any, process: str, stop: StopSignal) -> Plan:
-    """Announce a rank that has started again, and wait for the plan that names it.
-
-    Raises:
-        Stopped: SIGTERM.
-        PeerLost: the store is gone.
-    """
+    """Announce a restarted rank and await its plan. Raises Stopped: SIGTERM; PeerLost: the store is gone."""
     with peer_failures():
         tell_name(store, process)
         store.set(_returned(store.add(_COUNT, 1)), process)

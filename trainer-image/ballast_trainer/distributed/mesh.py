@@ -37,11 +37,7 @@ class Mesh:
         return self.tensor * self.data
 
     def positions(self, ranks: int) -> int:
-        """Pipeline positions of a number of ranks.
-
-        Raises:
-            ConfigurationError: the ranks do not fill the mesh.
-        """
+        """Pipeline positions of this many ranks. Raises ConfigurationError: they do not fill the mesh."""
         if ranks % self.column:
             raise ConfigurationError(
                 "parallelism",

@@ -120,11 +120,7 @@ def on_closed_terminal(act: Callable[[int, types.FrameType | None], None]) -> No
 
 
 def stop_seconds(environment: Mapping[str, str] = os.environ) -> float | None:
-    """How long after SIGTERM this process is killed, if the environment sets it.
-
-    Raises:
-        ConfigurationError: it is not a number of seconds.
-    """
+    """Seconds from SIGTERM to the kill, where the environment has them. Raises ConfigurationError."""
     return seconds_from(environment, STOP_SECONDS_ENV)
 
 

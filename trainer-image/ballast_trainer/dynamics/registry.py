@@ -25,11 +25,7 @@ _CUSTOM = "custom"
 
 
 def find_dynamic(kind: str) -> DynamicCase:
-    """The row of ``kind``.
-
-    Raises:
-        ConfigurationError: it is unknown, or the distribution that registers it is broken.
-    """
+    """The row of ``kind``. Raises ConfigurationError: unknown, or its distribution is broken."""
     try:
         return DYNAMICS.find(kind)
     except RegistryError as error:
@@ -62,11 +58,7 @@ def build_dynamics(
 
 
 def build_dynamic(config: DynamicConfig, layer_count: int) -> Dynamic:
-    """One change.
-
-    Raises:
-        ConfigurationError: its kind is unknown, or names a callable that cannot be imported.
-    """
+    """One change. Raises ConfigurationError: its kind is unknown, or its callable cannot be imported."""
     build = load_callable(f"dynamics[{config.kind}]", find_dynamic(config.kind).build)
     built: Dynamic = build(config, layer_count)
     # An object of another distribution need not let itself be changed.
@@ -76,11 +68,7 @@ def build_dynamic(config: DynamicConfig, layer_count: int) -> Dynamic:
 
 
 def check_dynamics(model: Model, configs: Sequence[DynamicConfig]) -> None:
-    """Refuse changes that do not suit the model, or each other.
-
-    Raises:
-        ConfigurationError: names the change and why.
-    """
+    """Refuse changes that do not suit the model or each other. Raises ConfigurationError, with the why."""
     build_dynamics(configs, model.layer_count, model.family)
     check_changes(model, configs)
     check_cached_outputs(model, configs)

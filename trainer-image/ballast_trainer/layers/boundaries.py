@@ -50,11 +50,7 @@ class Boundary:
 
     @classmethod
     def of(cls, value: Tree) -> "Boundary":
-        """Of activations.
-
-        Raises:
-            TypeError: another rank could not make the same tree.
-        """
+        """Of activations. Raises TypeError: another rank could not make the same tree."""
         tensors, structure = flatten(value)
         if structure is not None:
             try:

@@ -466,11 +466,7 @@ def refuse_whole_matrices(config: TrainingConfig) -> None:
 
 
 def _refuse_unknown(module: nn.Module, known: Collection[str]) -> None:
-    """Refuse a module whose state has parameters under other names, which could not be shared.
-
-    Raises:
-        ConfigurationError: it has.
-    """
+    """Refuse a module whose state renames parameters: they could not be shared. Raises ConfigurationError."""
     empty = {parameter.data_ptr() for parameter in module.parameters()} | {0}
     unknown = [
         name

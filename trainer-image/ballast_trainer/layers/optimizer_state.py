@@ -23,11 +23,7 @@ _OF_TORCH = frozenset({"param_groups", "state", "defaults"})
 
 
 def as_tensors(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """One parameter's state.
-
-    Raises:
-        TrainerError: some of it is neither a tensor nor a number.
-    """
+    """One parameter's state. Raises TrainerError: some of it is neither a tensor nor a number."""
     tensors = {}
     for key, value in state.items():
         if isinstance(value, torch.Tensor):
@@ -130,11 +126,7 @@ def _print_of(value: Any, within: tuple[torch.optim.Optimizer, ...], learnt: Con
 
 
 def refuse_other_state(optimizer: torch.optim.Optimizer, first: Mapping[str, Any]) -> None:
-    """Refuse an optimizer that keeps something else than at its construction, ``first``.
-
-    Raises:
-        TrainerError: it keeps state there.
-    """
+    """Refuse an optimizer that keeps other state than at its construction, ``first``. Raises TrainerError."""
     now = kept_elsewhere(optimizer)
     # In lists: a NaN that is still there differs from itself alone.
     changed = sorted(where for where, value in now.items() if [value] != [first.get(where)])

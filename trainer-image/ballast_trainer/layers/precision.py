@@ -29,11 +29,7 @@ GROWTH_STEPS = 2000
 
 
 def check_precision(precision: str, device: torch.device) -> None:
-    """Refuse a precision that the device does not support.
-
-    Raises:
-        ConfigurationError: fp16 on a CPU.
-    """
+    """Refuse a precision that the device does not support. Raises ConfigurationError: fp16 on a CPU."""
     if precision == "fp16" and device.type != "cuda":
         reason = f"'fp16' needs a CUDA device, this rank has {device.type!r}. To fix: use 'bf16' or 'fp32'"
         raise ConfigurationError("training.precision", reason)

@@ -124,11 +124,7 @@ class Batches:
         return compared(self._digests.get(step))
 
     def refuse_other_targets(self, summed: Sequence[float], step: int) -> None:
-        """Refuse a batch whose targets differ among the ranks that have read it.
-
-        Raises:
-            DataError: they do.
-        """
+        """Refuse a batch whose targets differ among the ranks that have read it. Raises DataError."""
         refuse_other_targets(summed, field=self._field, what=f"the batch of step {step + 1}")
 
     def agree_on_samples(self, step: int, world: World, *, reads: bool) -> None:

@@ -114,11 +114,7 @@ class InPlace:
         return made.result()
 
     def next_plan(self, plan: Plan, error: PeerLost) -> Plan:
-        """The plan of the ranks that are left, by which this one goes on after ``plan``.
-
-        Raises:
-            PeerLost: it does not.
-        """
+        """The plan of the ranks that are left, to go on by. Raises PeerLost: this one does not go on."""
         noticed, model, run = time.monotonic(), self.model, self.run
         if run is None and self._restarts:
             return self.come_back(plan)
@@ -213,11 +209,7 @@ class InPlace:
         )
 
     def _follow(self, decision: Mapping[str, Any], noticed: float, error: PeerLost | None) -> Plan:
-        """Go on as it was decided; returns the plan.
-
-        Raises:
-            PeerLost: not with this rank.
-        """
+        """Go on as it was decided; returns the plan. Raises PeerLost: not with this rank."""
         because = "" if error is None else f" ({error})"
         if "refused" in decision:
             raise PeerLost(f"{decision['refused']}{because}")

@@ -71,11 +71,7 @@ def _new_positions(world: World, plan: Plan) -> dict[int, int]:
 
 
 def move_layers(model: ModelState, run: RunState, stages: tuple[Stage, ...]) -> ReshapeResult:
-    """Rebalance: the same ranks, another partition.
-
-    Raises:
-        MigrationFailed: nothing has changed.
-    """
+    """Rebalance: the same ranks, another partition. Raises MigrationFailed: nothing has changed."""
     watch = Stopwatch()
     migration, boundaries = _move_and_try(model, run.step, stages, in_force=model.stages, watch=watch)
     migration.send_rest(model.world, model.layers, migration.moves)

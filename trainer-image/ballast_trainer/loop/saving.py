@@ -135,11 +135,7 @@ class Saver:
         )
 
     def load(self, manifest: Manifest) -> None:
-        """Load the layers held; collective.
-
-        Raises:
-            CheckpointError: they do not fit, or cannot be read.
-        """
+        """Load the layers held; collective. Raises CheckpointError: they do not fit, or cannot be read."""
         if self._memory is not None and self._memory.source is not None:
             self._memory.load(self._model.world, self._model.layers)
         elif self._checkpoints is not None:
@@ -437,11 +433,7 @@ def export_at_end(progress: Progress) -> None:
 
 
 def _by_rank_0(world: World, work: Callable[[], Any], what: str) -> Any:
-    """What ``work`` returns on rank 0, on every rank; collective.
-
-    Raises:
-        CheckpointError: on all ranks, ``what`` and the error.
-    """
+    """Rank 0's ``work``, on every rank; collective. Raises CheckpointError on all: ``what``, the error."""
     found, failure = None, None
     if world.rank == 0:
         try:

@@ -143,11 +143,7 @@ class OrderedLoader:
         self._next = 0
 
     def __call__(self, seed: int, number: int, size: int) -> Batch:
-        """Inputs and targets of batch ``number``.
-
-        Raises:
-            ConfigurationError: it has fewer batches.
-        """
+        """Inputs and targets of batch ``number``. Raises ConfigurationError: it has fewer batches."""
         if number == 0 or number < self._next:
             with seeded_data(seed, -1):
                 seed_generators(self._loader)

@@ -266,11 +266,7 @@ class DeferredWeights(TorchDispatchMode):
             self._defer(parameter)
 
     def seen_from_outside(self, tensor: torch.Tensor) -> None:
-        """Somebody may write to the tensor's memory without an operation.
-
-        Raises:
-            CannotDeferError: it is not in memory.
-        """
+        """The tensor's memory may be written unseen. Raises CannotDeferError: it is not in memory."""
         view = self._view(tensor)
         if view is None:
             return

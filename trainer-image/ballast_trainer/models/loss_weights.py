@@ -50,11 +50,7 @@ def weights_of(weight: LossWeight | None, targets: torch.Tensor, microbatches: i
 
 
 def one_number(found: object, what: str) -> float:
-    """What a function of the user's has returned, as a number.
-
-    Raises:
-        TrainerError: it is none; ``what`` it was to be, in words.
-    """
+    """What a user's function returned. Raises TrainerError: no number; ``what`` it was to be, in words."""
     if isinstance(found, torch.Tensor) and found.numel() != 1:
         kind = f"tensor of shape {list(found.shape)}"
     else:

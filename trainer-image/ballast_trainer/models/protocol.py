@@ -32,11 +32,7 @@ Metric = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | float]
 
 
 def no_batch(seed: int, step: int, size: int) -> Batch:
-    """The data of a model that brings none; the configuration's ``data`` takes its place.
-
-    Raises:
-        NotImplementedError: always.
-    """
+    """The data of a model without any; ``data`` replaces it. Raises NotImplementedError: always."""
     raise NotImplementedError("the model has no data of its own. To fix: set data.name")
 
 

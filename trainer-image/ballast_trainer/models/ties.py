@@ -102,11 +102,7 @@ class _Seen:
 
 
 def ties_among(modules: Mapping[int, nn.Module]) -> tuple[Tie, ...]:
-    """The ties of layers that are built, by index.
-
-    Raises:
-        ValueError: two layers share what cannot be tied.
-    """
+    """The ties of built layers, by index. Raises ValueError: two layers share what cannot be tied."""
     search = TieSearch()
     for index, module in modules.items():
         search.look_at(module)

@@ -67,11 +67,7 @@ class _Bucket:
             self._sum = self.settle().clone()
 
     def refuse_late(self) -> None:
-        """Refuse gradients that have come since the bucket began.
-
-        Raises:
-            TrainerError: there are some, which the sums are without.
-        """
+        """Refuse gradients that came since the bucket began: sums lack them. Raises TrainerError."""
         late = [name for name, parameter in self._parameters.items() if parameter.grad is not None]
         if late:
             raise TrainerError(

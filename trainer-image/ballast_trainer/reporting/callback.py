@@ -65,11 +65,7 @@ class CallingReporter:
     """Reports by another reporter, then tells the user's callback."""
 
     def __init__(self, reporter: Reporter, config: CallbackConfig, request: EndRequest | None = None) -> None:
-        """Load the callback.
-
-        Raises:
-            ConfigurationError: there is no such callable.
-        """
+        """Load the callback. Raises ConfigurationError: there is no such callable."""
         self._reporter, self._config = reporter, config
         self._request = request or EndRequest()
         self._called = load_callable("callback.name", config.name)

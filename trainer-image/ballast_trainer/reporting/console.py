@@ -162,11 +162,7 @@ class _Lines:
         self._out, self._refused = out, ""
 
     def print(self, line: str) -> None:
-        """Write one.
-
-        Raises:
-            OutputClosed: the reader has closed the output.
-        """
+        """Write one. Raises OutputClosed: the reader has closed the output."""
         refused = ""
         try:
             print(line, file=self._out, flush=True)

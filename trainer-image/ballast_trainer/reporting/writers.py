@@ -129,11 +129,7 @@ class TensorBoardWriter:
 
 
 def _client(name: str) -> Any:
-    """The module of a tracker's client.
-
-    Raises:
-        ConfigurationError: it is not installed.
-    """
+    """The module of a tracker's client. Raises ConfigurationError: it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

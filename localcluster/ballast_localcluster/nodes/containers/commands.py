@@ -76,11 +76,7 @@ class CommandBuilder:
     warm_start: WarmStart | None = None
 
     async def command(self, container: Manifest, run: int) -> Command:
-        """The command of the ``run``-th run, from 0.
-
-        Raises:
-            ConfigurationError: a reference is missing, or there is nothing to run.
-        """
+        """The command of a run, from 0. Raises ConfigurationError: no reference, or nothing to run."""
         if not container.get("command"):
             raise ConfigurationError(
                 f"container {container['name']} has no command, and process nodes do not read images, so its "

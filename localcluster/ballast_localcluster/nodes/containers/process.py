@@ -41,11 +41,7 @@ class ContainerProcess:
 
     @classmethod
     async def start(cls, command: Command) -> "ContainerProcess":
-        """Start it.
-
-        Raises:
-            ProcessStartError: no such program, not executable, no such working directory.
-        """
+        """Start it. Raises ProcessStartError: no such program, not executable, no such working directory."""
         if not command.folder.is_dir():
             raise ProcessStartError(f"workingDir {command.folder} does not exist on this machine")
         command.log.parent.mkdir(parents=True, exist_ok=True)

@@ -43,11 +43,7 @@ class Devices:
             await self._freed.wait()
 
     def take(self, pod: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-        """Assign GPUs to each container of the pod that asks for any; all of them or none.
-
-        Raises:
-            NotEnoughDevicesError: with the numbers.
-        """
+        """Assign all GPUs that the pod's containers ask for, or none. Raises NotEnoughDevicesError."""
         uid = pod["metadata"]["uid"]
         taken = {index for other in self.held.values() for indices in other.values() for index in indices}
         free = [index for index in range(self.count) if index not in taken]

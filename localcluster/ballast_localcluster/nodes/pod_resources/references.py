@@ -57,11 +57,7 @@ _SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 
 
 def field_value(path: str, pod: Manifest, address: str, host_address: str) -> str:
-    """The value of a downward-API field.
-
-    Raises:
-        ConfigurationError: a path that the downward API does not have.
-    """
+    """The value of a downward-API field. Raises ConfigurationError: a path that the API does not have."""
     metadata, spec = pod["metadata"], pod["spec"]
     if match := _SUBSCRIPT.fullmatch(path):
         return str((metadata.get(match[1]) or {}).get(match[2], ""))
