@@ -202,6 +202,7 @@ EXAMPLES = {
         emulated=10.0,
         validation_loss=2.5,
         validation_step=100,
+        not_saved="step 120 is not saved",
         bad_samples=2,
         flops_per_second=2.5e12,
         part_of_peak=0.375,

@@ -96,10 +96,17 @@ def track_progress(context: ReconcileContext) -> TrainingJobStatus:
     """The status brought up to the newest report."""
     view, status = context.view, context.view.status
     allocation, lease = context.allocation, view.lease
+    report = lease.report if lease is not None else None
     if view.acknowledged:
         does = "run the template's command" if view.is_script else "train"
         where = " and ".join(f"{part.gpu_type} of pool {part.pool}" for part in allocation.by_pool)
         message = f"{len(context.plan.ranks)} ranks {does} on {where}"
+        known = status.condition(JobCondition.RUNNING)
+        if report is not None and report.not_saved and view.has_spoken:
+            # The first reason stays: a text that changed with each try would be a write each.
+            said = known.message if known is not None else ""
+            new = f"{message}; {report.not_saved}"[:1024]
+            message = said if said.startswith(f"{message}; ") else new
         begins = not status.is_true(JobCondition.RUNNING)
         if begins:
             status = accrue_cost(context, status)  # up to here it was starting
@@ -112,7 +119,6 @@ def track_progress(context: ReconcileContext) -> TrainingJobStatus:
             )
     if view.is_script:
         status = with_reporting(context, status)
-    report = lease.report if lease is not None else None
     plan = view.launched_plan
     if report is None or plan is None or report.epoch > plan.epoch or not view.has_spoken:
         return status

@@ -98,6 +98,7 @@ class Report(Model):
         checkpoint_every_steps: steps between two checkpoints now; None: nothing is saved, or it is not known.
         checkpoint_seconds: how long training stood still for a checkpoint lately; None: not measured.
         checkpoint_write_seconds: how long it took until the checkpoint was whole, mostly beside the steps.
+        not_saved: why checkpoints fail since the newest complete one; empty: none has.
         bad_samples: samples (of a loader: batches) that could not be read and were left out, of this launch.
         flops_per_second: operations per second and rank, as of step lines; None: not known.
         part_of_peak: the same over what the GPUs promise; None: not known.
@@ -133,6 +134,7 @@ class Report(Model):
     checkpoint_every_steps: int | None = Field(None, ge=1, le=MOST_STEP)
     checkpoint_seconds: float | None = Field(None, ge=0, le=MOST_SECONDS)
     checkpoint_write_seconds: float | None = Field(None, ge=0, le=MOST_SECONDS)
+    not_saved: str = Field("", max_length=LONGEST_REASON)
     bad_samples: int = Field(0, ge=0, le=MOST_STEP)
     flops_per_second: float | None = Field(None, ge=0)
     part_of_peak: float | None = Field(None, ge=0)

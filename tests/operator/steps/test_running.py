@@ -48,6 +48,19 @@ def test_progress_has_the_report_the_percentage_and_the_expected_end():
     assert (found.flops_per_second, found.part_of_peak) == (2e12, 0.4)
 
 
+def test_checkpoints_that_fail_are_told_by_the_condition_until_one_is_written():
+    """By the first reason alone: whatever the trainer writes, it makes one write."""
+    messages, view = [], reporting()
+    for why in ("step 5 is not saved, there is none: No space left", "step 6 is not saved", "x" * 4096, ""):
+        view = dataclasses.replace(reporting(not_saved=why), status=view.status)
+        view = dataclasses.replace(view, status=take_step(a_context(view)).status)
+        messages.append(view.status.condition(JobCondition.RUNNING).message)
+    plain = messages[-1]
+    assert messages[:-1] == [f"{plain}; step 5 is not saved, there is none: No space left"] * 3
+    view = dataclasses.replace(reporting(not_saved="x" * 4096), status=view.status)
+    assert len(take_step(a_context(view)).status.condition(JobCondition.RUNNING).message) == 1024
+
+
 @pytest.mark.parametrize(
     ("reason", "step", "saved"), [(ExitReason.STOPPED, 57, 57), (ExitReason.STOPPED_UNSAVED, 50, 40)]
 )

@@ -7,7 +7,8 @@ import threading
 
 import pytest
 import torch
-from ballast_policies.contract import ExitReason
+from ballast_policies.contract import ExitReason, Report
+from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.checkpoints import tensors
 from ballast_trainer.checkpoints.staging import BesideSteps, StagedCopy, Staging
 from ballast_trainer.distributed.axis import Axis
@@ -187,12 +188,14 @@ def test_steps_go_on_while_a_checkpoint_is_written(small_config, tmp_path, monke
 def test_a_checkpoint_that_storage_refuses_is_told_and_tried_again(small_config, tmp_path, monkeypatch):
     """As where training waits for it: an event with the reason, training goes on."""
     Held(monkeypatch, failures=1)
-    told = train_here(job(small_config, tmp_path))
+    (channel := tmp_path / "channel").mkdir()
+    told = train_here(job(small_config, tmp_path), channel=DirectoryChannel(channel))
     (failed,) = [event for event in told.events if event["event"] == "checkpointFailed"]
     assert failed["step"] == 2 and failed["newest"] is None
     assert "No space left on device" in failed["reason"] and "To fix" in failed["reason"]
     assert saved_steps(told)[-1] == 7
     assert (told.reason, sorted(told.losses)) == (ExitReason.FINISHED, list(range(1, 8)))
+    assert not Report.from_json((channel / "report.json").read_text()).not_saved
 
 
 @pytest.mark.slow
@@ -217,9 +220,12 @@ def test_a_stop_whose_state_is_not_saved_ends_as_such(small_config, tmp_path, mo
     refuses = held.callback(monkeypatch, also=lambda: vars(held).update(_failures=99))
     config = job(small_config, tmp_path)
     config["checkpoint"]["asyncMode"] = mode
-    told = train_here(config | {"callback": refuses}, stop_after=5)
+    (channel := tmp_path / "channel").mkdir()
+    told = train_here(config | {"callback": refuses}, stop_after=5, channel=DirectoryChannel(channel))
     assert (told.reason, told.events[-1]["reason"]) == (ExitReason.STOPPED_UNSAVED,) * 2
     assert saved_steps(told) == [2]
+    report = Report.from_json((channel / "report.json").read_text())
+    assert report.not_saved.startswith("step 4 is not saved, the newest checkpoint is that of step 2: ")
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from collections import deque
 from typing import Any
 
 from ballast_policies.contract import Ack, ExitReason, Proposal, Report, Stage
+from ballast_policies.contract.limits import LONGEST_REASON
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.planning.partition import imbalance
 from ballast_policies.planning.schedules.costs import stage_costs
@@ -297,7 +298,13 @@ class Progress:
             checkpoint_seconds=seconds,
             checkpoint_write_seconds=write_seconds,
             checkpoint_every_steps=every_steps,
+            not_saved="",
         )
+
+    def not_saved(self, why: str) -> None:
+        """A checkpoint failed; the first one's reason is told until one is written."""
+        if not self._report.not_saved:
+            self._note(not_saved=why[:LONGEST_REASON])
 
     def steps_per_second(self) -> float | None:
         """Over the last steps, pauses included."""
@@ -306,7 +313,7 @@ class Progress:
         (first_at, first), (last_at, last) = self._done[0], self._done[-1]
         return (last - first) / (last_at - first_at) if last_at > first_at else None
 
-    def _note(self, **figures: float | None) -> None:
+    def _note(self, **figures: float | str | None) -> None:
         """Figures of the report, which stay until there are newer ones."""
         self._report = self._report.replace(**figures)
 

@@ -361,8 +361,10 @@ class Saver:
         newest = self._checkpoints.newest_left(model.world, self._run.checkpoint_step)
         self._run.checkpoint_step = newest
         text = f"the newest checkpoint is that of step {newest}" if newest is not None else "there is none"
+        why = f"step {step} is not saved, {text}: {error}"
         if model.world.rank == 0:
-            logger.warning("step %d is not saved, %s: %s", step, text, error)
+            logger.warning(why)
+        self._progress.not_saved(why)
         self._progress.event(
             "checkpointFailed", step=step, reason=str(error), newest=newest, pause_ms=pause_ms
         )
