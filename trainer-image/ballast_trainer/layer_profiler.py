@@ -1,6 +1,7 @@
 """Profiler of a job's layers in one process, without a pipeline."""
 
 import dataclasses
+import gc
 from typing import Any
 
 import torch
@@ -43,37 +44,40 @@ def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str,
     Forward and backward are of one microbatch, the optimizer's seconds of one step.  Activations
     are the bytes kept from the forward to the backward, the loss's with the last layer's; with
     ``recompute`` a layer's input alone.  The measurement is that of a running job; of ranks that share
-    layers (``parallelism.tensor``) it is one's part, and what they all-reduce.
+    layers (``parallelism.tensor``) it is one's part, and what they all-reduce.  What a microbatch takes
+    whatever its size is told by smaller ones, where there are some.
 
     The median of so many steps counts, with the dynamic changes of ``at_step``, from the initial weights.
 
     Raises:
         ConfigurationError: a field cannot work.
     """
-    job = ValidatedJob.from_mapping(config).with_ties()
     torch.set_num_threads(1)
-    loss_scale = LossScale(job.config.training.precision)
+    job = ValidatedJob.from_mapping(config).with_ties()
     group = _OneOfGroup(ranks=tuple(range(job.config.parallelism.tensor)))
-    model = _whole_model(job.config, job.model, loss_scale, group)
-    for step in range(at_step + 1):
-        for dynamic in model.dynamics:
-            dynamic.apply(step, model.layers, model.world)
-    model.rebuild(at_step)
-    for number in range(steps + 1):
-        model.meter.start_step(at_step + number)
-        _step(model, at_step, loss_scale.value)
-        if number:
-            # The first step is slower: memory is touched for the first time.
-            model.profile.add(model.meter.seconds(), model.meter.bytes)
+    pipeline = job.config.pipeline
+    size = pipeline.global_batch_size // pipeline.microbatches
+    smaller = next((size // by for by in range(2, size + 1) if size % by == 0), 0)
+    overhead = [0.0] * job.model.layer_count
+    if smaller:
+        more = pipeline.replace(microbatches=pipeline.global_batch_size // smaller)
+        other = job.config.replace(pipeline=more)
+        of_smaller = _seconds(_measured(job, other, group, steps=steps, at_step=at_step))
+        job = ValidatedJob.from_mapping(config).with_ties()  # from the initial weights
+        gc.collect()  # the memory may hold one model
+    model = _measured(job, job.config, group, steps=steps, at_step=at_step)
+    if smaller:
+        each = zip(_seconds(model), of_smaller, strict=True)
+        overhead = [overhead_seconds((size, large), (smaller, small)) for large, small in each]
     costs, counted = model.profile.costs(), model.profile.bytes()
     assert costs is not None and counted is not None
-    pipeline = job.config.pipeline
     repeated, gradients, reduced = _passing_bytes(model, at_step, group)
     rows = [
         {
             "name": f"layer {layer.index}",
             "forwardSeconds": costs.forward[layer.index] / pipeline.microbatches,
             "backwardSeconds": costs.backward[layer.index] / pipeline.microbatches,
+            "overheadSeconds": overhead[layer.index],
             "optimizerSeconds": costs.optimizer[layer.index],
             "heldBytes": layer.byte_count(),
             "weightBytes": sum(parameter.nbytes for parameter in layer.module.parameters()),
@@ -85,8 +89,39 @@ def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str,
         }
         for layer in model.layers
     ]
-    size = pipeline.global_batch_size // pipeline.microbatches
     return {"microbatchSize": size, "tensor": group.size, "layers": rows}
+
+
+def _measured(job: ValidatedJob, config: JobConfig, group: Axis, *, steps: int, at_step: int) -> ModelState:
+    """The job, as ``config`` has it, after so many steps."""
+    loss_scale = LossScale(config.training.precision)
+    model = _whole_model(config, job.model, loss_scale, group)
+    for step in range(at_step + 1):
+        for dynamic in model.dynamics:
+            dynamic.apply(step, model.layers, model.world)
+    model.rebuild(at_step)
+    for number in range(steps + 1):
+        model.meter.start_step(at_step + number)
+        _step(model, at_step, loss_scale.value)
+        if number:
+            # The first step is slower: memory is touched for the first time.
+            model.profile.add(model.meter.seconds(), model.meter.bytes)
+    return model
+
+
+def _seconds(model: ModelState) -> list[float]:
+    """By layer, of one microbatch, forward and backward."""
+    costs = model.profile.costs()
+    assert costs is not None
+    # As rows have them: no rounding makes the overhead more than both.
+    both = zip(costs.forward, costs.backward, strict=True)
+    return [f / model.microbatches + b / model.microbatches for f, b in both]
+
+
+def overhead_seconds(large: tuple[int, float], small: tuple[int, float]) -> float:
+    """At no samples, on the line through two of (samples, seconds); at least 0 and at most ``large``'s."""
+    each = (large[1] - small[1]) / (large[0] - small[0])
+    return min(max(0.0, large[1] - each * large[0]), large[1])
 
 
 def _whole_model(config: JobConfig, model: Model, loss_scale: LossScale, group: Axis) -> ModelState:

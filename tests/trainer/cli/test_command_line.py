@@ -9,7 +9,10 @@ import pytest
 from ballast_operator.cli.main import main as ballast
 from ballast_policies.contract import ExitCode
 from ballast_trainer.cli.main import main
+from ballast_trainer.layer_profiler import overhead_seconds
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.examples import first_daily
 from tests.support.waiting import eventually, is_alive
@@ -46,6 +49,19 @@ def test_profile_gives_each_layer_in_the_planners_form(tmp_path):
     assert all(
         row["forwardSeconds"] > 0 and row["heldBytes"] >= row["weightBytes"] > 0 for row in found["layers"]
     )
+    for row in found["layers"]:
+        assert 0 <= row["overheadSeconds"] <= row["forwardSeconds"] + row["backwardSeconds"]
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.integers(1, 64), st.integers(2, 8), st.floats(0.5, 2))
+def test_what_a_microbatch_takes_whatever_its_size_is_found_from_two_sizes(
+    fixed, each, smaller, times, noise
+):
+    """Exactly where seconds are on a line; whatever was measured, it is none or a part of them."""
+    size = smaller * times
+    large, small = fixed + each * size, fixed + each * smaller
+    assert overhead_seconds((size, large), (smaller, small)) == pytest.approx(fixed, abs=1e-9)
+    assert 0 <= overhead_seconds((size, large), (smaller, small * noise)) <= large
 
 
 def test_what_profile_prints_is_what_ballast_plan_reads(tmp_path):
