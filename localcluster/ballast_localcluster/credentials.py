@@ -12,11 +12,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """A user of the API server.
-
-    Attributes:
-        file: name of its kubeconfig, without ``.kubeconfig``.
-    """
+    """A user of the API server; ``file``: name of its kubeconfig, without ``.kubeconfig``."""
 
     file: str
     name: str

@@ -16,11 +16,7 @@ CALL_SECONDS = 10.0
 
 
 class CallError(Exception):
-    """The API server answered with an error status, or did not answer.
-
-    Attributes:
-        status: HTTP status; None without an answer.
-    """
+    """The API server's error, of HTTP status ``status``; None: it did not answer."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)

@@ -18,21 +18,13 @@ from collections.abc import Iterable
 
 
 class TrainerError(Exception):
-    """Base of the trainer's own errors.
-
-    Attributes:
-        shows_cause: whether the user needs the traceback of the error that it was raised from.
-    """
+    """The trainer's own errors; ``shows_cause``: the user needs the traceback of what it was raised from."""
 
     shows_cause = False
 
 
 class ConfigurationError(TrainerError):
-    """A field of the configuration has a value that cannot work.
-
-    Attributes:
-        field: dotted path of the field, as the user wrote it, e.g. ``pipeline.microbatches``.
-    """
+    """The value of ``field``, a dotted path as the user wrote it (``pipeline.microbatches``), cannot work."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"{field}: {reason}")

@@ -161,12 +161,7 @@ def _skip_bad_samples(model: Model, config: JobConfig) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRequest:
-    """Write the actions of all ranks in two steps to ``path`` as a chrome trace, when the run ends.
-
-    Attributes:
-        path: of the trace.
-        first_step: the first of the two steps, 1-based.
-    """
+    """A chrome trace of two steps of all ranks, from ``first_step`` (1-based) on, written at the end."""
 
     path: Path
     first_step: int = 10

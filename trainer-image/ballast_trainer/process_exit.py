@@ -39,10 +39,7 @@ def reason_of(error: BaseException) -> ExitReason:
 
 
 def end(reason: ExitReason, message: str, *, step: int | None = None, log: Path | None = None) -> ExitCode:
-    """Write the pod's termination message (``log``) and standard error, and return the exit code.
-
-    ``step``: optimizer steps done, where known.
-    """
+    """Write the termination message (``log``) after ``step`` steps, and stderr; returns the exit code."""
     if log is not None:
         # An error's text may have halves of characters, of a file's name in another encoding.
         text = message[:_MESSAGE_CHARACTERS].encode(errors="replace").decode()
@@ -80,10 +77,7 @@ def end_on_lost_peer(log: Path | None = None) -> Callable[[str], None]:
 
 
 def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Have the kernel send this fork a signal as soon as process ``parent``, which forked it, is gone.
-
-    Linux only.
-    """
+    """Have Linux send this fork a signal as soon as process ``parent``, which forked it, is gone."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:

@@ -30,13 +30,7 @@ class Constant:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Node:
-    """A container of a tree.
-
-    Attributes:
-        kind: its class.
-        names: keys or fields; none in a tuple or list.
-        children: what it contains.
-    """
+    """A tree's container of class ``kind``; ``names``: keys or fields, none in a tuple or list."""
 
     kind: type
     names: tuple[Any, ...]

@@ -17,10 +17,7 @@ _LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 
 
 class Heartbeat:
-    """Registers one node and keeps it alive in the API server's eyes.
-
-    ``port``: of the agent's log server. ``version``: what the node reports as kubelet's version.
-    """
+    """Registers a node and keeps it alive; ``port``: of the log server, ``version``: the kubelet's."""
 
     def __init__(self, api: Api, node: ProcessNode, *, host: str, port: int, version: str) -> None:
         self._api = api

@@ -21,10 +21,7 @@ FindPod = Callable[[str, str], Pod | None]
 
 
 class LogServer:
-    """Serves the logs of an agent's pods to the API server alone, which shows its client certificate.
-
-    ``find``: pod by namespace and name.
-    """
+    """Serves the pods' logs to the API server, by its client certificate; ``find``: a pod by its names."""
 
     def __init__(self, find: FindPod, certificates: Path, host: str) -> None:
         self._find = find

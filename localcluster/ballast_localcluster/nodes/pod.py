@@ -44,10 +44,7 @@ class Host:
 
 
 class Pod:
-    """Runs one pod and keeps its status true.
-
-    ``host``: the node it is bound to.
-    """
+    """Runs one pod on the node ``host`` and keeps its status true."""
 
     def __init__(self, manifest: Manifest, host: Host) -> None:
         self.manifest = manifest

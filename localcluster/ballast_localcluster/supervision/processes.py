@@ -51,10 +51,7 @@ def signal_group(group: int, number: int) -> bool:
 
 
 def marked_processes(mark: str) -> list[int]:
-    """Ids of the processes of this user whose environment began with ``mark`` ("NAME=value") in it.
-
-    Empty where the system has no ``/proc``.
-    """
+    """The user's processes whose environment began with ``mark`` ("NAME=value"); none without ``/proc``."""
     wanted, found = mark.encode(), []
     for folder in Path("/proc").glob("[0-9]*"):
         # Processes come and go while we look, and those of other users cannot be read.

@@ -41,11 +41,7 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 60.0
 
 
 class WatchedObject:
-    """The newest state of an object.
-
-    Attributes:
-        path: of the object.
-    """
+    """The newest state of the object at ``path``."""
 
     def __init__(
         self, api: ApiServer, collection: str, name: str, *, clock: Callable[[], float] = monotonic

@@ -151,11 +151,7 @@ def newest_sound(folder: Path, patience: Patience) -> tuple[Path, Manifest]:
 
 @dataclasses.dataclass(slots=True)
 class _PlainNames:
-    """The tensors of a layer before changes prepared it.
-
-    Attributes:
-        tensors: by name; held, so that no other tensor gets the identity of one that a change has replaced.
-    """
+    """A layer's tensors before changes, held so that no other tensor takes the identity of one replaced."""
 
     tensors: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
 

@@ -27,11 +27,7 @@ CORRUPT, UNREADABLE = ".corrupt", ".unreadable"
 
 
 class CheckpointFolder:
-    """Checkpoints by name; those that cannot be used get another name and are never removed.
-
-    Attributes:
-        path: the directory.
-    """
+    """Checkpoints in ``path`` by name; those that cannot be used get another name, none is removed."""
 
     def __init__(self, path: Path, *, keep: int, patience: Callable[[], Patience]) -> None:
         """Prepare to ``keep`` so many whole ones; ``patience``: for one that cannot be read."""

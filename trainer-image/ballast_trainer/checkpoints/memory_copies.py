@@ -163,10 +163,7 @@ class MemoryCopies:
     def go_on(
         self, name: tuple[int, int] | None, lost: LostRanks, moment: Mapping[str, Any] | None = None
     ) -> None:
-        """Go on from this generation; None: from none.
-
-        ``moment``: of it, as another rank has told: this one may have none of it.
-        """
+        """Go on from this generation (None: from none), of a ``moment`` that another rank may have told."""
         self.lost = lost
         self._held = {of: one for of, one in self._held.items() if of == name}
         self.source = None if name is None else self._held.get(name)

@@ -21,11 +21,7 @@ Result = TypeVar("Result")
 
 
 class StagedCopy:
-    """The copies of one checkpoint, on their way.
-
-    Attributes:
-        tensors: the copies by key; to be read after :meth:`finish`.
-    """
+    """The copies of one checkpoint by key, to be read after :meth:`finish`."""
 
     def __init__(
         self,

@@ -7,11 +7,7 @@ from collections.abc import Iterator
 
 @dataclasses.dataclass(slots=True)
 class Activity:
-    """Work of the main thread in which it waits for no other rank.
-
-    Attributes:
-        now: words of it, a new tuple for each piece of work; None: it may wait for others.
-    """
+    """Work of the main thread ``now``, in words, in which it waits for no rank; None: it may wait."""
 
     now: tuple[object, ...] | None = None
 

@@ -41,10 +41,7 @@ class Axis:
         return len(self.ranks)
 
     def follow(self, now: "Axis") -> "Axis":
-        """Take over the ranks and the process group of ``now``, of the same size; returns this axis.
-
-        The counts of collectives continue.
-        """
+        """Take over the ranks and group of ``now``, of the same size; returns this axis, its counts go on."""
         assert (now.size, now.index) == (self.size, self.index)
         self.ranks, self.group = now.ranks, now.group
         return self

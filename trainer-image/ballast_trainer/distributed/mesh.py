@@ -21,12 +21,7 @@ class Place:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """Sizes of the axes that a configuration fixes; the pipeline's follows from the number of ranks.
-
-    Attributes:
-        tensor: ranks that share each layer's matrices.
-        data: replicas of the pipeline, each with its share of the microbatches.
-    """
+    """Ranks that share each layer's matrices, and replicas of the pipeline, by the configuration."""
 
     tensor: int = 1
     data: int = 1

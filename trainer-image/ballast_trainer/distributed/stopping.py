@@ -28,12 +28,7 @@ LEAVE_SECONDS = 2.0
 
 
 class StopSignal:
-    """Whether this process was told to stop.
-
-    Attributes:
-        received: it was.
-        seconds: how long after SIGTERM it is killed; None: it is not.
-    """
+    """Whether this process was told to stop; ``seconds`` from SIGTERM to its kill, None: it is not killed."""
 
     def __init__(self, *, handover_seconds: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
         """Not told yet; after SIGTERM this rank may wait ``handover_seconds`` for a plan that releases it."""

@@ -133,10 +133,7 @@ class Survivors:
             self._news = -1
 
     def look(self, store: Any) -> None:
-        """End this process's connections where a member is gone or has noticed a loss; on another thread.
-
-        ``store``: that thread's connection.
-        """
+        """End its connections where a member is gone or has noticed a loss; on the thread of ``store``."""
         news = store.add(_NEWS, 0)
         if news == self._news:
             return

@@ -21,11 +21,7 @@ from ballast_trainer.models.blocks import lacking
 
 
 class ChangingModule(nn.Module):
-    """A part of a block whose compute depends on the progress of the change.
-
-    Attributes:
-        strength: 0 before the change starts, up to ``target`` from ``endStep`` on.
-    """
+    """A part of a block that changes: ``strength`` goes from 0 to ``target``, its value from ``endStep``."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -262,11 +262,7 @@ class Experts(ChangingModule):
 
 
 class OwnExperts:
-    """Experts that a layer of transformers came with, in one part, which replicas can share.
-
-    Attributes:
-        shared: the ranks that share them; None: this one computes all of them.
-    """
+    """A layer of transformers' own experts in one part, which the ranks ``shared`` share; None: none do."""
 
     def __init__(self, part: nn.Module) -> None:
         """Compute in the place of ``part``, whose weights keep their names."""

@@ -72,10 +72,7 @@ def _note_input(module: nn.Module, inputs: tuple[Any, ...]) -> None:
 
 
 def look(module: nn.Module) -> float | None:
-    """The figure that the criterion compares: the slope of the plasticity over the largest slope yet.
-
-    None where it cannot tell yet.
-    """
+    """The criterion's figure: the slope of the plasticity over the largest yet; None: not yet known."""
     kept: Any = module._buffers
     source, history = kept[INPUT], kept[HISTORY]
     if kept[LIKENESS].numel() == 0:

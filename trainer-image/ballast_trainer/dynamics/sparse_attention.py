@@ -50,13 +50,7 @@ class Attended:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCall:
-    """A call of an attention besides its vectors.
-
-    Attributes:
-        scale: of the scores.
-        dropout: probability.
-        dense_above: kept fraction above which nothing is computed.
-    """
+    """An attention call without its vectors; above a kept fraction of ``dense_above`` nothing is computed."""
 
     scale: float
     dropout: float = 0.0
@@ -208,11 +202,7 @@ def hash_attention(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Buckets:
-    """Places by bucket.
-
-    Attributes:
-        counts: of the places in each bucket [n].
-    """
+    """Places by bucket; ``counts``: of the places in each bucket [n]."""
 
     counts: torch.Tensor
     _order: torch.Tensor
@@ -255,11 +245,7 @@ def _take(x: torch.Tensor, places: Sequence[tuple[torch.Tensor, torch.Tensor]]) 
 
 
 class ChosenAttention(ChangingModule):
-    """A module whose attention calls are answered over chosen keys.
-
-    Attributes:
-        kept: fraction that the newest call computed; 1 where it was dense.
-    """
+    """A module that attends over chosen keys, ``kept``: the fraction in the newest call; 1: dense."""
 
     def __init__(self, attention: nn.Module, settings: AttentionSettings) -> None:
         super().__init__()

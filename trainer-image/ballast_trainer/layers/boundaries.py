@@ -16,12 +16,7 @@ _SENT_AS_THEY_ARE = frozenset(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sent:
-    """One tensor of a message.
-
-    Attributes:
-        shape, dtype: of the tensor, and of its gradient.
-        requires_grad: whether a gradient comes back; not below the first layer that is trained.
-    """
+    """A tensor of a message; ``requires_grad``: a gradient comes back, not below the first trained layer."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -38,12 +33,7 @@ class Sent:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Boundary:
-    """One microbatch's activations between two stages: a tensor, or a tree of them.
-
-    Attributes:
-        tensors: in order.
-        structure: of the tree; None: it is one tensor.
-    """
+    """A microbatch's activations between two stages: a tree, or where ``structure`` is None one tensor."""
 
     tensors: tuple[Sent, ...]
     structure: Structure = None

@@ -275,12 +275,7 @@ def attributes_back(modules: Iterable[nn.Module]) -> Iterator[Attributes]:
 
 @contextlib.contextmanager
 def evaluating(modules: Iterable[nn.Module], device: torch.device) -> Iterator[None]:
-    """The modules in evaluation mode, without gradients; buffers, attributes and generators come back.
-
-    Args:
-        modules: layers.
-        device: whose generator comes back, too.
-    """
+    """Evaluation mode without gradients; buffers, attributes and generators (``device``'s, too) come back."""
     whole = [part for module in modules for part in module.modules()]
     of_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     with host_seeded(), in_place(copies_of(whole)), attributes_back(whole), torch.no_grad():

@@ -31,11 +31,7 @@ class Compute(Protocol):
 
 
 class FrozenOutputs:
-    """What this rank has kept, up to a number of bytes of the host's memory.
-
-    Attributes:
-        refusals: by last frozen layer, why outputs are not kept.
-    """
+    """What this rank has kept, up to a number of bytes; ``refusals``: why not, by last frozen layer."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes

@@ -368,10 +368,7 @@ class Layer:
                 self._optimizer.state[held][plain] = restored
 
     def expect(self, arrival: Callable[[], Mapping[str, torch.Tensor]]) -> None:
-        """Let tensors of the optimizer that were loaded without values get them from ``arrival``.
-
-        It is called, and may wait, when the optimizer is first looked at.
-        """
+        """Let ``arrival``, which may wait, give the optimizer's tensors their values at the first look."""
         self._arrival = arrival
 
     def replace_parameter(self, old: nn.Parameter, new: nn.Parameter, state: dict[str, torch.Tensor]) -> None:

@@ -12,13 +12,7 @@ import torch
 
 @dataclasses.dataclass(slots=True)
 class Running:
-    """The forward that runs on this rank.
-
-    Attributes:
-        step: that it is part of.
-        microbatch: of the step; None: it is none of a step's own.
-        targets_of: targets of all microbatches of a step, on this rank.
-    """
+    """This rank's forward; ``microbatch`` None: no step's own; ``targets_of``: a step's, by microbatch."""
 
     step: int = 0
     microbatch: int | None = None

@@ -56,12 +56,7 @@ class Slicing:
 
 
 class SlicedModule(nn.Module):
-    """A module some of whose parameters are parts of the whole ones; or any that has its attributes.
-
-    Attributes:
-        axis: the ranks that have the parts.
-        slicings: how, by the name of the parameter; the others are whole on every rank.
-    """
+    """A module (or what has its attributes) with parameters, by name in ``slicings``, cut over ``axis``."""
 
     axis: Axis
     slicings: dict[str, Slicing]

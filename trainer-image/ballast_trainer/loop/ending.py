@@ -37,11 +37,7 @@ class EarlyEnd:
 
 
 class JobEnd:
-    """Whether the job ends before its last step.
-
-    Attributes:
-        early: why the callback ends the job early, the same on every rank; None: it does not.
-    """
+    """Whether the job ends ``early``: the callback's reason, the same on every rank; None: it does not."""
 
     def __init__(self, model: ModelState, run: RunState, request: EndRequest) -> None:
         """Prepare; ``request`` is where this rank's callback asks for the end."""

@@ -170,23 +170,14 @@ def _score(name: str, figure: Metric) -> Callable[[torch.Tensor, torch.Tensor], 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Interrupted:
-    """An evaluation that was left, the same on every rank.
-
-    Attributes:
-        stop: the job has to stop now.
-        epoch: of the newest plan.
-    """
+    """An evaluation left, alike on all ranks; ``stop``: the job stops now; ``epoch``: the newest plan's."""
 
     stop: bool
     epoch: int
 
 
 class Evaluator:
-    """Measures the loss on the validation data; without ``evaluation`` it does nothing.
-
-    Attributes:
-        evaluated_step: the step after which it did last; None: not yet.
-    """
+    """The loss on the validation data, if the job has any; ``evaluated_step``: the last, None: not yet."""
 
     def __init__(self, progress: Progress, plans: PlanFollower, saver: Saver) -> None:
         """Prepare; a plan that is news to ``plans``, and a stop that ``saver`` knows of, interrupt it."""
@@ -201,10 +192,7 @@ class Evaluator:
         return evaluation is not None and step > 0 and step % evaluation.every_steps == 0
 
     def evaluate(self, *, follow_plans: bool = True) -> Interrupted | None:
-        """Measure and print the loss; collective over the world.
-
-        Returns None, or what it was left for: nothing has been printed then.
-        """
+        """Measure and print the loss; collective. Returns None, or why it was left and printed nothing."""
         model = self._model
         data, began = model.validation, time.perf_counter()
         if data is None:

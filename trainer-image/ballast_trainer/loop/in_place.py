@@ -282,11 +282,7 @@ class _AnotherStore(Exception):  # noqa: N818 - no error
 
 
 class _SmallerPlan:
-    """The operator's plan without the pods that are lost, read while the others wait for these.
-
-    Attributes:
-        newest: that was read.
-    """
+    """The operator's plan without lost pods, read while the others wait; ``newest``: that was read."""
 
     def __init__(self, plan: Plan, newest: Callable[[], Plan | None]) -> None:
         self._plan = self.newest = plan

@@ -162,12 +162,7 @@ class _Parcels:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
-    """The result of a migration, over all ranks.
-
-    Attributes:
-        moves: the layers that changed ranks.
-        byte_count: bytes sent, over the ranks of a pipeline.
-    """
+    """A migration's layers that moved, and bytes sent over the ranks of a pipeline."""
 
     moves: tuple[LayerMove, ...]
     byte_count: int

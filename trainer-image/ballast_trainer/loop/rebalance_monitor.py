@@ -26,12 +26,7 @@ CHANGED = 0.25
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Moved:
-    """A move whose effect is not measured yet.
-
-    Attributes:
-        stages: those before it.
-        ratios: measured over predicted seconds of the steps before.
-    """
+    """A move not measured yet: the stages before it, and measured over predicted seconds of their steps."""
 
     stages: tuple[Stage, ...]
     ratios: tuple[float, ...]

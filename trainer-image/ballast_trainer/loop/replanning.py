@@ -156,11 +156,7 @@ def stages_left(model: ModelState, sizes: LayerSizes | None, ranks: int) -> tupl
 
 
 def best_step_seconds(model: ModelState, costs: LayerCosts) -> float:
-    """Predicted seconds per step under the best partition over the same ranks.
-
-    The reference for the speed of a repack: the partition in force may soon be improved by a
-    rebalance.
-    """
+    """Seconds per step of the best partition of these ranks, which a rebalance may soon put in force."""
     loads = exact_partition(costs.total, model.world.positions).loads(costs.total)
     return predict_step_seconds(loads, model.microbatches_per_drain)
 

@@ -183,10 +183,7 @@ class Saver:
         self._settle_copies()
 
     def copy_if_due(self, *, anew: bool) -> None:
-        """Copy the state to the memory of the next rank, beside the steps that follow; collective.
-
-        ``anew``: none of the ranks that are there now has a copy.
-        """
+        """Copy the state to the next rank's memory beside steps; collective. ``anew``: none has a copy."""
         model, memory = self._model, self._memory
         if memory is None or not (anew or self._run.step % memory.every_steps == 0):
             return

@@ -13,11 +13,7 @@ from torch import nn
 
 
 class TransformerBlock(Protocol):
-    """A layer from hidden states [B, S, D] to hidden states [B, S, D].
-
-    Attributes:
-        width: D.
-    """
+    """A layer from hidden states [B, S, D] to hidden states [B, S, D]; ``width`` is D."""
 
     width: int
 
@@ -46,12 +42,7 @@ MEMBERS = {
 
 
 def lacking(module: nn.Module, members: tuple[str, ...]) -> str:
-    """Which of these members a layer does not have, as text; empty: it has all of them.
-
-    Args:
-        module: any layer.
-        members: names in :data:`MEMBERS`.
-    """
+    """Which of ``members``, of :data:`MEMBERS`, a layer lacks, as text; empty: none."""
     missing = [MEMBERS[name] for name in members if not hasattr(module, name)]
     if missing:
         return f"no {' and no '.join(text.removeprefix('the ') for text in missing)}"
@@ -136,13 +127,7 @@ def expert_loads(layer: nn.Module) -> list[int]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lacking:
-    """Why a layer cannot be changed.
-
-    Attributes:
-        layer: its index.
-        kind: the name of its class.
-        what: it has not.
-    """
+    """Why the layer ``layer``, of class ``kind``, cannot be changed: it has no ``what``."""
 
     layer: int
     kind: str

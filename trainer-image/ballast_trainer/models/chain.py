@@ -109,12 +109,7 @@ class _Absent(nn.Module):
 
 
 class Chain:
-    """How a module runs its layers, found by running it once.
-
-    Attributes:
-        layers: in order.
-        path: of their list in the module.
-    """
+    """How a module runs the layers of its list at ``path``, found by running it once."""
 
     def __init__(self, module: nn.Module, inputs: torch.Tensor, options: Mapping[str, Any]) -> None:
         """Run the module once, in evaluation mode.
@@ -315,12 +310,7 @@ class LayerCalls:
         return calls[index], positions
 
     def made_for(self, hidden: torch.Tensor, **options: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """By layer, what the whole module would call it with.
-
-        Args:
-            hidden: states of this shape, type and device.
-            options: further arguments of the module's forward.
-        """
+        """By layer, what the whole module calls it with for ``hidden`` and further arguments ``options``."""
         if hidden.is_meta:
             # Masks follow from values.
             found = self.made_for(torch.zeros(hidden.shape, dtype=hidden.dtype))

@@ -35,12 +35,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Findings:
-    """What one rank has seen of the layers that it tried, by layer.
-
-    Attributes:
-        outputs: of layers that return a tensor.
-        stateful: names of the modules whose buffers a forward changes.
-    """
+    """What a rank saw of layers it tried: outputs that are tensors, modules whose buffers forwards write."""
 
     outputs: Mapping[int, Boundary]
     stateful: Mapping[int, tuple[str, ...]]

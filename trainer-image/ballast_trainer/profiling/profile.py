@@ -27,11 +27,7 @@ _FEWEST = 4
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCosts:
-    """Costs of the layers per step, over all ranks.
-
-    Attributes:
-        forward, backward, optimizer: seconds per step of each layer.
-    """
+    """Seconds per step of each layer, over all ranks: of forwards, backwards and the optimizer."""
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
@@ -152,10 +148,7 @@ class Profile:
         return frozenset(found)
 
     def bytes(self) -> MeasuredLayers | None:
-        """What a microbatch needs, over all ranks: the most of the last steps; None before a count.
-
-        Without a flush a step may have no forward.
-        """
+        """A microbatch's most bytes of the last steps, over all ranks; None: no forward was counted."""
         if not self._bytes:
             return None
         n, most = self.layer_count, [round(max(column)) for column in zip(*self._bytes, strict=True)]

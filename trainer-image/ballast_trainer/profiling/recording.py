@@ -29,11 +29,7 @@ _CATEGORIES = {"F": "forward", "B": "backward", "U": "update"}
 
 
 class RecordingMeter(Meter):
-    """A meter that also notes the actions of a few steps.
-
-    Attributes:
-        actions: (kind, step, microbatch, begin, end); kind is ``F``, ``B`` or ``U``, times in seconds.
-    """
+    """A meter that notes ``actions``: kind ``F``, ``B`` or ``U``, step, microbatch, begin, end (seconds)."""
 
     def __init__(
         self,

@@ -4,11 +4,7 @@ import time
 
 
 class Stopwatch:
-    """Milliseconds since it was made.
-
-    Attributes:
-        phases: milliseconds of each phase, in the order of their first laps.
-    """
+    """Milliseconds since it was made, and of each phase, in the order of their first laps."""
 
     def __init__(self) -> None:
         self._began = self._lap_began = time.perf_counter()

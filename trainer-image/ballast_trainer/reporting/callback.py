@@ -40,11 +40,7 @@ class CallbackFailed(TrainerError):  # noqa: N818
 
 
 class StopTraining(Exception):  # noqa: N818
-    """Raised by a callback: the job has trained enough.
-
-    Args:
-        reason: of the end, as the user reads it.
-    """
+    """Raised by a callback: the job has trained enough, for a ``reason`` as the user reads it."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
@@ -52,11 +48,7 @@ class StopTraining(Exception):  # noqa: N818
 
 @dataclasses.dataclass(slots=True)
 class EndRequest:
-    """Whether this rank's callback has asked for the end of the job.
-
-    Attributes:
-        reason: its first one; None: it has not asked.
-    """
+    """A callback's request to end the job, by its first ``reason``; None: it has not asked."""
 
     reason: str | None = None
 

@@ -29,11 +29,7 @@ _PAUSE_SECONDS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 class PrometheusWriter:
-    """Serves ``/metrics`` on a port of all addresses.
-
-    Attributes:
-        registry: the metrics that are served.
-    """
+    """Serves ``/metrics`` on a port of all addresses, from ``registry``."""
 
     def __init__(self, port: int, address: str = "0.0.0.0") -> None:
         self.registry = CollectorRegistry()

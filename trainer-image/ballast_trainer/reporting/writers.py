@@ -230,10 +230,7 @@ def scalars_of(fields: Mapping[str, Any]) -> dict[str, float]:
 
 
 class WritingReporter:
-    """Prints by another reporter, and passes the figures to writers.
-
-    A writer that fails is dropped with a warning: a full disk does not end the training.
-    """
+    """Prints by another reporter, passes figures to writers; one that fails is dropped with a warning."""
 
     def __init__(self, reporter: Reporter, writers: Sequence[Writer]) -> None:
         self._reporter = reporter

@@ -19,12 +19,7 @@ class ProcessStartError(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """What to run.
-
-    Attributes:
-        argv: program and arguments, real paths.
-        log: file that standard output and standard error are appended to.
-    """
+    """A program and its arguments as real paths, and the file ``log`` that gets its two outputs."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]

@@ -118,10 +118,7 @@ class ContainerRunner:
         return self._last_run
 
     def resume(self, previous: Manifest) -> None:
-        """Take over from an agent that is gone, and its processes with it.
-
-        ``previous``: the container's status, as that agent wrote it last.
-        """
+        """Take over a gone agent's processes; ``previous``: the container's status that it wrote last."""
         self.restarts = previous.get("restartCount", 0)
         state = previous.get("state", {})
         if ended := state.get("terminated"):

@@ -32,10 +32,7 @@ _LONGEST_SOCKET_PATH = 100
 
 
 class WarmStart:
-    """The server of one agent.
-
-    ``socket``: where it listens. ``log_file``: what it prints.
-    """
+    """The server of one agent, at ``socket``; its output goes to ``log_file``."""
 
     def __init__(self, socket: Path, log_file: Path) -> None:
         self._socket = socket

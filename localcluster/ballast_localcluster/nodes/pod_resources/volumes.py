@@ -71,10 +71,7 @@ class Token:
 
 
 class Volumes:
-    """The volumes of one pod.
-
-    Each volume gets its directory in ``folder``.
-    """
+    """The volumes of one pod, each in a directory of its own in ``folder``."""
 
     def __init__(self, api: Api, pod: Manifest, folder: Path, address: str, host_address: str) -> None:
         self._api = api

@@ -73,13 +73,7 @@ class ShrinkingLinear(nn.Linear):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Neurons:
-    """The inner neurons of an MLP.
-
-    Attributes:
-        mlp: the module.
-        wide: linear layers whose outputs they are.
-        narrow: the one whose inputs they are.
-    """
+    """Inner neurons of ``mlp``: outputs of the linear layers ``wide``, inputs of ``narrow``."""
 
     mlp: nn.Module
     wide: tuple[nn.Linear, ...]

@@ -44,10 +44,7 @@ class WeightVersions:
     """
 
     def __init__(self, modules: Iterable[nn.Module], uses: Iterable[int]) -> None:
-        """Begin with version 0, the present weights of the stage's modules.
-
-        ``uses``: the version of each microbatch that this rank will compute, in any order.
-        """
+        """Begin with version 0, the present weights; ``uses``: by microbatch of this rank, in any order."""
         self._places = [
             (owner, name, parameter)
             for module in modules
@@ -149,12 +146,7 @@ class RankStages:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PeakUsage:
-    """Peak usage counted in a run, by stage of this rank.
-
-    Attributes:
-        in_flight: the most microbatches between forward and backward at once.
-        versions: the most versions of the weights at once.
-    """
+    """Most microbatches between forward and backward, and versions of weights, at once, by stage here."""
 
     in_flight: Mapping[int, int]
     versions: Mapping[int, int]

@@ -43,10 +43,7 @@ class Message:
         return self.producer.kind is not Kind.FORWARD
 
     def shows(self, sent: "Message") -> bool:
-        """Whether ``sent``, to the rank that this one is from, has certainly arrived, now that this one has.
-
-        It has if that rank needed it before it could compute this one.
-        """
+        """Whether ``sent`` has arrived, now that this has: its rank needed it to compute this one."""
         return sent.needed_at <= self.made_at
 
 
