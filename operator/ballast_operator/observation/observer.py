@@ -128,6 +128,7 @@ class Observer:
         self._order: list[Key] | None = None
         self._decoded = decoded if decoded is not None else DecodedJobs(caches)
         self._told: dict[Key, str] = {}
+        self._ended: dict[str, float] = {}
         self.gpu_holders = GpuHolders(self.status, self.findings.reservations)
         caches.store_listeners.append(self._invalidate)
         self._decoded.listeners.append(self._planned)
@@ -138,8 +139,18 @@ class Observer:
     def job(self, key: Key) -> JobView | None:
         """The job as known now; None: there is no such job. Raises ValueError: its status cannot be read."""
         view = self._view(key)
-        lease = self._lease(key, view.uid) if view is not None else None
-        return view if view is None or lease is None else dataclasses.replace(view, lease=lease)
+        if view is None:
+            return None
+        lease, now = self._lease(key, view.uid), self.clock()
+        if any(pod.uid in self._ended for pod in view.pods):
+            pods = tuple(
+                dataclasses.replace(pod, ended_seconds=now - self._ended[pod.uid])
+                if pod.uid in self._ended
+                else pod
+                for pod in view.pods
+            )
+            view = dataclasses.replace(view, pods=pods)
+        return view if lease is None else dataclasses.replace(view, lease=lease)
 
     def jobs(self) -> list[JobView]:
         """All jobs, by age and name; how long their Leases have been quiet may be out of date."""
@@ -207,6 +218,8 @@ class Observer:
                 self._forget_view_of(version)
                 if kind is POD and not is_ours(version):  # it leaves less to jobs' pods
                     self._nodes.pop(pinned_node(version), None)
+            if kind is POD and new is None:
+                self._ended.pop(item["metadata"].get("uid", ""), None)
             key = job_of(new) if kind is LEASE and new is not None else None
             if new is not None and key is not None and new["metadata"]["name"] == lease_name(key[1]):
                 self._leases.setdefault(key, LeaseReader()).quiet_seconds(new, now=self.clock())
@@ -273,10 +286,13 @@ class Observer:
         name = (item.get("spec") or {}).get("nodeName", "")
         node = self.node(name) if name else None
         if name and node is None:
-            return read_pod(item, node_ready=False, leaving=NODE_DELETED)
-        return read_pod(
-            item, node_ready=node is None or node.ready, leaving=None if node is None else node.leaving
-        )
+            pod = read_pod(item, node_ready=False, leaving=NODE_DELETED)
+        else:
+            ready = node is None or node.ready
+            pod = read_pod(item, node_ready=ready, leaving=None if node is None else node.leaving)
+        if not pod.alive:  # its node's clock may be wrong
+            self._ended.setdefault(pod.uid, self.clock())
+        return pod
 
     def _lease(self, key: Key, uid: str) -> LeaseView | None:
         item = self.caches[LEASE].get((key[0], lease_name(key[1])))

@@ -19,7 +19,6 @@ from ballast_policies.protocol.observed import (
 from ballast_policies.rounds.ledger import in_whole_pods
 
 from ballast_operator.steps.context import ReconcileContext, refusal, seconds_since
-from ballast_operator.views.clock import Time
 from ballast_operator.views.lease import LeaseView
 from ballast_operator.views.notices import seconds_to_save
 from ballast_operator.views.pod import PodView
@@ -110,12 +109,12 @@ def _lasted(context: ReconcileContext, deadline: Deadline) -> tuple[float | None
             return lease.quiet_seconds, lease.duration(settings.heartbeat_seconds)
         case Deadline.SETTLE:
             failed = [pod for pod in view.gang if pod.phase == Phase.FAILED]
-            return _since_end(context, failed, min) if failed else None, settings.heartbeat_seconds
+            return _since_end(failed, max) if failed else None, settings.heartbeat_seconds
         case Deadline.QUIET:
             limit = settings.exit_seconds + (settings.renew_seconds if _may_renew(context) else 0.0)
             if lease is None or not view.listens:  # a lease that does not exist will not be renewed
                 return math.inf, limit
-            return min(lease.quiet_seconds, _since_end(context, view.gang, max)), limit
+            return min(lease.quiet_seconds, _since_end(view.gang, min)), limit
         case Deadline.PAUSE:
             at = status.next_launch_at
             return 0.0 if at is None else seconds_since(context, at), 0.0
@@ -143,13 +142,10 @@ def _lasted(context: ReconcileContext, deadline: Deadline) -> tuple[float | None
     return None if begun is None else seconds_since(context, begun), limit
 
 
-def _since_end(
-    context: ReconcileContext, pods: Iterable[PodView], which: Callable[[list[Time]], Time]
-) -> float:
-    """Seconds since the first (min) or last (max) of ``pods`` ended; infinite: none, or a clock is off."""
-    times = [pod.ended_at for pod in pods if pod.ended_at is not None]
-    since = seconds_since(context, which(times)) if times else math.inf
-    return since if since >= 0 else math.inf
+def _since_end(pods: Iterable[PodView], which: Callable[[list[float]], float]) -> float:
+    """Seconds since the first (max) or last (min) of ``pods`` was seen to have ended; infinite: none has."""
+    found = [pod.ended_seconds for pod in pods if pod.ended_seconds is not None]
+    return which(found) if found else math.inf
 
 
 def _may_renew(context: ReconcileContext) -> bool:

@@ -55,6 +55,7 @@ class PodView:
             evicted from a node which is not ready does not: nothing of it can be saved.
         deletion: it is being deleted, and runs until its grace is over; None: it is not, or its node is dead.
         ended_at: when the trainer's container ended, by its node's clock; None: not known.
+        ended_seconds: since this operator first saw that it has ended (own clock); None: it has not.
         grace_seconds: from SIGTERM to SIGKILL when it is deleted.
     """
 
@@ -78,6 +79,7 @@ class PodView:
     leaves: Leaving | None = None
     deletion: Leaving | None = None
     ended_at: Time | None = None
+    ended_seconds: float | None = dataclasses.field(default=None, compare=False)
     grace_seconds: int = USUAL_GRACE_SECONDS
 
     @property

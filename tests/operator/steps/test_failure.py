@@ -1,7 +1,6 @@
 """A failed launch is told apart by cause; a launch ends once, its pods before its GPUs."""
 
 import dataclasses
-import datetime
 
 import pytest
 from ballast_operator.steps.decide import take_step
@@ -29,9 +28,10 @@ QUIET = LeaseView(ack=Ack(epoch=1, step=0), quiet_seconds=61.0)
 AN_END = {"phase": "Failed", "exit_code": 1}
 
 
-def peer_lost(rank, *, ended_at=None, **lease):
+def peer_lost(rank, *, ended_seconds=None, **lease):
     view = a_running_view(lease=LeaseView(ack=Ack(epoch=1, step=0), **lease))
-    return with_pod(view, rank, phase="Failed", exit_code=int(ExitCode.PEER_LOST), ended_at=ended_at)
+    how = {"exit_code": int(ExitCode.PEER_LOST), "ended_seconds": ended_seconds}
+    return with_pod(view, rank, phase="Failed", **how)
 
 
 CASES = {
@@ -65,7 +65,7 @@ CASES = {
     ),
     "the rank that renews lost its peer": (peer_lost(0, quiet_seconds=11.0), Cause.PEER_LOST),
     "the rank that renews lost its peer a moment ago": (
-        peer_lost(0, quiet_seconds=25.0, ended_at=NOW - datetime.timedelta(seconds=3)),
+        peer_lost(0, quiet_seconds=25.0, ended_seconds=3.0),
         None,
     ),
     "the lease says that it lasts longer": (

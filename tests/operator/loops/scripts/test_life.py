@@ -1,5 +1,7 @@
 """Jobs without a model, from their creation to their end, over a cluster in memory."""
 
+import datetime
+
 import pytest
 from ballast_operator.kube.kinds import CONFIG_MAP, LEASE, POD
 from ballast_policies.contract import FINISHED_ANNOTATION
@@ -140,14 +142,16 @@ async def test_an_error_counts_once_a_lost_peer_would_have_been_seen():
     assert simulation.status("one").restarts == {Cause.USER_ERROR: 1}
 
 
-async def test_a_lost_node_under_a_script_is_no_failure_of_its_own():
-    """Its peers fail at once; the node is known to be lost much later."""
+@pytest.mark.parametrize("ahead", [-300, 0, 300])
+async def test_a_lost_node_under_a_script_is_no_failure_of_its_own(ahead: int):
+    """Its peers fail at once; the node is known to be lost much later. Clocks of nodes may be wrong."""
     simulation = Simulation(nodes={"a": ("fast", 1), "b": ("fast", 1)})
     simulation.add_script("one", totalSteps=1000)
     await simulation.running("one")
     command = simulation.trainers["one"]
     command.silent = True
-    end_pod(simulation.world, NAMESPACE, "one-1-1", 1, at=simulation.now)
+    ended = simulation.now + datetime.timedelta(seconds=ahead)
+    end_pod(simulation.world, NAMESPACE, "one-1-1", 1, at=ended)
     await simulation.ticks(40)
     assert simulation.status("one").restarts == {}
     simulation.set_node_ready("a", False)
