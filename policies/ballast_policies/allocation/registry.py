@@ -158,9 +158,6 @@ def greedy(problem: Problem) -> Allocation:
     )
 
 
-"""Name -> row, in the order of the registry."""
-
-
 POLICIES = Registry(
     "policy",
     group="ballast.policies",
@@ -452,11 +449,7 @@ def solve(policy: str, real: Instance, *, agnostic: bool = False) -> Answer:
     """As :func:`allocate`, from arrays to arrays (``instance.from_arrays``): for thousands of jobs at a time.
 
     Pairs are used if the instance has them. The answer's x has an entry for each of ``real.columns``
-    (``real.alone(x)`` is the matrix jobs x types); its objective and gap are filled in.
-
-    Raises:
-        ProblemError: the policy is unknown, or the problem lacks an input that it needs.
-        SolverError: the solver failed.
+    (``real.alone(x)`` is the matrix jobs x types); its objective and gap are filled in. Errors are the same.
     """
     chosen = find_policy(policy)
     _check_configurations(policy, chosen, real, agnostic)

@@ -385,7 +385,8 @@ def _problems(detail: Any, place: _Place) -> tuple[Problem, ...]:
 def _reason(detail: Any, place: _Place) -> str:
     kind, value, limits = detail["type"], detail["input"], detail.get("ctx") or {}
     if kind in _NO_FIELD:
-        return f"there is no such field. To fix: leave it out, or {_other(detail, place)}"
+        other = suggestion(str(detail["loc"][-1]), place.siblings or ())
+        return f"there is no such field. To fix: leave it out, or {other}"
     if kind in _EXPECTED:
         return _expected(_EXPECTED[kind], shown(value))
     if isinstance(place.hint, type) and issubclass(place.hint, enum.Enum):
@@ -424,10 +425,6 @@ def _range(bounds: Mapping[str, float]) -> str:
     if most is None or most >= 2**31 - 1:
         return low if "gt" in bounds else f"{low} or more"
     return f"{low} to {most:.16g}" if low else f"at most {most:.16g}"
-
-
-def _other(detail: Any, place: _Place) -> str:
-    return suggestion(str(detail["loc"][-1]), place.siblings or ())
 
 
 def _expected(expected: str, found: str) -> str:

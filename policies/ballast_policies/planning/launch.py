@@ -103,7 +103,8 @@ def _within_memory(
     form = dataclasses.replace(form, positions=len(numbers))
     taken = bytes_of_cuts(layers, form)
     if taken is None:
-        held_by = [slice(rank, rank + count) for rank, count in zip(placement, _holders(form), strict=True)]
+        counts = form.replicas if len(form.replicas) == form.positions else (1,) * form.positions
+        held_by = [slice(rank, rank + count) for rank, count in zip(placement, counts, strict=True)]
         capacity = RankCapacity(
             speeds=speeds,
             memory=[min(map(_known_bytes, ranks.memory[holders])) for holders in held_by],
@@ -131,11 +132,6 @@ def _within_memory(
     if best is None or not fits(best):
         best = smallest_cut(layers, form, fullness)
     return best if fits(best) else None, fits
-
-
-def _holders(form: PipelineForm) -> tuple[int, ...]:
-    """By position, how many ranks hold it."""
-    return form.replicas if len(form.replicas) == form.positions else (1,) * form.positions
 
 
 def _known_bytes(memory: float) -> int:

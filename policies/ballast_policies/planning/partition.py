@@ -68,21 +68,13 @@ def imbalance(loads: Sequence[float] | np.ndarray) -> float:
 
 
 def even_partition(layers: int, ranks: int) -> Partition:
-    """The same number of layers on each rank, up to one.
-
-    Raises:
-        PlanningError: fewer layers than ranks.
-    """
+    """The same number of layers on each rank, up to one. Raises PlanningError: fewer layers than ranks."""
     check_counts(layers, ranks)
     return Partition(bounds=tuple(layers * rank // ranks for rank in range(ranks + 1)))
 
 
 def check_counts(layers: int, ranks: int) -> None:
-    """Refuse fewer layers than ranks.
-
-    Raises:
-        PlanningError: some rank would have no layer.
-    """
+    """Refuse fewer layers than ranks. Raises PlanningError: some rank would have no layer."""
     if ranks < 1 or layers < ranks:
         raise PlanningError(
             f"{layers} layers cannot be cut into {ranks} stages: each stage needs at least one layer"

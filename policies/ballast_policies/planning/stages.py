@@ -45,11 +45,7 @@ def stages_over(partition: Partition, placement: Sequence[int]) -> tuple[Stage, 
 
 
 def partition_of(stages: Sequence[Stage]) -> Partition:
-    """The partition that stages are made from.
-
-    Raises:
-        PlanningError: there are none.
-    """
+    """The partition that stages are made from. Raises PlanningError: there are none."""
     return Partition(bounds=(0, *(stage.end_layer for stage in stages)))
 
 

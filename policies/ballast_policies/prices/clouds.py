@@ -256,11 +256,7 @@ class SkuPage:
 
 
 def read_skus(text: str, ids: Iterable[str], *, currency: str) -> SkuPage:
-    """The SKUs ``ids``, as far as they are on this page.
-
-    Raises:
-        PriceLogError: it is no such page.
-    """
+    """The SKUs ``ids``, as far as they are on this page. Raises PriceLogError: it is no such page."""
     try:
         page = parse_json(text, limits=GCP_PAGE)
     except ContractError as error:

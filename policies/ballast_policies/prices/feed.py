@@ -140,11 +140,7 @@ _EXAMPLE = '{"pricePerGpuHour": 0.74, "time": "2026-01-01T00:00:00Z"}'
 
 
 def _decoded(text: str, now: float) -> FeedPrice:
-    """The entry.
-
-    Raises:
-        ContractError: it is none, or its time is none.
-    """
+    """The entry. Raises ContractError: it is none, or its time is none."""
     entry = decode_text(_Entry, text, limits=PRICE)
     try:
         moment = datetime.datetime.fromisoformat(entry.time)

@@ -14,6 +14,7 @@ no less urgent than the time that it has lost makes it.
 """
 
 import dataclasses
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 
@@ -268,11 +269,7 @@ def decide_round(question: Question) -> Round:
     this starts on spot machines keeps within their limits (:mod:`.spot_limits`); jobs that would wait are put
     beside others (:mod:`.colocation`).
     """
-    return colocate(_on_whole_gpus, question).round()
-
-
-def _on_whole_gpus(question: Question) -> Draft:
-    return within_spot_limits(_without_limits, question)
+    return colocate(functools.partial(within_spot_limits, _without_limits), question).round()
 
 
 def _without_limits(question: Question) -> Draft:

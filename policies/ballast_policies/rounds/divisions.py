@@ -59,7 +59,9 @@ def best_parts(
     ]
     options: Iterable[tuple[PoolPart, ...]] = itertools.chain(alone, _options(gang, room))
     if not gang.plans_degrees:
-        options = sorted(options, key=lambda parts: -_power(gang, parts))
+        options = sorted(
+            options, key=lambda parts: -sum(gang.relative(part.gpu_type) * part.gpus for part in parts)
+        )
     for parts in options:
         if sum(part.gpus for part in parts) > most:
             continue
@@ -191,10 +193,6 @@ def _in_pools(pools: Sequence[_Pool], gpus: int, together: int) -> list[tuple[Po
 
 def _part(pool: _Pool, gpus: int) -> PoolPart:
     return PoolPart(pool=pool[0], gpu_type=pool[1], gpus=gpus)
-
-
-def _power(gang: MixedGang, parts: tuple[PoolPart, ...]) -> float:
-    return sum(gang.relative(part.gpu_type) * part.gpus for part in parts)
 
 
 def with_mixtures(

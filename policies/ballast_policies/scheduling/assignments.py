@@ -80,11 +80,7 @@ class JobAssignment:
 
 
 def assign(state: ClusterState, decision: Decision) -> dict[str, JobAssignment]:
-    """An assignment for each job of ``state``.
-
-    Raises:
-        AssignmentErrors: jobs for which none can be made.
-    """
+    """An assignment for each job of ``state``. Raises AssignmentErrors: jobs for which none can be made."""
     speeds = isolated_speeds(state, state.problem, state.running)
     # The fallback is no policy, and reads no prices.
     shares = decision.allocation
@@ -139,12 +135,13 @@ def _assignment(
             **common,
         )
     if placement is None:
+        # FIFO and AlloX serve some jobs first, others not yet.
+        if not any(share > 0 for share in allocation.allocation.get(job.name, {}).values()):
+            why = f"{allocation.policy} gives it no GPUs yet; {why}"
         return JobAssignment(
             action=Action.RELEASE,
             obstacle=Obstacle.SPOT_LIMIT if job.name in decided.kept_off_spot else Obstacle.CAPACITY,
-            why=why
-            if _has_share(allocation, job.name)
-            else f"{allocation.policy} gives it no GPUs yet; {why}",
+            why=why,
             next_best=best,
             **common,
         )
@@ -224,11 +221,6 @@ def _gpus_of(state: ClusterState, job: ClusterJob, placement: Placement | None) 
         found["part_speeds"] = tuple(speed or 1.0 for speed in relative)
         found["part_memory"] = tuple(math.inf if one is None else one for one in has)
     return found
-
-
-def _has_share(allocation: Allocation, name: str) -> bool:
-    """Whether the policy gives the job any time at all: FIFO and AlloX serve some first, others not yet."""
-    return any(share > 0 for share in allocation.allocation.get(name, {}).values())
 
 
 def _next_best(allocation: Allocation, job: Job, gpu_types: tuple[str, ...], *, chosen: str | None) -> str:

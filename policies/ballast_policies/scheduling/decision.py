@@ -279,10 +279,7 @@ def apply_allocation(
     *,
     now: float,
 ) -> Decision:
-    """The round of an answer to ``request``.
-
-    ``allocation``: over the request's columns.
-    """
+    """The round of an answer to ``request``. ``allocation``: over the request's columns."""
     length, classes = policy.round_seconds, request.classes
     choices = deadline_choices(
         state, policy.objective, request.inputs.problem, allocation, round_seconds=length, now=now

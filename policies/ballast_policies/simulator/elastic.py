@@ -246,10 +246,6 @@ class ElasticResult:
         return tuple(job for job in self.jobs if job.finish <= self.until)
 
     @property
-    def _end(self) -> float:
-        return min(self.until, max(job.finish for job in self.jobs))
-
-    @property
     def average_completion_time(self) -> float:
         """S."""
         return sum(job.completion_time for job in self.finished) / len(self.finished)
@@ -273,7 +269,7 @@ class ElasticResult:
     def utilisation(self) -> float:
         """Part of all GPU time that jobs held GPUs, from 0 to the last finish or ``until``."""
         held = sum(job.gpu_seconds for job in self.jobs)
-        return held / (self.gpus * self._end)
+        return held / (self.gpus * min(self.until, max(job.finish for job in self.jobs)))
 
     def percentile(self, percent: float) -> float:
         """Completion time within which that part of the jobs is done, s."""

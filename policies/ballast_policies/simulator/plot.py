@@ -37,7 +37,7 @@ def lanes(result: Result) -> list[tuple[Segment, int, int]]:
     Gangs that do not fit a run of free numbers (and the second of a pair) share lanes.
     """
     gpus = {segment.row: 1 for segment in result.timeline}
-    sizes = _sizes(result)
+    sizes = {int(job.name.removeprefix("job-")): job.gpus for job in result.jobs}
     gpus.update({row: sizes[row] for row in gpus if row in sizes})
     types = list(result.cluster)
     free_at = [np.zeros(result.cluster[t]) for t in types]
@@ -48,10 +48,6 @@ def lanes(result: Result) -> list[tuple[Segment, int, int]]:
         lane[first : first + size] = np.maximum(lane[first : first + size], segment.end)
         placed.append((segment, first, size))
     return placed
-
-
-def _sizes(result: Result) -> dict[int, int]:
-    return {int(job.name.removeprefix("job-")): job.gpus for job in result.jobs}
 
 
 def _first_run(free: np.ndarray, size: int) -> int:

@@ -354,11 +354,7 @@ def static(
     deadlines: bool = False,
     job_table: JobTable = DISTRIBUTED,
 ) -> Workload:
-    """``count`` jobs that all arrive at 0.
-
-    Raises:
-        WorkloadError: the count is not positive, or too large.
-    """
+    """``count`` jobs that all arrive at 0. Raises WorkloadError: the count is not positive, or too large."""
     if not 1 <= count <= MOST_JOBS:
         raise WorkloadError(f"count: {count} jobs must be at least 1 and at most {MOST_JOBS}")
     source = Generated(

@@ -45,11 +45,7 @@ class _Stage:
 
 
 def fill(instance: Instance, root: Team) -> Filled:
-    """Fill until every job is bottlenecked or at full speed.
-
-    Raises:
-        SolverError: an LP failed.
-    """
+    """Fill until every job is bottlenecked or at full speed. Raises SolverError: an LP failed."""
     size = Size(rows=len(instance.gpus), pairs=len(instance.pairs))
     if choose(Task.FILLING, size) is BY_TYPES:
         try:
@@ -74,11 +70,7 @@ def fill(instance: Instance, root: Team) -> Filled:
 
 
 def fill_by_programs(instance: Instance, root: Team) -> Filled:
-    """Fill until every job is bottlenecked or at full speed.
-
-    Raises:
-        SolverError: an LP failed.
-    """
+    """As :func:`fill`, by linear programs over all jobs. Raises SolverError: one failed."""
     scale = np.where(instance.runnable, instance.level_scale, 0.0)
     full = scale * instance.top
     levels, frozen = np.zeros(len(full)), full <= 0

@@ -57,11 +57,7 @@ class NashShares:
 
 
 def nash_shares(instance: Instance) -> NashShares:
-    """The optimal shares; pairs are not supported.
-
-    Raises:
-        SolverError: Clarabel did not reach its optimum.
-    """
+    """The optimal shares; pairs are not supported. Raises SolverError: Clarabel did not reach its optimum."""
     from scipy import sparse
 
     columns, k = instance.columns, len(instance.capacity)

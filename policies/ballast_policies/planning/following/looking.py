@@ -93,11 +93,7 @@ class CheckTimer:
         return CheckTimer(in_vain=0 if moved else min(self.in_vain + 1, _LONGEST_BACK_OFF))
 
     def is_over(self, cost: float) -> bool:
-        """Whether it is time to look.
-
-        Args:
-            cost: seconds of a look and a move.
-        """
+        """Whether it is time to look. ``cost``: seconds of a look and a move."""
         return self.lost > 0 and self.lost >= cost * 2**self.in_vain
 
 

@@ -36,7 +36,6 @@ from ballast_policies.planning.profile import LayerProfile, held_by_replica, zer
 from ballast_policies.planning.schedules.builders.synchronous import one_forward_one_backward_replicated
 from ballast_policies.planning.schedules.costs import StageCosts
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE
-from ballast_policies.planning.schedules.schedule import Schedule
 from ballast_policies.planning.schedules.simulate import Trace, simulate
 
 
@@ -364,9 +363,7 @@ class CostModel:
                 )
 
 
-@functools.lru_cache(maxsize=64)
-def _schedule(replicas: tuple[int, ...], microbatches: int) -> Schedule:
-    return one_forward_one_backward_replicated(replicas, microbatches)
+_schedule = functools.lru_cache(maxsize=64)(one_forward_one_backward_replicated)
 
 
 def _pairs(groups: Groups, following: Groups) -> list[tuple[int, int]]:

@@ -76,11 +76,7 @@ def devices_of(
     inside_of: Mapping[str, float] | None = None,
     between_of: Mapping[tuple[str, str], float] | None = None,
 ) -> Devices:
-    """The GPUs of some kinds, which fill servers in their order.
-
-    Raises:
-        PlanningError: there are none.
-    """
+    """The GPUs of some kinds, which fill servers in their order. Raises PlanningError: there are none."""
     each = [kind for kind in kinds for _ in range(kind.count)]
     if not each:
         raise PlanningError("no GPUs to plan for: give at least one of a type")

@@ -122,11 +122,7 @@ FEW_ACTIONS = 20_000
 
 
 def check_playable(ranks: int, microbatches: int, *, stages_per_rank: int = 1) -> None:
-    """Refuse a step that would take minutes and gigabytes to play.
-
-    Raises:
-        PlanningError: with the counts.
-    """
+    """Refuse a step that would take minutes and gigabytes to play. Raises PlanningError: with the counts."""
     actions = 2 * ranks * microbatches * stages_per_rank
     if actions > MOST_ACTIONS:
         raise PlanningError(

@@ -47,11 +47,7 @@ class Action:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The inverse of ``str``.
-
-        Raises:
-            ScheduleError: the text is not of the form ``2F0``.
-        """
+        """The inverse of ``str``. Raises ScheduleError: the text is not of the form ``2F0``."""
         match = _FORM.fullmatch(text.strip())
         if match is None:
             raise ScheduleError(f"{text!r} is not an action: expected stage, one of F B I W U, microbatch")
@@ -138,11 +134,7 @@ def v_ranks(ranks: int) -> tuple[tuple[int, ...], ...]:
 
 
 def check_counts(**counts: int) -> None:
-    """Refuse counts below 1.
-
-    Raises:
-        ScheduleError: naming the first such count.
-    """
+    """Refuse counts below 1. Raises ScheduleError: naming the first such count."""
     for name, count in counts.items():
         if count < 1:
             raise ScheduleError(f"{name} is {count}: a schedule needs at least 1")

@@ -19,11 +19,7 @@ from ballast_policies.allocation.problem import ProblemError
 
 
 def _usd_per_step(instance: Instance) -> np.ndarray:
-    """(n,) c_m; 0 where the job cannot run.
-
-    Raises:
-        ProblemError: a price is 0.
-    """
+    """(n,) c_m; 0 where the job cannot run. Raises ProblemError: a price is 0."""
     for gpu_type, price in instance.usd_per_hour.items():
         if price == 0:
             raise ProblemError(f"prices.{gpu_type}: 0, and the worth of steps needs a positive price")
@@ -32,11 +28,7 @@ def _usd_per_step(instance: Instance) -> np.ndarray:
 
 
 def solve(instance: Instance) -> Answer:
-    """Shares that maximise the least worth.
-
-    Raises:
-        ProblemError: a price is 0.
-    """
+    """Shares that maximise the least worth. Raises ProblemError: a price is 0."""
     runs = instance.runnable
     if not runs.any():
         return nothing(instance)

@@ -24,11 +24,7 @@ def _value(instance: Instance) -> np.ndarray:
 
 
 def solve(instance: Instance) -> Answer:
-    """Shares that maximise the sum of throughputs per dollar.
-
-    Raises:
-        ProblemError: a price is 0.
-    """
+    """Shares that maximise the sum of throughputs per dollar. Raises ProblemError: a price is 0."""
     solution = linear.maximise(instance, value=_value(instance))
     return Answer(
         x=solution.x, solver=linear.SOLVER, bound=solution.bound, shadow_prices=solution.shadow_prices

@@ -123,11 +123,7 @@ def _filled_together(instance: Instance, chosen: np.ndarray) -> np.ndarray:
 
 
 def solve(instance: Instance) -> Answer:
-    """Water filling on each job's cheapest types.
-
-    Raises:
-        SolverError: as in :func:`on_cheapest_types`.
-    """
+    """Water filling on each job's cheapest types. Raises SolverError: as in :func:`on_cheapest_types`."""
     if not instance.runnable.any():
         return nothing(instance)
     x = on_cheapest_types(instance)

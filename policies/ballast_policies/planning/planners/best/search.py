@@ -178,17 +178,14 @@ def _best_of_shape(model: CostModel, shape: Shape, limit: float) -> tuple[_Found
                 seconds, index, bounds = best_of_all(model, degrees, gpus, cuts, limit)
                 if not np.isfinite(seconds):
                     return None, True
-                placement = _groups(placements[kept[index]])
-                return _Found(seconds, shape, placement, bounds, True), True
+                placement = placements[kept[index]].tolist()
+                found = tuple(tuple(tuple(group) for group in stage) for stage in placement)
+                return _Found(seconds, shape, found, bounds, True), True
     likely = likely_placements(model.devices, degrees.tensor, degrees.data, stages)
     best = quick_best(model, degrees, [model.stage_gpus(placement) for placement in likely])
     if best is None:
         return None, False
     return _Found(best[0], shape, likely[best[1]], best[2], False), False
-
-
-def _groups(placement: np.ndarray) -> Placement:
-    return tuple(tuple(tuple(group) for group in stage) for stage in placement.tolist())
 
 
 def _layout(found: _Found) -> Layout:
