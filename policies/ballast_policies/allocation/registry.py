@@ -427,11 +427,7 @@ def allocate(
 
 
 def _check_configurations(policy: str, chosen: Policy, real: Instance, agnostic: bool) -> None:
-    """Refuse elastic jobs where they have no meaning.
-
-    Raises:
-        ProblemError: a job has configurations, and the policy or its baseline is for gangs of one size.
-    """
+    """Refuse jobs with configurations where the policy or its baseline is for gangs of one size."""
     if not real.elastic.any():
         return
     job = f"jobs[{real.names[int(real.elastic.argmax())]}].configurations"

@@ -30,6 +30,9 @@ class RankCapacity:
         reserved: bytes that each rank needs at most besides those of its layers, shape (p,); None: none.
         stage_bytes: what the layers of a rank take together, which ``rank_bytes`` and ``reserved`` bound from
             above for searches that add up layers; None: their sum.
+
+    Raises:
+        PlanningError: by what reads the memory: it has no bytes, or shapes do not match.
     """
 
     speeds: Sequence[float] | None = None
@@ -63,11 +66,7 @@ class RankCapacity:
         return np.ones(layers) if self.layer_bytes is None else np.asarray(self.layer_bytes, dtype=float)
 
     def cumulative_bytes(self, layers: int, ranks: int) -> np.ndarray:
-        """[rank, j]: bytes of the first j layers on that rank, shape (p, L + 1); 0 without a limit.
-
-        Raises:
-            PlanningError: memory without bytes, or shapes that do not match.
-        """
+        """[rank, j]: bytes of the first j layers on that rank, shape (p, L + 1); 0 without a limit."""
         sums = np.zeros((ranks, layers + 1))
         if self.memory is None:
             return sums
@@ -81,30 +80,18 @@ class RankCapacity:
         return sums
 
     def taken(self, layers: int, ranks: int) -> "TakenBytes":
-        """What stages take of the ranks' memory, by formula or as the sum of their layers; 0 without a limit.
-
-        Raises:
-            PlanningError: memory without bytes, or shapes that do not match.
-        """
+        """What stages take of the ranks' memory, by formula or as the sum of their layers; 0: no limit."""
         if self.memory is not None and self.stage_bytes is not None:
             return self.stage_bytes.taken
         return taken_by_sums(self.cumulative_bytes(layers, ranks))
 
     def bytes_taken(self, partition: Partition) -> np.ndarray:
-        """Bytes that each rank holds under a partition, shape (p,); 0 without a limit.
-
-        Raises:
-            PlanningError: memory without bytes, or shapes that do not match.
-        """
+        """Bytes that each rank holds under a partition, shape (p,); 0 without a limit."""
         taken, bounds = self.taken(partition.layers, partition.ranks), np.array(partition.bounds)
         return taken(np.arange(partition.ranks), bounds[:-1], bounds[1:])
 
     def fits(self, partition: Partition) -> bool:
-        """Whether every rank can hold its layers.
-
-        Raises:
-            PlanningError: memory without bytes, or shapes that do not match.
-        """
+        """Whether every rank can hold its layers."""
         limits = self.memory_array(partition.ranks) * ROUNDING
         return bool((self.bytes_taken(partition) <= limits).all())
 

@@ -123,11 +123,7 @@ class _Pairs:
         *,
         frozen: bool,
     ) -> tuple[dict[str, str], dict[str, str]]:
-        """Those of a pair that were given no GPU stay beside the first job of theirs, if that suits.
-
-        Returns:
-            (job -> the first one beside which it stays, job that does not stay -> why).
-        """
+        """(job that was given no GPU -> the first one beside which it stays, or -> why it does not stay)."""
         beside, ended, occupied = dict[str, str](), dict[str, str](), set[str]()
         first_on, taken = (
             self._first_jobs(placements),

@@ -75,12 +75,7 @@ class _ReachableSizes:
     """Pools with the gangs in them, while gangs are tried elsewhere."""
 
     def __init__(self, gpus: Mapping[str, int], settings: SizeSettings) -> None:
-        """Start empty.
-
-        Args:
-            gpus: pool -> GPUs that elastic gangs may have there.
-            settings: of sizes.
-        """
+        """Start empty; ``gpus``: pool -> those that elastic gangs may have there."""
         self._gpus, self._settings = dict(gpus), settings
         self._members: dict[str, dict[str, _PoolCandidate]] = {pool: {} for pool in gpus}
         self._sizes: dict[str, dict[str, int]] = {}
@@ -141,13 +136,7 @@ class _ReachableSizes:
 
         Counted are all gangs whose speed changes, those that shrink or grow with their pause. -inf where
         there is no room, and where by fairness the worst off of them would be worse off than the worst off
-        is now, by more than ``least_gain``.
-
-        Args:
-            name: the gang.
-            origin: the pool that it is in.
-            target: the other pool.
-            entrant: the gang as it would be there.
+        is now, by more than ``least_gain``. ``entrant``: the gang as it would be in ``target``.
         """
         if not self.has_room(target, entrant.least):
             return -math.inf
@@ -221,10 +210,7 @@ class _PoolMarket:
     ) -> None:
         """Put the gangs of ``placements`` in.
 
-        Args:
-            cluster: the question.
-            reduced: running elastic gangs that may change their size -> placement with their least size.
-            placements: job -> where it is to be.
+        ``reduced``: running elastic gangs that may change their size -> placement with their least size.
         """
         self._cluster, self._reduced = cluster, reduced
         self._jobs = {job.name: job for job in cluster.jobs}

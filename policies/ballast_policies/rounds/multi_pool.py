@@ -138,12 +138,7 @@ def _chosen_alone(question: Question, chosen: Mapping[str, Configuration]) -> Qu
 
 
 class _Pools:
-    """The pools, and what is open to each job; of thousands of jobs most are barred from the same nodes.
-
-    Attributes:
-        gpus: pool -> all of its GPUs.
-        gpu_type: pool -> type.
-    """
+    """The pools, and what is open to each job; of thousands of jobs most are barred from the same nodes."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes = nodes

@@ -135,12 +135,7 @@ def _next_corner(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(column, its rate, its cost) with which each of ``jobs`` gets more at the least cost per rate.
 
-    Args:
-        costs: (n, w + 1) of all jobs.
-        rates: likewise.
-        jobs: rows of those that need more than they have.
-        rate: (jobs,) that they have.
-        cost: (jobs,) of it.
+    ``costs``, ``rates``: (n, w + 1) of all jobs; ``rate``, ``cost``: (jobs,) what those of ``jobs`` have.
     """
     idle = rates.shape[1] - 1
     rise = np.full((len(jobs), idle), np.inf, order="F")

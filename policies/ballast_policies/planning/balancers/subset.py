@@ -383,13 +383,9 @@ def _window_least(values: np.ndarray, first: np.ndarray, ends: np.ndarray) -> np
 
 
 def _loads_between(sums: np.ndarray, speeds: np.ndarray, low: float, high: float) -> np.ndarray:
-    """Every load that some layers have on some rank, above ``low`` and up to ``high``, ascending.
+    """Every load that some layers have on some rank, above ``low`` and up to ``high`` seconds, ascending.
 
-    Args:
-        sums: seconds of the first j layers, shape (L + 1,).
-        speeds: of the ranks, shape (p,).
-        low: seconds.
-        high: seconds.
+    ``sums``: seconds of the first j layers, shape (L + 1,); ``speeds``: of the ranks, shape (p,).
     """
     found = []
     for speed in np.unique(speeds):
