@@ -88,11 +88,7 @@ class Choice:
 def choose(situation: Situation, options: Options, preferences: Preferences, useful: np.ndarray) -> Choice:
     """The option for the time until the next review.
 
-    Args:
-        situation: of the job.
-        options: of this moment.
-        preferences: of the policy.
-        useful: :func:`~ballast_policies.prices.options.useful_parts` of the options.
+    ``useful``: :func:`~ballast_policies.prices.options.useful_parts` of the options.
     """
     cost = usd_per_step(options, useful)
     if not preferences.may_use_spot:

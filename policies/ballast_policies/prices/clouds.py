@@ -82,14 +82,9 @@ Wanted = AwsSpotPrice | AzurePrice | GcpPrice
 
 
 def gpus_of(wanted: Wanted, gpus_per_node: int | None) -> int:
-    """GPUs that the price of ``wanted`` is for.
+    """GPUs that the price of ``wanted`` is for. Raises PriceLogError: neither says it.
 
-    Args:
-        wanted: the price of a machine, or of one GPU.
-        gpus_per_node: as the pool states it; None: as the built-in catalogue does.
-
-    Raises:
-        PriceLogError: neither says it.
+    ``gpus_per_node``: as the pool states it; None: as the built-in catalogue does.
     """
     if isinstance(wanted, GcpPrice):
         return 1

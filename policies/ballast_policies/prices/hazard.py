@@ -142,13 +142,7 @@ def steps_between_checkpoints(
 ) -> int:
     """Steps between checkpoints by :func:`checkpoint_interval`, at least 1, as if no notice came.
 
-    Args:
-        checkpoint_seconds: how long training stands still for one.
-        step_seconds: of a step, positive.
-        failures_per_hour: of the gang: the sum over its machines.
-
-    Raises:
-        ValueError: the step takes no time.
+    ``failures_per_hour``: the sum over the gang's machines. Raises ValueError: the step takes no time.
     """
     if not (step_seconds > 0 and math.isfinite(step_seconds)):
         raise ValueError(f"step_seconds: {step_seconds} is not positive")

@@ -273,11 +273,7 @@ def data_cost_message(
 ) -> str:
     """What its data costs where it is placed, and which pool is not chosen for it; empty: it pays for none.
 
-    Args:
-        job: the job.
-        placement: None: it has none.
-        pools: with their prices.
-        by_price: whether the policy compares costs.
+    ``pools``: with their prices; ``by_price``: whether the policy compares costs.
     """
     if placement is None or not job.usd_per_step:
         return ""

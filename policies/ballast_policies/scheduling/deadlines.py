@@ -75,15 +75,9 @@ def deadline_choices(
     round_seconds: float,
     now: float,
 ) -> DeadlineChoices:
-    """The choices for a round.
+    """The choices for a round; none where the policy does not read prices and deadlines.
 
-    Args:
-        state: the cluster.
-        objective: name of the policy; others than those that read prices and deadlines leave it at that.
-        problem: by GPU type, completed.
-        allocation: the policy's answer.
-        round_seconds: until the next choice.
-        now: epoch seconds.
+    ``problem``: by GPU type, completed; ``round_seconds``: until the next choice; ``now``: epoch seconds.
     """
     reads = find_policy(objective).reads
     spot = state.spot.pools

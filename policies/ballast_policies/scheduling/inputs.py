@@ -39,16 +39,9 @@ class CompletedProblem:
 def complete(
     objective: str, teams: Mapping[str, Entity], problem: Problem, unmeasured: frozenset[str]
 ) -> CompletedProblem:
-    """``problem`` with all that a policy needs.
+    """``problem`` with all that a policy needs. Raises ProblemError: there is no such policy.
 
-    Args:
-        objective: the policy's name.
-        teams: that there are; empty: each job's entity is one.
-        problem: the cluster's.
-        unmeasured: jobs whose speed is a guess.
-
-    Raises:
-        ProblemError: there is no such policy.
+    ``teams``: that there are; empty: each job's entity is one. ``unmeasured``: jobs whose speed is a guess.
     """
     policy = find_policy(objective)
     job_defaults: dict[str, list[str]] = {}

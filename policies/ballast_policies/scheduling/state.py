@@ -51,11 +51,7 @@ class NodeSizes:
     ) -> int | None:
         """Nodes that hold a gang in the pool of the type that needs fewest; None: no pool holds it.
 
-        Args:
-            gpu_type: of the pools.
-            gpus: of the gang.
-            per_pod: GPUs of each of its pods, all on one node.
-            barred: groups of nodes (``Node.group``) that it must not be started on.
+        ``per_pod``: GPUs of each of its pods; ``barred``: groups of nodes that it must not be started on.
         """
         asked = gpu_type, gpus, per_pod, barred
         if asked not in self._of_type:

@@ -75,12 +75,7 @@ class ElasticWorkload:
 
 
 def read_workload(text: str, *, workload: str | None = None, sizes: Sizes = "stated") -> ElasticWorkload:
-    """One workload of a file.
-
-    Args:
-        text: of the file.
-        workload: its name; None: the file's only one.
-        sizes: numbers of GPUs that jobs may have.
+    """One workload of a file; ``workload``: its name, None: the file's only one.
 
     Raises:
         ContractError: the file does not fit, or has no such workload.

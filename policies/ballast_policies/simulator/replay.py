@@ -192,9 +192,7 @@ def _error(played: float, recorded: float) -> float | None:
 def replay(recording: Recording, *, objective: str = "") -> Replay:
     """Decide on the recorded jobs again, until those are done that had done their steps.
 
-    Args:
-        recording: what was seen.
-        objective: name of another policy; empty: the recorded ones.
+    ``objective``: name of another policy; empty: the recorded ones.
 
     Raises:
         ProblemError: the policy is unknown, or cannot be used on what is there at some moment.
