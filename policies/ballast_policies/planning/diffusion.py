@@ -31,10 +31,7 @@ def diffuse(
 ) -> tuple[Partition, ...]:
     """The partitions passed through, without the first; empty where no step is an improvement.
 
-    Args:
-        partition: the one in force.
-        seconds: load of each layer.
-        capacity: speed and memory of the ranks; no step exceeds the memory.
+    ``seconds``: load of each layer; ``capacity``: no step exceeds the memory.
 
     Raises:
         PlanningError: memory without bytes, or shapes that do not match.

@@ -127,9 +127,7 @@ class GpuProfiles:
 def read_gpu_profiles(stem: str, value: Any) -> dict[Key, tuple[ProfiledLayer, ...]]:
     """The measurements of one file.
 
-    Args:
-        stem: the file's name without its ending, which tells the GPU type in Sailor's form.
-        value: what JSON or YAML has.
+    ``stem``: the file's name without its ending, which tells the GPU type in Sailor's form.
 
     Raises:
         ContractError: it is none; the field, the value and what to change.

@@ -28,12 +28,8 @@ def assign_nodes(
     Left out are gangs whose pods find no node with as many free GPUs, and those that find no domain
     (:mod:`.topology`); a gang of pods with one GPU each that requires none always finds its nodes.
 
-    Args:
-        granted: the most urgent first.
-        ledger: of all nodes; the gangs take their GPUs there.
-        running: job -> where it runs now; a gang that stays in its pool keeps its nodes.
-        splits: where nodes are told apart, and of gangs in several pools.
-        question: with what gangs ask of their nodes.
+    ``granted``: the most urgent first; ``running``: a gang that stays in its pool keeps its nodes;
+    ``splits``: where nodes are told apart, and of gangs in several pools.
     """
     found = _Assignment(granted, ledger, running, splits, question)
     # Large pods find no room behind small ones.

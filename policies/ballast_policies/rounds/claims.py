@@ -181,10 +181,7 @@ def ordered_claims(question: Question, pools: Pools, valid: Mapping[str, Placeme
     Ties go to the larger share, the job that has run least, the faster type, the earlier job, the pool it
     runs in, and the pool where one node holds the whole gang.
 
-    Args:
-        question: with the jobs in order of arrival, their shares, and the time promised and received so far.
-        pools: of the cluster.
-        valid: job -> placement, of running jobs that could continue where they are.
+    ``valid``: job -> placement, of running jobs that could continue where they are.
     """
     jobs, shares, state, settings = question.jobs, question.shares, question.state, question.settings
     elapsed = longest_run(question)
@@ -291,11 +288,7 @@ class Groups:
     ) -> Self | None:
         """The groups; None where pools are enough: every job tolerates every node, and claims single pools.
 
-        Args:
-            question: of the round.
-            pools: of its nodes.
-            valid: job -> placement, of running jobs that could continue where they are.
-            held: running job -> all that it holds.
+        ``valid``: of running jobs that could continue where they are; ``held``: running job -> all of it.
         """
         jobs, nodes = question.jobs, question.nodes
         present = {node.group for node in nodes if node.gpus > 0}

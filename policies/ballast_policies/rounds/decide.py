@@ -284,9 +284,7 @@ def consolidate(decided: Draft, moves: int) -> Draft:
     before a gang has run ``min_run_seconds``, it stays; so it does once the hour's moves are used up. It is
     expected to stay as long as it has been where it is, at least a round.
 
-    Args:
-        decided: the round.
-        moves: running gangs that may still be moved within the hour.
+    ``moves``: running gangs that may still be moved within the hour.
     """
     question = decided.question
     spread, state, settings = question.spread, question.state, question.settings

@@ -44,12 +44,7 @@ def best_parts(
 ) -> tuple[PoolPart, ...]:
     """The fastest division over several pools that is faster than ``above`` steps/s; empty: there is none.
 
-    Args:
-        gang: that is to be placed.
-        room: what it may take.
-        above: steps/s.
-        most: GPUs, at most.
-        one_pool: one pool alone is looked at as well.
+    ``most``: GPUs, at most; ``one_pool``: one pool alone is looked at as well.
     """
     found: tuple[PoolPart, ...] = ()
     alone: list[tuple[PoolPart, ...]] = [

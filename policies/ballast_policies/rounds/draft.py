@@ -85,11 +85,7 @@ def explain_waiting(
 ) -> str:
     """What a waiting gang lacks.
 
-    Args:
-        job: the gang.
-        rooms: the pools after the decision.
-        kept_for: pool -> job for which its free GPUs are kept.
-        asks: what it asks of its nodes.
+    ``rooms``: the pools after the decision; ``kept_for``: pool -> job for which its free GPUs are kept.
     """
     required, per_pod = asks.required, asks.per_pod
     usable = sorted(gpu_type for gpu_type, rate in job.throughput.items() if rate > 0)

@@ -257,9 +257,7 @@ class RoundMemory:
         A job's seconds and shares on each GPU type stay the same in total; they are divided over the type's
         columns by the GPUs of each.
 
-        Args:
-            gpu_types: column -> GPU type, of all columns from now on.
-            gpus: column -> GPUs.
+        ``gpu_types``: column -> GPU type, of all from now on; ``gpus``: column -> GPUs.
         """
         own = {column: kind for column, kind in gpu_types.items() if column != kind}
         if own == self.gpu_types:

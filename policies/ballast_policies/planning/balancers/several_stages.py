@@ -80,9 +80,7 @@ class StagedPipeline:
         All partitions are tried where they are few; else the search begins with the one in force, the
         most even stages and the most even ranks.
 
-        Args:
-            partition: the one in force.
-            weights: what to make even over ranks in place of the step time, e.g. parameters, shape (L,).
+        ``weights``: what to make even over ranks in place of the step time, e.g. parameters, shape (L,).
 
         Raises:
             PlanningError: the search finds nothing that fits the memory.
@@ -169,10 +167,7 @@ def refine(
     Neighbours shift one boundary, or several next to one another, by one layer. The result has no better
     neighbour, unless the evaluations ended the search.
 
-    Args:
-        partition: where to begin.
-        cost: what to minimise; infinite for a partition that is not allowed.
-        most_evaluations: of ``cost``, the first included.
+    ``cost``: infinite for a partition that is not allowed; evaluated at most ``most_evaluations`` times.
     """
     best, value, spent = partition, cost(partition), 1
     shifts = _shifts(partition.ranks)

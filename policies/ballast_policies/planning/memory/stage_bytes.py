@@ -82,14 +82,8 @@ class LayerSums:
     ) -> np.ndarray:
         """Bytes of a stage of layers ``first`` to ``end - 1``.
 
-        Args:
-            moments: of its rank, shape (..., moments, 4); all broadcast against each other.
-            versions: of the weights.
-            first: below ``end``.
-            end: see there.
-            averaged: as of :class:`PipelineForm`.
-            gradient_shares: see there.
-            weights_shared: see there.
+        ``moments``: of its rank, shape (..., moments, 4); ``versions``: of the weights; all broadcast against
+        each other. ``averaged`` and what is shared: as of :class:`PipelineForm`.
         """
         weights = self.gradient_of_weights[end] - self.gradient_of_weights[first]
         kept = self.activations[end] - self.activations[first] + self.output[end]

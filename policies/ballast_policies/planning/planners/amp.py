@@ -119,12 +119,7 @@ def assign_layers(
 ) -> Partition:
     """The contiguous assignment with the least such seconds; arguments as for :func:`pipeline_seconds`.
 
-    Args:
-        stage_seconds: see there.
-        boundary_seconds: see there.
-        microbatches: see there.
-        taken: bytes of layers on a stage's devices.
-        memory: bytes that each stage's devices hold; needs ``taken``.
+    ``taken``: bytes of layers on a stage's devices; ``memory``: that they hold, needs ``taken``.
 
     Raises:
         PlanningError: fewer layers than stages, or nothing fits the memory.
@@ -298,12 +293,7 @@ def anneal(
     A worse state is accepted with probability exp(min(cost - next, 0) / temperature); the temperature is
     the first state's cost at the start and falls linearly to 0.
 
-    Args:
-        grid: see there.
-        allowed: of :func:`tiling_degrees`, one at least.
-        batch_size: see there.
-        evaluations: see there.
-        seed: see there.
+    ``allowed``: of :func:`tiling_degrees`, one at least.
 
     Raises:
         PlanningError: no strategy fits the memory in the evaluations given.
@@ -371,12 +361,8 @@ def sample_tiling(
 ) -> Placement | None:
     """One tiling by coin tosses, first fit from the top left; None where there is no tiling.
 
-    Args:
-        rows: of the grid.
-        columns: of the grid.
-        tensor: size of a domino, along its tensor-parallel groups.
-        data: size of a domino, across them.
-        choose: a random number in [0, 1) each call, e.g. ``generator.random``.
+    ``tensor``: size of a domino along its tensor-parallel groups; ``data``: across them; ``choose``: a random
+    number in [0, 1) each call.
     """
 
     def turns() -> tuple[bool, ...]:

@@ -174,11 +174,7 @@ def layouts_answer(
 ) -> PlannerAnswer:
     """The answer of a planner whose plans are layouts.
 
-    Args:
-        model: judges them.
-        plans: best first.
-        keys: further keys of the JSON object.
-        notes: lines below the table.
+    ``plans``: best first; ``keys``: further ones of the JSON object; ``notes``: lines below the table.
     """
     contents = [plan_content(model, plan) for plan in plans]
     best, layout = contents[0], plans[0].layout

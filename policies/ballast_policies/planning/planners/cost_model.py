@@ -174,11 +174,7 @@ class CostModel:
     ) -> StageTimes:
         """Times of the stages.
 
-        Args:
-            degrees: of all stages.
-            gpus: of each.
-            bounds: of n partitions, shape (n, p + 1).
-            replicas: of each stage, where they differ, shape (p,).
+        ``bounds``: of n partitions, shape (n, p + 1); ``replicas``: by stage, where they differ, (p,).
         """
         first, end = bounds[:, :-1], bounds[:, 1:]
         data = np.array(degrees.data) if replicas is None else replicas
@@ -272,9 +268,7 @@ class CostModel:
     def judge(self, layout: Layout, schedule: str = DEFAULT_SCHEDULE) -> StepCost:
         """What the model says of any layout, also with different numbers of replicas.
 
-        Args:
-            layout: the plan.
-            schedule: that it is trained with, which its bytes depend on; the seconds are those of 1F1B.
+        ``schedule``: that it is trained with, which its bytes depend on; the seconds are those of 1F1B.
 
         Raises:
             PlanningError: its GPU types were not all measured at its degrees.
@@ -338,9 +332,7 @@ class CostModel:
     def check_layers_fit(self, *, most_tensor: int = 1, smallest: int | None = None) -> None:
         """Refuse a layer that no GPU holds, however the model is cut.
 
-        Args:
-            most_tensor: GPUs that a layer may be cut over.
-            smallest: microbatch size; None: the profile's.
+        ``most_tensor``: GPUs a layer may be cut over; ``smallest``: microbatch size, None: the profile's.
 
         Raises:
             PlanningError: names the layer, what it needs, and what the largest GPU has.

@@ -30,10 +30,7 @@ def two_versions_candidates(model: CostModel, *, batch_size: int, most: int) -> 
     A microbatch passes every t = max over stages of max(compute + what arrives, exchange / m) seconds; two
     versions of the weights are held, and m >= p microbatches a pipeline and update are needed.
 
-    Args:
-        model: profile and cluster.
-        batch_size: samples of an update.
-        most: how many, best first.
+    ``batch_size``: samples of an update; ``most``: how many, best first.
 
     Raises:
         PlanningError: nothing fits.
@@ -68,11 +65,7 @@ def megatron_candidates(
 
     (m + p - 1) max(forward + backward) + 2 (p - 1) max(transfer) + max(exchange)
 
-    Args:
-        model: profile and cluster.
-        batch_size: samples of a step.
-        most: how many, best first.
-        most_tensor: largest tensor-parallel degree.
+    ``batch_size``: samples of a step; ``most``: how many, best first.
 
     Raises:
         PlanningError: nothing fits.

@@ -82,12 +82,8 @@ def plan_best(
 ) -> BestPlans:
     """The fastest plans, and a bound on how much faster any could be.
 
-    Args:
-        model: profile and cluster.
-        batch_size: samples of a step.
-        most_tensor: largest tensor-parallel degree.
-        top: how many plans.
-        others: given the best seconds so far, plans of other planners to compare with.
+    ``most_tensor``: largest tensor-parallel degree; ``top``: how many plans; ``others``: given the best
+    seconds so far, plans of other planners to compare with.
 
     Raises:
         PlanningError: nothing fits the memory.
