@@ -148,11 +148,7 @@ class LocalCluster:
         self.add_nodes([node])
 
     def add_nodes(self, nodes: Iterable[ProcessNode]) -> None:
-        """Join process nodes that share one agent process, and wait until they are Ready.
-
-        Raises:
-            StartError: the agent ended, or a node was not Ready in time.
-        """
+        """Join process nodes of one agent; waits until Ready. Raises StartError: it ended, or is late."""
         nodes = tuple(nodes)
         if not nodes:
             return

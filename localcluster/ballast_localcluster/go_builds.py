@@ -119,13 +119,7 @@ def run_go(command: Sequence[str], source: Path, **environment: str) -> str:
 def compile_packages(
     go: str, flags: Sequence[str], packages: Sequence[str], output: str, source: Path, progress: Progress
 ) -> None:
-    """Run `go build -v`, which names each package on a line, and report how far it is.
-
-    ``output``: as its ``-o``.
-
-    Raises:
-        BinariesError: it fails, with the compiler's words.
-    """
+    """Run `go build -v -o output`, reporting how far it is. Raises BinariesError: the compiler's words."""
     progress("fetching the Go modules")
     most = len(run_go([go, "list", *flags, "-deps", *packages], source).splitlines())
     compiled, reported, others = 0, time.monotonic(), []

@@ -98,12 +98,7 @@ _PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
 def install_custom_resources(rest: Rest, files: Sequence[Path]) -> None:
-    """Apply every definition in the YAML files.
-
-    Raises:
-        CallError: the API server refuses one.
-        TimeoutError: a kind is not established in time.
-    """
+    """Apply definitions in YAML files. Raises CallError: one is refused; TimeoutError: not established."""
     if not files:
         return
     import yaml

@@ -80,11 +80,7 @@ def present_karpenter() -> Karpenter | None:
 
 
 def find_karpenter(progress: Progress = print_progress) -> Karpenter:
-    """The one that is present, else a new build.
-
-    Raises:
-        BinariesError: the environment's folder lacks something, or the build is not possible or fails.
-    """
+    """The present one, else a new build. Raises BinariesError: it lacks something, or the build fails."""
     found = present_karpenter() or Karpenter(folder=_cache_folder())
     build_once(found.folder, _WHAT, functools.partial(_build, progress=progress), progress)
     return found

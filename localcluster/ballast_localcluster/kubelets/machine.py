@@ -88,11 +88,7 @@ def make_cgroup(name: str) -> None:
 
 
 def remove_cgroups(prefix: str) -> None:
-    """Remove the control groups whose names begin with ``prefix``, once their last processes have ended.
-
-    Raises:
-        LocalClusterError: a group stays, with the reason.
-    """
+    """Remove the control groups of a prefix after their processes. Raises LocalClusterError: one stays."""
     if not sys.platform.startswith("linux"):
         return
     faults: list[OSError] = []

@@ -47,21 +47,13 @@ _ENFORCER = "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router@v2.1.0"
 
 
 def present_kubelets() -> Path | None:
-    """The folder that the environment names, else the cached build; None where there is neither.
-
-    Raises:
-        BinariesError: ``BALLAST_KUBELETS`` names a folder that lacks a program.
-    """
+    """The environment's or the cached build; None: neither. Raises BinariesError: a program is missing."""
     folder = named_folder(FOLDER_VARIABLE, PROGRAMS) or _cache_folder()
     return folder if folder.is_dir() else None
 
 
 def find_kubelets(progress: Progress = print_progress) -> Path:
-    """The folder that is present, else of a new build.
-
-    Raises:
-        BinariesError: the environment's folder lacks a program, or the build is not possible or fails.
-    """
+    """The present folder, else a new build. Raises BinariesError: it lacks one, or the build fails."""
     folder = present_kubelets() or _cache_folder()
     build_once(folder, _WHAT, functools.partial(_build, progress=progress), progress)
     return folder

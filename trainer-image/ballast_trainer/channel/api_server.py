@@ -80,11 +80,7 @@ class ApiServer:
         return cls(cluster["server"], context, token_file, user.get("token", ""))
 
     def request(self, method: str, path: str, body: Any = None) -> Mapping[str, Any] | None:
-        """One request; None where the object does not exist.
-
-        Raises:
-            ChannelError: no connection, or an answer other than success or not found.
-        """
+        """One request; None: no such object. Raises ChannelError: no connection, or another bad answer."""
         data = None if body is None else json.dumps(body)
         try:
             self._connection = self._connection or self._connect()

@@ -174,12 +174,7 @@ def _read(state: dict[str, Any], path: Path) -> None:
 
 
 def _tensors_in(path: Path) -> dict[str, Any]:
-    """Key -> size and type of the tensors that are stored.
-
-    Raises:
-        OSError: the index cannot be read.
-        CheckpointError: it is no index.
-    """
+    """Size and type of stored tensors by key. Raises OSError: not read; CheckpointError: it is no index."""
     from ballast_trainer.checkpoints.index import IndexReader
 
     found: dict[str, Any] = IndexReader(os.fspath(path)).read_metadata().state_dict_metadata

@@ -57,11 +57,7 @@ _FAILURES_IN_LAYERS = ("gloo/transport", "NCCL")
 
 @contextlib.contextmanager
 def peer_failures() -> Iterator[None]:
-    """Turn the communication errors of torch into :class:`PeerLost`.
-
-    Raises:
-        TrainerError: this rank has reached its limit of open files.
-    """
+    """Turn torch's communication errors into :class:`PeerLost`. Raises TrainerError: too many open files."""
     try:
         yield
     except (RuntimeError, ConnectionError) as error:

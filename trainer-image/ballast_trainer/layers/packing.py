@@ -123,11 +123,7 @@ def joined_size(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def split_bytes(data: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors of :func:`join_bytes`, as views, given others of their types and shapes.
-
-    Raises:
-        ValueError: the bytes are not as many as those of such tensors.
-    """
+    """Views of the tensors of :func:`join_bytes`, as ``like``. Raises ValueError: other numbers of bytes."""
     found, offset = [], 0
     for value in like:
         found.append(data[offset : offset + value.nbytes])

@@ -205,11 +205,7 @@ def grow(model: ModelState, run: RunState, plan: Plan, stages: tuple[Stage, ...]
 def _take_over(
     model: ModelState, step: int, old_stages: tuple[Stage, ...], watch: Stopwatch
 ) -> tuple[Migration, Boundaries]:
-    """Layers come to the ranks that have joined; on old ranks and new ones.
-
-    Raises:
-        MigrationFailed: every rank has the layers that it had.
-    """
+    """Layers come to new ranks; on all ranks. Raises MigrationFailed: each has the layers that it had."""
     migration, boundaries = _move_and_try(model, step, model.stages, in_force=old_stages, watch=watch)
     migration.send_rest(model.world, model.layers, migration.moves)
     watch.lap("rest")

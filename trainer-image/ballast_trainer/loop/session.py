@@ -172,11 +172,7 @@ class Session:
         return None
 
     def _finish(self) -> SessionOutcome:
-        """Save, evaluate and export the trained model; collective.
-
-        Raises:
-            CheckpointError: the state cannot be saved, or the model cannot be exported.
-        """
+        """Save, evaluate, export; collective. Raises CheckpointError: not saved, or not exported."""
         progress, step, total = self.progress, self._run.step, self._model.config.total_steps
         if step > (progress.resumed_from_step or 0):
             progress.print_figures(at_end=True)

@@ -90,11 +90,7 @@ class TrainingStep:
         self._loss_buffers = _buffers_of(self._model.definition.loss)
 
     def train(self) -> Agreed:
-        """Train a step; of a schedule without a flush, all steps until the pipeline is drained.
-
-        Raises:
-            TrainerError: gradients are not finite.
-        """
+        """Train a step; without a flush, all until the drain. Raises TrainerError: gradients not finite."""
         if self._overlaps:
             return self._until_drained()
         model, run, step = self._model, self._run, self._run.step
@@ -199,11 +195,7 @@ class TrainingStep:
         }
 
     def _agreed(self, summed: dict[str, list[float]]) -> Agreed:
-        """What all ranks know from the sums of their figures of the step in force.
-
-        Raises:
-            DataError: ranks have read different targets for it.
-        """
+        """What all ranks know from their summed figures. Raises DataError: their targets differ."""
         model = self._model
         model.batches.refuse_other_targets(summed["targets"], self._run.step)
         one = {name: row[0] for name, row in summed.items() if row}

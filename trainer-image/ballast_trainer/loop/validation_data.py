@@ -55,11 +55,7 @@ class ValidationData:
 
 
 def validation_data(config: JobConfig, model: Model) -> ValidationData | None:
-    """The data that the configuration's ``evaluation`` names; None where it names none.
-
-    Raises:
-        ConfigurationError: it cannot be used, or has fewer whole batches than it should.
-    """
+    """The data of ``evaluation``, if any. Raises ConfigurationError: not usable, or too few whole batches."""
     evaluation, seed = config.evaluation, config.training.seed
     if evaluation is None:
         return None

@@ -65,11 +65,7 @@ def multinomial_loss(logits: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
 
 
 def build_autoencoder(*, layers: int = 8, dim: int = 128, context: int = 32, dropout: float = 0.1) -> Model:
-    """A model of ``layers`` layers, two of which are the encoder of the bag and the head.
-
-    Raises:
-        ValueError: names the argument that no model can be built of.
-    """
+    """A model of ``layers`` layers with bag encoder and head. Raises ValueError: names the bad argument."""
     check_arguments(layers=layers, context=context, dropout=dropout, dim=dim)
     return text_model(
         ("encoder", lambda: BagEncoder(dim, dropout)),

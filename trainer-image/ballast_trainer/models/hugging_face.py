@@ -450,11 +450,7 @@ def _read_by_tensor() -> Iterator[None]:
 
 
 def _built(config: Any, architecture: str | None, build: Callable[..., Any]) -> Any:
-    """The model of a configuration; it attends by ``scaled_dot_product_attention`` where it can.
-
-    Raises:
-        ValueError: transformers has none.
-    """
+    """A configuration's model, with ``scaled_dot_product_attention`` if it can. Raises ValueError: none."""
     import transformers
 
     kinds = ["CAUSAL_LM", "MASKED_LM", "IMAGE_CLASSIFICATION"]

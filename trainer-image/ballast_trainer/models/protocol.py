@@ -182,11 +182,7 @@ class Model:
 
 
 def layer_without_memory(model: Model, index: int) -> nn.Module:
-    """The layer on the device meta: no memory for its weights, where it can be built so.
-
-    Raises:
-        ConfigurationError: it cannot be built at all.
-    """
+    """The layer on meta, without memory, if it can be. Raises ConfigurationError: it cannot be built."""
     with host_seeded():
         try:
             with torch.device("meta"):
@@ -196,11 +192,7 @@ def layer_without_memory(model: Model, index: int) -> nn.Module:
 
 
 def buildable(model: Model, index: int) -> nn.Module:
-    """The layer, built as a rank builds it.
-
-    Raises:
-        ConfigurationError: it cannot be built; so no rank starts that would find out later.
-    """
+    """The layer as a rank builds it, found out before any starts. Raises ConfigurationError: it cannot be."""
     try:
         layer = model.build_layer(index)
     except (TrainerError, MemoryError, torch.OutOfMemoryError):

@@ -99,11 +99,7 @@ class ScheduleRequest:
         return schedule
 
     def placement(self) -> tuple[int, ...]:
-        """The rank of each stage, the first of its replicas; one stage where there is one rank.
-
-        Raises:
-            ConfigurationError: the counts do not suit the schedule.
-        """
+        """Each stage's first rank; one rank has one stage. Raises ConfigurationError: counts do not suit."""
         if self.ranks == 1:
             return (0,)
         if not used_replicas(self.replicas) and SCHEDULES[self.name].microbatch_a_rank:

@@ -184,11 +184,7 @@ class PipelineBuilder:
         return boundaries
 
     def build(self, boundaries: Boundaries) -> ExecutedPipeline:
-        """The pipeline, given what its trial has found; collective over the pipeline's ranks.
-
-        Raises:
-            ConfigurationError: the counts do not suit the schedule.
-        """
+        """The pipeline by its trial's findings; collective. Raises ConfigurationError: counts do not suit."""
         schedule, held = self.schedule, self._held(boundaries)
         # One rank goes through its microbatches one by one; a run without a flush may be one step, with one.
         plain = dataclasses.replace(schedule, name=DEFAULT_SCHEDULE, stages_per_rank=None)

@@ -347,11 +347,7 @@ class Trial:
 
 
 def checked_loss(loss: object) -> torch.Tensor:
-    """The loss of a microbatch, from which a backward can begin.
-
-    Raises:
-        TypeError: it is no tensor, not one number, or no weight that learns is behind it.
-    """
+    """A loss to begin a backward from. Raises TypeError: no tensor, not one number, or nothing learns."""
     if not isinstance(loss, torch.Tensor):
         raise TypeError(f"the loss is {type(loss).__name__}, not a tensor")
     if loss.numel() != 1:
