@@ -104,10 +104,7 @@ def decode_text(
 def parse_json(text: str, *, path: str = "", limits: Limits = FILE) -> Any:
     """JSON, without what Python adds to it.
 
-    Args:
-        text: of any origin.
-        path: of the value, for the problems' paths.
-        limits: of the text as a whole.
+    ``path``: of the value, for the problems' paths.
 
     Raises:
         ContractError: the text is not JSON, is longer or nested more deeply than ``limits`` allow, gives a

@@ -164,9 +164,7 @@ class Plan(Model):
     def grow(self, new: Sequence[Rank], reason: str) -> "Plan":
         """The next epoch, with ``new`` behind the ranks of this one; the trainer chooses the stages.
 
-        Args:
-            new: the ranks that join, numbered on from this plan's.
-            reason: why, for logs.
+        ``new``: the ranks that join, numbered on from this plan's; ``reason``: for logs.
 
         Raises:
             ValueError: there are none, or their numbers or pods do not follow this plan's.

@@ -118,14 +118,7 @@ def root_of_cut(
 ) -> float:
     """An s at or just above lambda . d(s) = cut between start and end; the end where that is not reached.
 
-    Args:
-        path: the demands d.
-        level_duals: (n,) lambda.
-        cut: what they reach.
-        start: s is not below it.
-        end: s is not above it.
-        precision: relative, of s.
-        near: about where it is.
+    ``path``: the demands d; ``level_duals``: (n,) lambda; ``precision``: relative; ``near``: about s.
     """
 
     def excess(s: float) -> float:

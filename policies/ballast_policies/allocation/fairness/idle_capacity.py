@@ -29,11 +29,7 @@ def fill_idle_capacity(
 ) -> np.ndarray:
     """``x``, or better shares that still give every job ``demand`` (n,) steps/s to a relative 1e-9.
 
-    Args:
-        instance: the instance.
-        x: (columns,) shares.
-        demand: (n,) the speeds that they give at least.
-        raised: the program that found them the largest possible.
+    ``raised``: the program that found the demanded speeds the largest possible.
     """
     speed = instance.throughput(x)
     if not _usable(instance, x, speed):

@@ -97,9 +97,7 @@ class StageSearch:
     def solve(self, more: np.ndarray, *, known: StageEnd | None = None) -> StageEnd:
         """The end of the stage.
 
-        Args:
-            more: (k,) types that are known to limit.
-            known: the end as found when not all of them were known.
+        ``more``: (k,) types known to limit; ``known``: the end as found when not all of them were known.
 
         Raises:
             MoreTypesError: the jobs do not fit where they are.
@@ -361,10 +359,7 @@ class _Filling:
     ) -> tuple[_State, np.ndarray, StageEnd]:
         """(state after the next stage, (k,) types that limited it, its end).
 
-        Args:
-            state: before it.
-            more: (k,) types that are known to limit.
-            known: the end as found when not all of them were known.
+        ``more``, ``known``: types known to limit (k,), and the end as found when not all were.
 
         Raises:
             MoreTypesError: types that had the price 0 limit, too.

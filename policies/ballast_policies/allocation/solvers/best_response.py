@@ -196,11 +196,7 @@ def balanced_prices(rows: Rows, prices: np.ndarray, t: float, usual: float) -> n
     tie between the other types. Prices so small that they change the bound by less than the search's
     tolerance decide for them; here such prices are looked for that load these types alike.
 
-    Args:
-        rows: the program.
-        prices: at which jobs tie.
-        t: the demands are those at t.
-        usual: the price of a GPU, about.
+    ``prices``: at which jobs tie; ``t``: of the demands; ``usual``: the price of a GPU, about.
     """
     left = rows.capacity - rows.lift * t
     free = (prices <= NONE * usual) & (left > 0)

@@ -62,12 +62,8 @@ class Undecided:
 def undecided_in(rows: Rows, at: Response, box: Box, *, close: Closeness, lp_jobs: int) -> Undecided:
     """The undecided jobs in the box, a sample of them where they are more than ``lp_jobs``.
 
-    Args:
-        rows: the program.
-        at: the response in the middle of the box.
-        box: the box.
-        close: how close the jobs are to a change.
-        lp_jobs: jobs in an LP; where it has room for more, the box grows.
+    ``at``: the response in the middle of the box; ``close``: how close the jobs are to a change;
+    ``lp_jobs``: in an LP; where it has room for more, the box grows.
     """
     nearest = close.nearest
     inside = nearest <= 1.0

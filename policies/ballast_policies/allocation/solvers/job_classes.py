@@ -54,10 +54,7 @@ class Merged:
 def merged(instance: Instance, *per_job: np.ndarray, value: np.ndarray) -> Merged | None:
     """The classes of jobs that agree in speeds, gangs, the arrays ``per_job`` (n,) and worth.
 
-    Args:
-        instance: the instance.
-        *per_job: further values that must be equal, e.g. demands.
-        value: (columns,) worth of full time on each column; must be equal as well.
+    ``per_job``: further values that must be equal, e.g. demands; ``value``: (columns,) worth of full time.
 
     Returns:
         None where there are pairs, or merging does not pay.

@@ -137,9 +137,7 @@ class Solved:
 def by_simplex(program: Program, *, start: highspy.HighsBasis | None = None) -> Solved:
     """Solve by HiGHS.
 
-    Args:
-        program: the program.
-        start: a feasible basis, from which the primal simplex method continues.
+    ``start``: a feasible basis, from which the primal simplex method continues.
 
     Raises:
         InfeasibleError: the demands cannot be met.

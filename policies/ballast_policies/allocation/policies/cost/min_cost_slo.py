@@ -54,10 +54,7 @@ WIDE, NARROW = 0.3, 1e-3
 def admissible_demands(instance: Instance, demand: np.ndarray, order: np.ndarray) -> np.ndarray | None:
     """(n,) whether each job is accepted; pairs are not used.
 
-    Args:
-        instance: the instance.
-        demand: (n,) steps/s, within each job's full speed.
-        order: jobs (rows) with a demand, the first to be accepted first.
+    ``demand``: (n,) steps/s, within each job's full speed; ``order``: jobs (rows) to accept, in order.
 
     Returns:
         None where no answer was found.
