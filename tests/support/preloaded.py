@@ -1,6 +1,7 @@
 # ruff: noqa: F401 - imported for the forks
 """What forks of trainers find done: imports, and the schemas that the first configuration builds."""
 
+import contextlib
 import multiprocessing.queues
 
 import hypothesis
@@ -13,5 +14,9 @@ from ballast_trainer import preload
 from ballast_trainer.channel import base
 from ballast_trainer.cli import main, run
 from ballast_trainer.launch import ValidatedJob
+
+with contextlib.suppress(ImportError):  # an extra
+    from transformers import AutoModelForCausalLM
+    from transformers.models.llama import modeling_llama
 
 ValidatedJob.from_mapping({"totalSteps": 1, "model": {"name": "gpt", "layers": 4}})

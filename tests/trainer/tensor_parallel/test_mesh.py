@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.support.examples import first_daily
 from tests.support.gang import assert_same_curve
 from tests.support.held_data import Gates
+from tests.support.one_process import train_here
 from tests.support.waiting import eventually
 from tests.trainer.tensor_parallel.ranks import DIM, on_ranks, pipelined_step
 
@@ -148,12 +149,11 @@ def test_a_checkpoint_of_one_mesh_continues_on_another(gang, small_config, singl
         (6, 2, {"data": 2, "zeroStage": 1}),
         (7, 2, {"data": 2, "zeroStage": 2}),
         (8, 4, {"tensor": 2}),
-        (9, 1, {}),
     ):
         running = gang({**config, "totalSteps": steps, "parallelism": parallelism}, ranks=ranks)
         assert set(running.exit_codes().values()) == {0}, running.errors()
         losses |= running.losses()
-    assert_same_curve(losses, expected)
+    assert_same_curve(losses | train_here(config).losses, expected)
     sizes = {
         step: sum(file.stat().st_size for file in (tmp_path / f"saved/step-{step:08d}").glob("*.distcp"))
         for step in (3, 6, 9)
