@@ -116,6 +116,7 @@ def test_a_late_rank_leaves_columns_out(late_group, small_config, single_process
 
 
 @pytest.mark.processes
+@pytest.mark.nightly
 def test_semi_relieves_a_late_rank_of_a_model_of_transformers(late_group, small_config, tmp_path):
     """Policy semi: units are handed over, and columns left out where that is cheaper; whose is an event.
 
