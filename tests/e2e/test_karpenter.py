@@ -60,16 +60,14 @@ def pools(tmp_path_factory):
         yield found
 
 
+@pytest.mark.nightly
 def test_a_job_trains_on_a_machine_that_karpenter_made_for_it_and_leaves_none(pools):
     """From `kubectl apply` to the last step, and no node before or afterwards."""
     with pools.operator():
         assert pools.nodes() == {}
         job = pools.apply_example(steps=20)
         # Read as soon as it is there: it goes again soon after the job.
-        (node,) = eventually(pools.nodes_with_gpus, "Karpenter to make a node")
-        assert node.metadata.labels["karpenter.sh/nodepool"] == "v100-spot"
-        assert node.metadata.labels["karpenter.sh/capacity-type"] == "spot"
-        assert node.status.allocatable["nvidia.com/gpu"] == "2"
+        eventually(pools.nodes_with_gpus, "Karpenter to make a node")
         pools.wait_for_report(job, step=1)
         pools.wait_for_state(job, "Succeeded")
         status = pools.status(job)
@@ -81,9 +79,13 @@ def test_a_job_trains_on_a_machine_that_karpenter_made_for_it_and_leaves_none(po
 def test_a_machine_that_karpenter_takes_back_is_left_with_the_work_saved_for_another_one(pools):
     """Its taint is a notice: the gang saves, a second node is made beside the first, and training resumes."""
     with pools.operator():
+        assert pools.nodes() == {}
         job = pools.apply_example(steps=50_000)
         pools.wait_for_report(job, step=3, checkpoint=10)
-        (first,) = pools.nodes()
+        ((first, node),) = pools.nodes().items()
+        assert node.metadata.labels["karpenter.sh/nodepool"] == "v100-spot"
+        assert node.metadata.labels["karpenter.sh/capacity-type"] == "spot"
+        assert node.status.allocatable["nvidia.com/gpu"] == "2"
         pools.kubectl("delete", "nodeclaims", "--all", "--wait=false")
         eventually(lambda: pools.report(job).get("resumedFromStep"), "the job to resume elsewhere")
         status = pools.status(job)
