@@ -8,7 +8,7 @@ them is first, so that both see the same machine:
 - torch: ``Schedule1F1B`` over ``nn.Sequential`` stages, an all-reduce of the gradient norm to clip
   as ours does, and one AdamW over the stage.
 
-    python benchmarks/trainer/overhead.py [--pairs 100] [--dim 128] [--setting NAME] [--device cuda]
+    python benchmarks/trainer/overhead.py [--pairs 100] [--dim 128] [--layers 12] [--setting NAME] [--device cuda]
 
 Settings, all unless one is named (on a GPU ``alone``):
 
@@ -113,7 +113,7 @@ def rank_main(rank, port, setting, options, results):
             "totalSteps": 1_000_000,
             "model": {
                 "name": "gpt",
-                "layers": LAYERS - 2,
+                "layers": options.layers - 2,
                 "args": {"dim": options.dim, **MODELS[options.device]},
             },
             "training": {"precision": options.precision},
@@ -123,7 +123,7 @@ def rank_main(rank, port, setting, options, results):
     if setting == SETTINGS["tiny"]:
         model = tiny_model()
     else:
-        model = sleeping_model(LAYERS) if setting.sleeps else build_model(config.model)
+        model = sleeping_model(options.layers) if setting.sleeps else build_model(config.model)
     plan: Plan = local_plan([f"rank-{n}" for n in range(count)], network=41)
     store = (serve_store if rank == 0 else reach_store)("127.0.0.1", port, 60)
     device = torch.device(options.device, *([0] if options.device == "cuda" else []))
@@ -263,6 +263,7 @@ def main():
     )
     parser.add_argument("--pairs", type=int, default=100)
     parser.add_argument("--dim", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--setting", choices=list(SETTINGS))
     parser.add_argument("--device", choices=list(MODELS), default="cpu")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")

@@ -149,10 +149,11 @@ class Progress:
         """Gather the bytes of all layers; collective."""
         self.sizes = layer_sizes(self.model)
 
-    def step_done(self, loss: float, seconds: float, peak_flops: float) -> None:
+    def step_done(self, loss: float, seconds: float, peak_flops: float, peak_memory: int | None = None) -> None:
         """Count a step, print it and tell the operator.
 
         ``peak_flops``: operations/s of all ranks by their data sheets; infinitely negative: unknown.
+        ``peak_memory``: most bytes that tensors have taken at once on the fullest rank; None on the CPU.
         """
         model = self.model
         for number, error in model.batches.bad_samples.items():
@@ -184,6 +185,7 @@ class Progress:
             **self._explained(),
             "flops_per_second": self._report.flops_per_second,
             "part_of_peak": self._report.part_of_peak,
+            "peak_memory_bytes": peak_memory,
             "goodput": self.goodput(),
         }
         if model.speed is not None:

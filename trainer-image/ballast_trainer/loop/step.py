@@ -57,6 +57,7 @@ class Agreed:
     end: bool
     probes: list[float]
     peak_flops: float
+    peak_memory: int | None
     seconds: list[float]
     bytes: list[float]
 
@@ -151,7 +152,7 @@ class TrainingStep:
             model.untried.tell_changed()
             model.untried = None
         self._run.step += 1
-        self._progress.step_done(agreed.loss, seconds, agreed.peak_flops)
+        self._progress.step_done(agreed.loss, seconds, agreed.peak_flops, agreed.peak_memory)
         self._plans.monitor.step_done()
 
     def _tell_loss_that_learns(self) -> None:
@@ -184,6 +185,7 @@ class TrainingStep:
             "exchange": [float(model.straggler_mitigation.wants_exchange)],
             "check_rebalance": [float(self._plans.monitor.due())],
             "peak_flops": [self._progress.own_peak_flops],
+            "memory": self._peak_memory(),
             "save": [float(self._saver.wanted())],
             "end": [float(self._end.requested)],
             "written": [float(self._saver.written)],
@@ -193,6 +195,13 @@ class TrainingStep:
             # Copies of a layer keep equal bytes each, and share the seconds.
             "bytes": [share / copies * count for count in kept],
         }
+
+    def _peak_memory(self) -> list[float]:
+        """By rank the most bytes that tensors have taken at once, of the allocator; 0 for others and the CPU."""
+        taken = [0.0] * self._model.world.size
+        if self._model.device.type == "cuda":
+            taken[self._model.world.rank] = float(torch.cuda.max_memory_allocated(self._model.device))
+        return taken
 
     def _agreed(self, summed: dict[str, list[float]]) -> Agreed:
         """What all ranks know from their summed figures. Raises DataError: their targets differ."""
@@ -207,6 +216,7 @@ class TrainingStep:
             exchange=one["exchange"] > 0,
             check_rebalance=one["check_rebalance"] > 0,
             peak_flops=one["peak_flops"],
+            peak_memory=round(max(summed["memory"])) or None,
             save=one["save"] > 0,
             end=one["end"] > 0,
             written=one["written"] >= model.world.size,
