@@ -8,7 +8,7 @@ them is first, so that both see the same machine:
 - torch: ``Schedule1F1B`` over ``nn.Sequential`` stages, an all-reduce of the gradient norm to clip
   as ours does, and one AdamW over the stage.
 
-    python benchmarks/trainer/overhead.py [--pairs 100] [--dim 128] [--layers 12] [--setting NAME] [--device cuda]
+    python benchmarks/trainer/overhead.py [--pairs 100] [--dim 128] [--layers 12] [--setting] [--device cuda]
 
 Settings, all unless one is named (on a GPU ``alone``):
 

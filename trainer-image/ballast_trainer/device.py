@@ -60,6 +60,11 @@ def sparse_pays_on(device: torch.device) -> bool:
     return device.type != "cuda"
 
 
+def peak_memory(device: torch.device) -> int:
+    """Most bytes that tensors have taken there at once, of torch's allocator; 0 on the CPU."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+
+
 def threads_of_rank(
     device: torch.device, *, ranks: int, local_ranks: int, environment: Mapping[str, str]
 ) -> int | None:

@@ -11,9 +11,11 @@ import sys
 import urllib.request
 
 import pytest
+import torch
 from ballast_policies.contract import Report
 from ballast_policies.contract.job.job import JobConfig
 from ballast_trainer.channel.base import DirectoryChannel
+from ballast_trainer.device import peak_memory
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.reporting.console import JsonReporter, ProgressLine, SilentReporter, TextReporter
 from ballast_trainer.reporting.prometheus import PrometheusWriter
@@ -232,6 +234,22 @@ def test_a_file_gets_a_line_now_and_then():
     lines = out.getvalue().splitlines()
     assert len(lines) == 20
     assert lines[-1] == "step 40/40  loss 2.5000  50 ms  layers 3,5,1  emulated x10"
+
+
+@pytest.mark.parametrize(("allocated", "told"), [(7 << 30, 7 << 30), (0, None)])
+def test_the_memory_of_the_fullest_gpu_is_told(monkeypatch, small_config, tmp_path, allocated, told):
+    """What the allocator counts where there is one."""
+    asked = []
+    monkeypatch.setattr(
+        torch.cuda, "max_memory_allocated", lambda device: [asked.append(device), allocated][1]
+    )
+    device = torch.device("cuda" if allocated else "cpu")
+    monkeypatch.setattr("ballast_trainer.loop.step.peak_memory", lambda _: peak_memory(device))
+    path = tmp_path / "metrics.jsonl"
+    train_here(small_config(totalSteps=2, metrics={"jsonLines": str(path)}))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line.get("peak_memory_bytes") for line in lines if "loss" in line] == [told, told]
+    assert bool(asked) == bool(allocated)
 
 
 @pytest.mark.processes

@@ -149,7 +149,9 @@ class Progress:
         """Gather the bytes of all layers; collective."""
         self.sizes = layer_sizes(self.model)
 
-    def step_done(self, loss: float, seconds: float, peak_flops: float, peak_memory: int | None = None) -> None:
+    def step_done(
+        self, loss: float, seconds: float, peak_flops: float, peak_memory: int | None = None
+    ) -> None:
         """Count a step, print it and tell the operator.
 
         ``peak_flops``: operations/s of all ranks by their data sheets; infinitely negative: unknown.

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ballast_trainer.device import peak_memory
 from ballast_trainer.distributed.process_group import rows_of
 from ballast_trainer.dynamics.block_change import set_loss_scale
 from ballast_trainer.layers.optimize import drop_gradients, squared_gradient_norm
@@ -176,7 +177,8 @@ class TrainingStep:
         meter, timed = model.meter, 3 * model.definition.layer_count
         layers = model.world.tensor.largest(meter.seconds() + meter.bytes, model.device)
         seconds, kept = layers[:timed], layers[timed:]
-        copies = model.copies
+        copies, memory = model.copies, [0.0] * model.world.size
+        memory[model.world.rank] = float(peak_memory(model.device))
         return {
             "stop": [float(self._saver.stop_votes())],
             "epoch": [float(self._plans.newest_epoch())],
@@ -185,7 +187,7 @@ class TrainingStep:
             "exchange": [float(model.straggler_mitigation.wants_exchange)],
             "check_rebalance": [float(self._plans.monitor.due())],
             "peak_flops": [self._progress.own_peak_flops],
-            "memory": self._peak_memory(),
+            "memory": memory,
             "save": [float(self._saver.wanted())],
             "end": [float(self._end.requested)],
             "written": [float(self._saver.written)],
@@ -195,13 +197,6 @@ class TrainingStep:
             # Copies of a layer keep equal bytes each, and share the seconds.
             "bytes": [share / copies * count for count in kept],
         }
-
-    def _peak_memory(self) -> list[float]:
-        """By rank the most bytes that tensors have taken at once, of the allocator; 0 for others and the CPU."""
-        taken = [0.0] * self._model.world.size
-        if self._model.device.type == "cuda":
-            taken[self._model.world.rank] = float(torch.cuda.max_memory_allocated(self._model.device))
-        return taken
 
     def _agreed(self, summed: dict[str, list[float]]) -> Agreed:
         """What all ranks know from their summed figures. Raises DataError: their targets differ."""

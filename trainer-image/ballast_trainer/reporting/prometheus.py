@@ -17,7 +17,7 @@ _GAUGES = {
     "bubble_imbalance": "The part of it that uneven stages add.",
     "flops_per_second": "Operations per second and rank, of the configured model's matrix products.",
     "part_of_peak": "Part of what the GPUs' data sheets promise in the job's precision.",
-    "peak_memory_bytes": "Most bytes that tensors have taken on any rank since the launch; absent on the CPU.",
+    "peak_memory_bytes": "Most bytes that tensors have taken on any rank since the launch; absent on CPUs.",
     "goodput": "Part of the time since the launch in which steps ran.",
     "ranks": "Ranks that hold layers.",
     "most_layers": "Layers on the rank that holds most.",
