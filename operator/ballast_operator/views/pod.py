@@ -17,6 +17,10 @@ from ballast_operator.views.clock import Time, parsed
 from ballast_operator.views.notices import Leaving, deleted, evicted
 
 _SIGKILL, _SIGTERM = 137, 143
+_RESTARTED = "Unknown"
+"""containerd's reason, with exit code 255, of what ran when it or its node restarted (cri/server/restart.go).
+
+A process that itself exits with 255 has ``Error``."""
 
 _BROKEN = frozenset({"CreateContainerConfigError", "InvalidImageName", "ErrImageNeverPull"})
 """What the kubelet says of a container that cannot be made as it is described."""
@@ -101,8 +105,10 @@ class PodView:
             return True
         if self.message is not None and self.message.reason in (ExitReason.CONFIGURATION, ExitReason.FAILED):
             return True
-        innocent = (ExitCode.STOPPED, ExitCode.PEER_LOST, _SIGKILL, _SIGTERM)
-        return self.exit_code is not None and self.exit_code not in innocent
+        if self.exit_code is None or self.reason == _RESTARTED:
+            return False
+        # CRI-O has -1 where it does not know the code. The kubelet has SIGKILL's for one that is gone.
+        return self.exit_code not in (ExitCode.STOPPED, ExitCode.PEER_LOST, _SIGKILL, _SIGTERM, -1)
 
     @property
     def broken(self) -> bool:
@@ -149,7 +155,9 @@ def read_pod(item: Object, *, node_ready: bool, leaving: Leaving | None = None) 
         reason, detail = _PULLING, ""
     message = _message(ended.get("message", ""))
     if message is None:
-        detail = detail or _last_line(ended.get("message", ""))
+        # What a container that did not end by itself printed last has nothing to do with it.
+        restarted = "its node or the container runtime there restarted" if reason == _RESTARTED else ""
+        detail = restarted or detail or _last_line(ended.get("message", ""))
     phase, lingers = status.get("phase", "Pending"), False
     if phase == "Running" and "exitCode" in ended:
         phase = "Failed" if ended["exitCode"] else "Succeeded"

@@ -84,6 +84,22 @@ async def test_a_killed_rank_restarts_the_gang_without_counting_toward_the_limit
     assert simulation.status("one").restarts == {Cause.POD_LOST: 1}
 
 
+@pytest.mark.parametrize(
+    ("reason", "state", "cause"),
+    [("Unknown", "Succeeded", Cause.POD_LOST), ("Error", "Failed", Cause.USER_ERROR)],
+    ids=["its node restarted", "it exits with 255 itself"],
+)
+async def test_only_an_exit_of_its_own_with_255_counts_toward_the_limit(reason, state, cause):
+    """containerd gives 255 also to what ran when its node restarted."""
+    simulation = fast_and_slow()
+    simulation.add_job("one", backoffLimit=0, trainer={"pace": 5})
+    await simulation.until(lambda: simulation.trainers["one"].step >= 30)
+    end_pod(simulation.world, NAMESPACE, "one-1-1", 255, reason=reason)
+    await simulation.until(lambda: simulation.state("one") in ("Succeeded", "Failed"))
+    assert simulation.state("one") == state
+    assert simulation.status("one").restarts == {cause: 1}
+
+
 async def test_a_lost_node_sends_the_job_elsewhere():
     """The node's pods never end by themselves; the job continues on other nodes."""
     simulation = fast_and_slow()

@@ -38,6 +38,10 @@ CASES = {
     "every rank trains": (a_running_view(), None),
     "the model raises": (with_pod(a_running_view(), 2, **AN_END, message=FAILED), Cause.USER_ERROR),
     "out of memory": (with_pod(a_running_view(), 2, phase="Failed", reason="OOMKilled"), Cause.USER_ERROR),
+    "its node restarted": (
+        with_pod(a_running_view(), 2, phase="Failed", exit_code=255, reason="Unknown"),
+        Cause.POD_LOST,
+    ),
     "evicted": (with_pod(a_running_view(), 2, **AN_END, disrupted=True), Cause.POD_LOST),
     "deleted by someone else": (with_pod(a_running_view(), 2, leaving=True), Cause.POD_LOST),
     "gone without a trace": (

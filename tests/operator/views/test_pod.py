@@ -28,6 +28,14 @@ CASES = {
     "a wrong configuration": (ended(2, message=said(ExitReason.CONFIGURATION)), True),
     "out of memory": (ended(137, reason="OOMKilled"), True),
     "a segmentation fault": (ended(139), True),
+    "it exits with 255 itself": (ended(255), True),
+    "it says why, and then its node restarts": (
+        ended(255, reason="Unknown", message=said(ExitReason.FAILED)),
+        True,
+    ),
+    "its node restarted, as containerd says": (ended(255, reason="Unknown"), False),
+    "its node restarted, and CRI-O knows no code": (ended(-1), False),
+    "its node restarted, as the kubelet says": (ended(137, reason="ContainerStatusUnknown"), False),
     "killed from outside": (ended(137), False),
     "terminated from outside": (ended(143), False),
     "stopped as asked": (ended(75, message=said(ExitReason.STOPPED)), False),
@@ -112,6 +120,8 @@ def test_a_process_without_a_message_of_its_own_is_explained_by_the_end_of_its_l
     assert (pod.message, pod.detail) == (None, "ValueError: no such column")
     assert len(read_pod(ended(1, message="x" * 5000), node_ready=True).detail) == LONGEST_DETAIL
     assert read_pod(ended(1, message=said(ExitReason.FAILED)), node_ready=True).detail == ""
+    restarted = read_pod(ended(255, reason="Unknown", message=log), node_ready=True)
+    assert restarted.detail == "its node or the container runtime there restarted"
 
 
 @pytest.mark.parametrize("text", ["9" * 5000, "\u00b2", "\u0663", "-1", "1.5", ""])

@@ -88,12 +88,14 @@ def end_pod(
     code: int,
     message: TerminationMessage | None = None,
     at: Time | None = None,
+    *,
+    reason: str = "Error",
 ) -> None:
     """The pod's trainer ends, and with it the pod, unless there are sidecars."""
     pod = world.get(POD, namespace, name)
     if pod is None or pod["status"]["phase"] in ("Succeeded", "Failed"):
         return
-    ended: dict[str, Any] = {"exitCode": code, "reason": "Completed" if code == 0 else "Error"}
+    ended: dict[str, Any] = {"exitCode": code, "reason": "Completed" if code == 0 else reason}
     if at is not None:
         ended["finishedAt"] = show(at)
     if message is not None:
