@@ -22,7 +22,8 @@ EXAMPLES = sorted(
     path
     for folder in (".", "demo", "scripts", "karpenter")
     for path in FOLDER.glob(f"{folder}/*.yaml")
-    if path.name != "nodepool.yaml"  # Karpenter's: tests/e2e/test_karpenter.py has it make nodes of it
+    # Others' kinds: tests/e2e/test_karpenter.py and test_real_kubelets.py create them.
+    if path.name not in ("networkpolicy.yaml", "nodepool.yaml")
 )
 AS_KUBECTL = {"fieldValidation": "Strict", "dryRun": "All"}
 """Unknown fields are an error; nothing is kept."""
