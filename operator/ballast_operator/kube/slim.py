@@ -197,6 +197,7 @@ def _pod_status(status: Mapping[str, Any]) -> dict[str, Any]:
 
 def _node_status(status: Mapping[str, Any]) -> dict[str, Any]:
     found = _some(status, ("allocatable",))
+    found["nodeInfo"] = _some(status.get("nodeInfo") or {}, ("bootID",))
     found["conditions"] = [
         {"type": c["type"], "status": c["status"]}
         if not any(kind.matches(c["type"]) for kind in CONDITIONS)

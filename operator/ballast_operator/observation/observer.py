@@ -20,7 +20,7 @@ from ballast_operator.views.assignment import AssignmentBoard
 from ballast_operator.views.clock import Time, parse
 from ballast_operator.views.job import PLAN_WRITTEN_ANNOTATION, QUEUE_LABEL, JobView
 from ballast_operator.views.lease import LeaseReader, LeaseView
-from ballast_operator.views.nodes import NodeView, is_ours, read_node
+from ballast_operator.views.nodes import NodeView, is_ours, read_node, restarted
 from ballast_operator.views.notices import NODE_DELETED
 from ballast_operator.views.pod import PodView, read_pod
 
@@ -129,6 +129,7 @@ class Observer:
         self._decoded = decoded if decoded is not None else DecodedJobs(caches)
         self._told: dict[Key, str] = {}
         self._ended: dict[str, float] = {}
+        self._restarted: set[str] = set()
         self.gpu_holders = GpuHolders(self.status, self.findings.reservations)
         caches.store_listeners.append(self._invalidate)
         self._decoded.listeners.append(self._planned)
@@ -212,7 +213,11 @@ class Observer:
             if old is None or new is None or old["metadata"].get("uid") != new["metadata"].get("uid"):
                 self._order = None
         elif kind is NODE:
-            self._invalidate_node(item["metadata"]["name"], new)
+            name = item["metadata"]["name"]
+            self._invalidate_node(name, new)
+            if old is not None and new is not None and restarted(old, new):
+                pods = [self._pod(pod) for pod in self.caches[POD].on_node(name) if is_ours(pod)]
+                self._restarted.update(pod.uid for pod in pods if pod.phase == "Running")
         else:
             for version in filter(None, (old, new)):
                 self._forget_view_of(version)
@@ -220,6 +225,7 @@ class Observer:
                     self._nodes.pop(pinned_node(version), None)
             if kind is POD and new is None:
                 self._ended.pop(item["metadata"].get("uid", ""), None)
+                self._restarted.discard(item["metadata"].get("uid", ""))
             key = job_of(new) if kind is LEASE and new is not None else None
             if new is not None and key is not None and new["metadata"]["name"] == lease_name(key[1]):
                 self._leases.setdefault(key, LeaseReader()).quiet_seconds(new, now=self.clock())
@@ -289,7 +295,9 @@ class Observer:
             pod = read_pod(item, node_ready=False, leaving=NODE_DELETED)
         else:
             ready = node is None or node.ready
-            pod = read_pod(item, node_ready=ready, leaving=None if node is None else node.leaving)
+            leaving = None if node is None else node.leaving
+            again = item["metadata"].get("uid", "") in self._restarted
+            pod = read_pod(item, node_ready=ready, leaving=leaving, restarted=again)
         if not pod.alive:  # its node's clock may be wrong
             self._ended.setdefault(pod.uid, self.clock())
         return pod

@@ -139,6 +139,12 @@ def read_node(item: Object, pods: Iterable[Object] = ()) -> NodeView:
     )
 
 
+def restarted(before: Object, after: Object) -> bool:
+    """Whether the machine was started anew between two versions of a node."""
+    old, new = (((item.get("status") or {}).get("nodeInfo") or {}).get("bootID") for item in (before, after))
+    return bool(old and new) and old != new
+
+
 def closed_by_condition(nodes: Mapping[str, NodeView], sick: Iterable[str]) -> dict[str, NodeView]:
     """``nodes``, closed where a condition of ``sick``, a type that is True or ``type=status``, holds."""
     marks = frozenset(mark if "=" in mark else f"{mark}=True" for mark in sick)

@@ -17,10 +17,12 @@ from ballast_operator.views.clock import Time, parsed
 from ballast_operator.views.notices import Leaving, deleted, evicted
 
 _SIGKILL, _SIGTERM = 137, 143
+_NOT_KNOWN = 255
+"""The exit code that container runtimes give to what ran when they or their node restarted."""
 _RESTARTED = "Unknown"
-"""containerd's reason, with exit code 255, of what ran when it or its node restarted (cri/server/restart.go).
+"""containerd's reason with that code (cri/server/restart.go).
 
-A process that itself exits with 255 has ``Error``."""
+CRI-O and Docker have ``Error``, and so has a process that itself exits with 255."""
 
 _BROKEN = frozenset({"CreateContainerConfigError", "InvalidImageName", "ErrImageNeverPull"})
 """What the kubelet says of a container that cannot be made as it is described."""
@@ -139,14 +141,18 @@ EVICTION_REASONS = frozenset({"Evicted", "NodeLost", "NodeShutdown", "Preempting
 """Values of ``status.reason`` of pods that the cluster has ended."""
 
 
-def read_pod(item: Object, *, node_ready: bool, leaving: Leaving | None = None) -> PodView:
-    """A pod from its JSON; ``leaving``: its node is."""
+def read_pod(
+    item: Object, *, node_ready: bool, leaving: Leaving | None = None, restarted: bool = False
+) -> PodView:
+    """A pod from its JSON; ``leaving``: its node is; ``restarted``: its node was, while the pod ran."""
     metadata, content, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     labels = metadata.get("labels") or {}
     state = _container_state(content, status)
     ended, waiting = state.get("terminated") or {}, state.get("waiting") or {}
     conditions = {c["type"]: c for c in status.get("conditions") or []}
     reason, detail = _reason(status, ended, waiting, conditions.get("PodScheduled", {}))
+    if restarted and ended.get("exitCode") == _NOT_KNOWN:
+        reason = _RESTARTED
     # Volumes and network are there, and nothing has failed. Many kubelets set this condition only after the
     # pull: there the Event ``Pulling`` tells.
     prepared = conditions.get("PodReadyToStartContainers", {}).get("status") == "True"
@@ -156,8 +162,8 @@ def read_pod(item: Object, *, node_ready: bool, leaving: Leaving | None = None) 
     message = _message(ended.get("message", ""))
     if message is None:
         # What a container that did not end by itself printed last has nothing to do with it.
-        restarted = "its node or the container runtime there restarted" if reason == _RESTARTED else ""
-        detail = restarted or detail or _last_line(ended.get("message", ""))
+        unseen = "its node or the container runtime there restarted" if reason == _RESTARTED else ""
+        detail = unseen or detail or _last_line(ended.get("message", ""))
     phase, lingers = status.get("phase", "Pending"), False
     if phase == "Running" and "exitCode" in ended:
         phase = "Failed" if ended["exitCode"] else "Succeeded"

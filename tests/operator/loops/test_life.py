@@ -5,7 +5,7 @@ import datetime
 
 import pytest
 from ballast_operator.api.conditions import JobReason
-from ballast_operator.kube.kinds import JOB, NODE
+from ballast_operator.kube.kinds import JOB, NODE, POD
 from ballast_operator.views.clock import show
 from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
 from ballast_policies.protocol.observed import Cause
@@ -85,15 +85,22 @@ async def test_a_killed_rank_restarts_the_gang_without_counting_toward_the_limit
 
 
 @pytest.mark.parametrize(
-    ("reason", "state", "cause"),
-    [("Unknown", "Succeeded", Cause.POD_LOST), ("Error", "Failed", Cause.USER_ERROR)],
-    ids=["its node restarted", "it exits with 255 itself"],
+    ("reason", "boot", "state", "cause"),
+    [
+        ("Unknown", "1", "Succeeded", Cause.POD_LOST),
+        ("Error", "2", "Succeeded", Cause.POD_LOST),
+        ("Error", "1", "Failed", Cause.USER_ERROR),
+    ],
+    ids=["its node restarted, by containerd", "its node restarted, by CRI-O", "it exits with 255 itself"],
 )
-async def test_only_an_exit_of_its_own_with_255_counts_toward_the_limit(reason, state, cause):
-    """containerd gives 255 also to what ran when its node restarted."""
+async def test_only_an_exit_of_its_own_with_255_counts_toward_the_limit(reason, boot, state, cause):
+    """A runtime gives 255 also to what ran when its node restarted."""
     simulation = fast_and_slow()
     simulation.add_job("one", backoffLimit=0, trainer={"pace": 5})
     await simulation.until(lambda: simulation.trainers["one"].step >= 30)
+    node = simulation.world.get(POD, NAMESPACE, "one-1-1")["spec"]["nodeName"]
+    simulation.world.patch(NODE, "", node, {"status": {"nodeInfo": {"bootID": boot}}})
+    await simulation.tick()
     end_pod(simulation.world, NAMESPACE, "one-1-1", 255, reason=reason)
     await simulation.until(lambda: simulation.state("one") in ("Succeeded", "Failed"))
     assert simulation.state("one") == state

@@ -124,6 +124,12 @@ def test_a_process_without_a_message_of_its_own_is_explained_by_the_end_of_its_l
     assert restarted.detail == "its node or the container runtime there restarted"
 
 
+@pytest.mark.parametrize(("code", "want_at_fault"), [(255, False), (1, True)])
+def test_of_a_pod_whose_node_restarted_only_an_end_that_nobody_saw_is_the_nodes(code, want_at_fault):
+    """CRI-O and Docker give it exit code 255; a user's own error may be told after the restart."""
+    assert read_pod(ended(code), node_ready=True, restarted=True).at_fault is want_at_fault
+
+
 @pytest.mark.parametrize("text", ["9" * 5000, "\u00b2", "\u0663", "-1", "1.5", ""])
 def test_a_label_that_is_no_number_of_ours_is_no_launch(text):
     """Neither digits of other scripts, nor more of them than Python converts."""

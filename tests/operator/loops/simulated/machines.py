@@ -293,6 +293,7 @@ def node(name: str, pool: str, gpus: int, *, ready: bool = True) -> dict[str, An
         "spec": {},
         "status": {
             "allocatable": {"nvidia.com/gpu": str(gpus)},
+            "nodeInfo": {"bootID": "1"},
             "conditions": [{"type": "Ready", "status": "True" if ready else "Unknown"}],
         },
     }
