@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import logging
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.tensor_parallel.layers import split_layer
 from ballast_trainer.trees import Tree, chunks, mapped
 
+logger = logging.getLogger(__name__)
+
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class _OneOfGroup(Axis):
@@ -45,7 +48,7 @@ def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str,
     are the bytes kept from the forward to the backward, the loss's with the last layer's; with
     ``recompute`` a layer's input alone.  The measurement is that of a running job; of ranks that share
     layers (``parallelism.tensor``) it is one's part, and what they all-reduce.  What a microbatch takes
-    whatever its size is told by smaller ones, where there are some.
+    whatever its size is told by smaller ones, and is 0 where there are none or the layers cannot take them.
 
     The median of so many steps counts, with the dynamic changes of ``at_step``, from the initial weights.
 
@@ -62,9 +65,13 @@ def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str,
     if smaller:
         more = pipeline.replace(microbatches=pipeline.global_batch_size // smaller)
         other = job.config.replace(pipeline=more)
-        of_smaller = _seconds(_measured(job, other, group, steps=steps, at_step=at_step))
+        try:
+            of_smaller = _seconds(_measured(job, other, group, steps=steps, at_step=at_step))
+        except Exception as error:  # batch norms want several samples; a job's own error is raised below
+            logger.warning("overheadSeconds are 0: microbatches of %d samples fail: %s", smaller, error)
+            smaller = 0
         job = ValidatedJob.from_mapping(config).with_ties()  # from the initial weights
-        gc.collect()  # the memory may hold one model
+        gc.collect()  # the memory may have no room for a second model
     model = _measured(job, job.config, group, steps=steps, at_step=at_step)
     if smaller:
         each = zip(_seconds(model), of_smaller, strict=True)

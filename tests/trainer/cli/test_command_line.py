@@ -64,6 +64,33 @@ def test_what_a_microbatch_takes_whatever_its_size_is_found_from_two_sizes(
     assert 0 <= overhead_seconds((size, large), (smaller, small * noise)) <= large
 
 
+def test_profile_measures_layers_that_take_no_smaller_microbatches(tmp_path, monkeypatch):
+    """A batch norm of one sample is an error: what a microbatch takes whatever its size is not known."""
+    (tmp_path / "of_pairs.py").write_text(
+        "import torch\n"
+        "from ballast_trainer.models.protocol import Model\n"
+        "def model():\n"
+        "    layers = [torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)]\n"
+        "    return Model.from_layers(layers, loss=torch.nn.functional.mse_loss)\n"
+        "def data():\n"
+        "    return lambda seed, step, size: (torch.randn(size, 4), torch.randn(size, 4))\n"
+    )
+    config = {
+        "totalSteps": 10,
+        "model": {"name": "of_pairs:model"},
+        "data": {"name": "of_pairs:data"},
+        "pipeline": {"microbatches": 2, "globalBatchSize": 4},
+    }
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    monkeypatch.syspath_prepend(tmp_path)
+    arguments = ["--config", str(tmp_path / "config.yaml"), "--steps", "1", "--output", "json"]
+    result = CliRunner().invoke(main, ["profile", *arguments])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert [row["overheadSeconds"] for row in found["layers"]] == [0, 0]
+    assert all(row["forwardSeconds"] > 0 for row in found["layers"])
+
+
 def test_what_profile_prints_is_what_ballast_plan_reads(tmp_path):
     """As it is, without a key changed: every layer is on a GPU, at the measured seconds."""
     config = {
