@@ -12,7 +12,7 @@ from ballast_trainer.data.collate import BatchForm
 from ballast_trainer.data.sources import LoaderPosition, ReplayedLoader, batches_from
 from ballast_trainer.errors import CheckpointError, ConfigurationError, TrainerError
 from ballast_trainer.loop.batches import Batches
-from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, SubsetRandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from tests.support.gang import assert_same_curve
@@ -121,6 +121,17 @@ def test_the_order_of_a_loader_with_its_own_generator_is_that_of_seed_and_epoch(
     assert [reader(7, step, 8)[1].tolist() for step in range(12)] == order
     assert reader(8, 0, 8)[1].tolist() == first
     assert reader(7, 1, 8)[1].tolist() == order[1]
+
+
+def test_a_sampler_is_told_the_epoch(tmp_path):
+    """As by the loop of its user: each epoch has the order that the sampler has for it."""
+    numbers = Numbers(tmp_path)
+    sampler = DistributedSampler(numbers, num_replicas=1, rank=0)
+    reader = ReplayedLoader(DataLoader(numbers, batch_size=8, sampler=sampler))
+    for epoch in range(2):
+        read = torch.cat([reader(7, 5 * epoch + step, 8)[0] for step in range(5)])
+        sampler.set_epoch(epoch)
+        assert torch.equal(read, numbers.inputs[list(sampler)])
 
 
 class Stream(Streamed):

@@ -327,10 +327,16 @@ def batches_of(source: Iterable[Any], form: BatchForm, size: int) -> Iterator[An
     return _SampleBatches(iter(source), form, size)
 
 
+def _parts(source: Any) -> tuple[Any, ...]:
+    """A loader, and what its samples and their order come from; None in place of what it has not."""
+    batches = getattr(source, "batch_sampler", None)
+    sampler, of_batches = getattr(source, "sampler", None), getattr(batches, "sampler", None)
+    return source, getattr(source, "dataset", None), sampler, batches, of_batches
+
+
 def seed_generators(source: Any) -> None:
     """Seed a loader's own generators as torch's is: its order does not depend on what it was read for."""
-    batches = getattr(source, "batch_sampler", None)
-    for part in (source, getattr(source, "sampler", None), batches, getattr(batches, "sampler", None)):
+    for part in _parts(source):
         generator = getattr(part, "generator", None)
         if isinstance(generator, torch.Generator):
             generator.manual_seed(torch.initial_seed())
@@ -533,12 +539,12 @@ class ReplayedLoader:
     def _begin_epoch(self, seed: int, size: int, state: Any = None) -> None:
         self._epoch += 1
         with seeded_data(seed, -1 - self._epoch):
-            # Of a loader, the dataset: a stream of Hugging Face that has continued from a state would begin
-            # each epoch there, unless it is told that it is another one.
-            for told in (self._source, getattr(self._source, "dataset", None)):
+            # Of a loader, the dataset (a stream of Hugging Face that has continued from a state would begin
+            # each epoch there) and the samplers (each epoch would have the order of the first).
+            loader, *parts = _parts(self._source)
+            for told in [loader] if callable(getattr(loader, "set_epoch", None)) else parts:
                 if callable(getattr(told, "set_epoch", None)):
-                    told.set_epoch(self._epoch)  # type: ignore[union-attr]
-                    break
+                    told.set_epoch(self._epoch)
             seed_generators(self._source)
             if state is not None:
                 self._source.load_state_dict(copy.deepcopy(state))  # type: ignore[attr-defined]
