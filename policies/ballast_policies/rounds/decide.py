@@ -123,7 +123,7 @@ class _Pairs:
         *,
         frozen: bool,
     ) -> tuple[dict[str, str], dict[str, str]]:
-        """(job that was given no GPU -> the first one beside which it stays, or -> why it does not stay)."""
+        """Of pairs' jobs that were given no GPU: (job -> the one it stays beside, job -> why it does not)."""
         beside, ended, occupied = dict[str, str](), dict[str, str](), set[str]()
         first_on, taken = (
             self._first_jobs(placements),

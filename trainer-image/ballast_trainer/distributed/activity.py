@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 @dataclasses.dataclass(slots=True)
 class Activity:
-    """Work of the main thread ``now``, in words, in which it waits for no rank; None: it may wait."""
+    """Words of what the main thread does ``now``, a new tuple each time; None: it may wait for others."""
 
     now: tuple[object, ...] | None = None
 

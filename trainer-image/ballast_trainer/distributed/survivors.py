@@ -133,7 +133,7 @@ class Survivors:
             self._news = -1
 
     def look(self, store: Any) -> None:
-        """End its connections where a member is gone or has noticed a loss; on the thread of ``store``."""
+        """End this process's connections where a member is gone or noticed a loss; on ``store``'s thread."""
         news = store.add(_NEWS, 0)
         if news == self._news:
             return

@@ -283,7 +283,7 @@ class ChosenAttention(ChangingModule):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        """For ``scaled_dot_product_attention``. Raises TrainerError: it is not causal self-attention."""
+        """In ``scaled_dot_product_attention``'s place. Raises TrainerError: not causal self-attention."""
         if attn_mask is not None or not is_causal or q.shape[-2] != k.shape[-2]:
             if q.shape[-2] == 1 and attn_mask is None:
                 # One position: there is nothing to choose from.

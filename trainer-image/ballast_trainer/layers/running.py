@@ -12,7 +12,7 @@ import torch
 
 @dataclasses.dataclass(slots=True)
 class Running:
-    """This rank's forward; ``microbatch`` None: no step's own; ``targets_of``: a step's, by microbatch."""
+    """This rank's forward; ``microbatch`` is None in a trial; ``targets_of``: a step, by microbatch."""
 
     step: int = 0
     microbatch: int | None = None

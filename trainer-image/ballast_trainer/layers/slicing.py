@@ -25,7 +25,7 @@ class Slicing:
     blocks: int | tuple[int, ...] = 1
 
     def part(self, whole: torch.Tensor, index: int, size: int) -> torch.Tensor:
-        """A rank's part of ``size``, a separate tensor. Raises ValueError: the dimension does not divide."""
+        """Part ``index`` of ``size``, a separate tensor. Raises ValueError: the dimension does not divide."""
         length, blocks = whole.shape[self.dim], self.blocks
         if length % (blocks * size) if isinstance(blocks, int) else any(one % size for one in blocks):
             shape = tuple(whole.shape)

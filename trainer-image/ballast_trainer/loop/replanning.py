@@ -156,7 +156,10 @@ def stages_left(model: ModelState, sizes: LayerSizes | None, ranks: int) -> tupl
 
 
 def best_step_seconds(model: ModelState, costs: LayerCosts) -> float:
-    """Seconds per step of the best partition of these ranks, which a rebalance may soon put in force."""
+    """Seconds per step of the best partition of these ranks, the reference of a repack's speed.
+
+    A rebalance may soon put it in force.
+    """
     loads = exact_partition(costs.total, model.world.positions).loads(costs.total)
     return predict_step_seconds(loads, model.microbatches_per_drain)
 

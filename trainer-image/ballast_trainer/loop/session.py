@@ -132,7 +132,7 @@ class Session:
         return self._finish()
 
     def _between_steps(self, agreed: Agreed | None) -> SessionOutcome | None:
-        """Do what is due after a step, alike on every rank. Returns the outcome where this part ends."""
+        """Do what is due after a step, alike on every rank. Returns the outcome where this rank ends."""
         model, config, step = self._model, self._model.config, self._run.step
         if step >= config.total_steps:
             return None

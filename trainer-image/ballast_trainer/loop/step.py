@@ -92,7 +92,11 @@ class TrainingStep:
         self._loss_buffers = _buffers_of(self._model.definition.loss)
 
     def train(self) -> Agreed:
-        """Train a step; without a flush, all until the drain. Raises TrainerError: gradients not finite."""
+        """Train a step; of a schedule without a flush, all steps until the pipeline is drained.
+
+        Raises:
+            TrainerError: gradients are not finite.
+        """
         if self._overlaps:
             return self._until_drained()
         model, run, step = self._model, self._run, self._run.step

@@ -50,7 +50,7 @@ def weights_of(weight: LossWeight | None, targets: torch.Tensor, microbatches: i
 
 
 def one_number(found: object, what: str) -> float:
-    """What a user's function returned. Raises TrainerError: no number; ``what`` it was to be, in words."""
+    """The number that a user's function returned, ``what`` in words. Raises TrainerError: it is none."""
     if isinstance(found, torch.Tensor) and found.numel() != 1:
         kind = f"tensor of shape {list(found.shape)}"
     else:

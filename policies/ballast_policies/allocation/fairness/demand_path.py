@@ -118,7 +118,7 @@ def root_of_cut(
 ) -> float:
     """An s at or just above lambda . d(s) = cut between start and end; the end where that is not reached.
 
-    ``path``: the demands d; ``level_duals``: (n,) lambda; ``precision``: relative; ``near``: about s.
+    ``path``: d; ``level_duals``: (n,) lambda; ``precision``: relative, of s; ``near``: a guess of s.
     """
 
     def excess(s: float) -> float:

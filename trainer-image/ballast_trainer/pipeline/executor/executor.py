@@ -44,7 +44,7 @@ class WeightVersions:
     """
 
     def __init__(self, modules: Iterable[nn.Module], uses: Iterable[int]) -> None:
-        """Begin with version 0, the present weights; ``uses``: by microbatch of this rank, in any order."""
+        """Begin with version 0, the present weights; ``uses``: the versions of its microbatches."""
         self._places = [
             (owner, name, parameter)
             for module in modules
