@@ -367,8 +367,9 @@ class Cluster:
                 serialize=False,
                 _request_timeout=times * self.request_seconds,
             )
-            self.on_date(str(answer.headers.get("Date", "")), asked)
             response: Object = read_json(await answer.read())
+        # Read first: a page that is no JSON is a proxy's, with the proxy's time.
+        self.on_date(str(answer.headers.get("Date", "")), asked)
         return response
 
     @contextlib.contextmanager

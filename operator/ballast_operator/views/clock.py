@@ -17,7 +17,6 @@ LEAST_STEP_SECONDS = 2.0
 FOLLOWED_AFTER_SECONDS = 600.0
 """So long has a step of the wall clock to last before it counts."""
 
-
 MOST_SKEW_SECONDS = 5.0
 """Between two machines' clocks: Leases and notices are compared with minutes."""
 
@@ -47,22 +46,32 @@ class SteadyClock:
         self._heard = False
         self._at = wall(), passed()
         self._step: tuple[float, float] | None = None
+        self._said: dict[str, float] = {}
 
     def heard(self, date: str, asked: float) -> None:
         """The API server answered at ``date``, as HTTP has it; ``asked``: when, by the wall clock."""
-        try:
-            server = email.utils.parsedate_to_datetime(date).timestamp()
-        except ValueError:
-            return  # it does not say
+        server = http_date(date)
+        if server is None:
+            return
         known = self._ahead.total_seconds()
-        more = skew(asked - known, server, self._wall().timestamp() - known)
+        more = skew(asked - known, server.timestamp(), self._wall().timestamp() - known)
         if abs(more) > MOST_SKEW_SECONDS:
             self._ahead += datetime.timedelta(seconds=more)
-            text = "this machine's clock is %+.0f s from the API server's, which counts. To fix: %s"
-            logger.warning(text, known + more, "synchronise it (NTP)")
+            text = f"{known + more:+.0f} s from the API server's, which counts. To fix: synchronise it (NTP)"
+            if abs(known + more) <= MOST_SKEW_SECONDS:
+                text = "as the API server's again"
+            self._warn(f"this machine's clock is {text}")
             if not self._heard:
                 self._at = self._wall() - self._ahead, self._passed()
         self._heard = True
+
+    def _warn(self, text: str) -> None:
+        """Once in a while: API servers whose clocks differ may answer in turns."""
+        now = self._passed()
+        self._said = {said: at for said, at in self._said.items() if now - at < FOLLOWED_AFTER_SECONDS}
+        if text not in self._said:
+            self._said[text] = now
+            logger.warning("%s", text)
 
     def __call__(self) -> Time:
         """The present."""
@@ -75,8 +84,8 @@ class SteadyClock:
             return wall
         if self._step is None or abs(ahead - self._step[0]) >= LEAST_STEP_SECONDS:
             self._step = ahead, passed
-            text = "the wall clock stepped by %+.0f s; this counts if it is still so in %.0f s"
-            logger.warning(text, ahead, FOLLOWED_AFTER_SECONDS)
+            still = f"this counts if it is still so in {FOLLOWED_AFTER_SECONDS:.0f} s"
+            self._warn(f"the wall clock stepped by {ahead:+.0f} s; {still}")
         elif passed - self._step[1] >= FOLLOWED_AFTER_SECONDS:
             self._at, self._step = (wall, passed), None
             logger.warning("the operator's time steps by %+.0f s, to the wall clock", ahead)
@@ -121,6 +130,21 @@ def parsed(text: object) -> Time | None:
         return parse(text) if isinstance(text, str) and text else None
     except ValueError:
         return None
+
+
+MOST_SECONDS = 2.0**37
+"""Since 1970, in the year 6325: from a time near the last one that there is none could go on."""
+
+
+def http_date(text: str) -> Time | None:
+    """The time of a header ``Date``, in UTC where it names no zone; None: it says none that can be."""
+    try:
+        at = email.utils.parsedate_to_datetime(text)
+        seconds = at.replace(tzinfo=at.tzinfo or datetime.UTC).timestamp()
+    except (ValueError, OverflowError):
+        return None
+    in_range = 0.0 <= seconds < MOST_SECONDS
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC) if in_range else None
 
 
 def show(time: Time) -> str:

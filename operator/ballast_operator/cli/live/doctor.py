@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import datetime
-import email.utils
 import json
 import re
 import time
@@ -105,22 +104,22 @@ async def _kubernetes(client: "AsyncClient") -> list[Finding]:
 
 async def _clock(client: "AsyncClient") -> list[Finding]:
     """This machine's, and those of nodes that are ahead: a node writes the time into its Lease."""
-    from ballast_operator.views.clock import MOST_SKEW_SECONDS, skew
+    from ballast_operator.views.clock import MOST_SKEW_SECONDS, http_date, skew
 
     before = time.time()
     await client.connection.request("get", "/version")
     after = time.time()
-    date = client.connection.date
-    if not date:
+    server = http_date(client.connection.date)
+    if server is None:
         return [Finding("clock", "skipped", "the API server does not say its time")]
     found = []
-    ahead = skew(before, email.utils.parsedate_to_datetime(date).timestamp(), after)
+    ahead = skew(before, server.timestamp(), after)
     if abs(ahead) > MOST_SKEW_SECONDS:
         text = f"this machine's clock is {ahead:+.0f} s from the API server's"
         found.append(Finding("clock", "warning", text, "synchronise it (NTP)"))
     leases = await _items(client, "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases")
     await client.connection.request("get", "/version")
-    server = email.utils.parsedate_to_datetime(client.connection.date or date)
+    server = http_date(client.connection.date) or server
     nodes = [
         f"{_name(lease)} by {seconds:.0f} s"
         for lease in leases
@@ -220,8 +219,10 @@ async def _operator(client: "AsyncClient") -> list[Finding]:
 
 def _leader(client: "AsyncClient", lease: Mapping[str, Any]) -> tuple[str, float]:
     """Who holds a leader's Lease, empty: nobody, and the seconds since it was renewed."""
-    spec, date = lease.get("spec") or {}, client.connection.date
-    now = email.utils.parsedate_to_datetime(date) if date else datetime.datetime.now(datetime.UTC)
+    from ballast_operator.views.clock import http_date
+
+    spec = lease.get("spec") or {}
+    now = http_date(client.connection.date) or datetime.datetime.now(datetime.UTC)
     age, lasts = _age(spec.get("renewTime"), now), float(spec.get("leaseDurationSeconds") or 15)
     return "" if age > 2 * lasts else str(spec.get("holderIdentity") or ""), age
 

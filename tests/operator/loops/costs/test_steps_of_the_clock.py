@@ -3,6 +3,7 @@
 import datetime
 import email.utils
 import random
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -90,7 +91,8 @@ async def test_a_wrong_clock_does_not_count_where_the_api_server_says_the_time(
     assert wrong.policy()["status"]["bill"] == right.policy()["status"]["bill"]
     said = [record.message for record in caplog.records if "clock" in record.message]
     fix = "s from the API server's, which counts. To fix: synchronise it (NTP)"
-    assert said == [f"this machine's clock is {off:+.0f} {fix}" for off in (ahead, 0.0)]
+    off = f"{ahead:+.0f} {fix}"
+    assert said == [f"this machine's clock is {text}" for text in (off, "as the API server's again")]
 
 
 def test_a_new_operator_has_the_right_time_from_the_first_answer_on():
@@ -99,6 +101,49 @@ def test_a_new_operator_has_the_right_time_from_the_first_answer_on():
     for date in ("", "yesterday", email.utils.format_datetime(START, usegmt=True)):
         clock.heard(date, (START + datetime.timedelta(days=1)).timestamp())
     assert clock() == START
+
+
+@pytest.mark.parametrize(
+    "date",
+    [
+        "Fri, 31 Dec 9999 23:59:59 GMT",
+        f"Thu, 01 Jan {10**20} 00:00:00 GMT",
+        f"Thu, 01 Jan 2026 00:00:00 +{10**20}",
+        "Thu, 32 Jan 2026 00:00:00 GMT",
+        "\0",
+    ],
+)
+def test_a_date_that_cannot_be_is_none(date: str):
+    """Of a proxy, perhaps: the clock goes on, and the request that it came with has not failed."""
+    clock = SteadyClock(lambda: START, lambda: 0.0)
+    clock.heard(date, START.timestamp())
+    assert clock() == START
+
+
+@pytest.mark.parametrize("zone", ["GMT", "+0200", "-0000", ""])
+def test_a_date_without_a_zone_is_in_utc(zone: str, monkeypatch: pytest.MonkeyPatch):
+    """Whatever the zone of the operator's machine is."""
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    clock = SteadyClock(lambda: START, lambda: 0.0)
+    there = START.astimezone(datetime.timezone(datetime.timedelta(hours=2 * (zone == "+0200"))))
+    clock.heard(f"{there:%a, %d %b %Y %H:%M:%S} {zone}", START.timestamp())
+    monkeypatch.undo()
+    time.tzset()
+    assert clock() == START
+
+
+def test_api_servers_whose_clocks_differ_neither_move_the_time_nor_flood_the_log(caplog):
+    """They answer in turns: the first one's time goes on, and in 1000 s the log has a few lines of it."""
+    seconds = [0.0]
+    clock = SteadyClock(lambda: START + datetime.timedelta(seconds=seconds[0]), lambda: seconds[0])
+    for second in range(1000):
+        seconds[0] = float(second)
+        now = START + datetime.timedelta(seconds=second)
+        server = now + datetime.timedelta(seconds=30 * (second % 2))
+        clock.heard(email.utils.format_datetime(server, usegmt=True), now.timestamp())
+        assert clock() == now
+    assert 0 < len(caplog.records) <= 8
 
 
 def test_a_clock_that_is_slewed_is_followed_at_once():
