@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.exceptions import ForbiddenError, NotFoundError
 
 from ballast_operator.api.conditions import JobState
-from ballast_operator.demo.report import demo_manifests, read_manifests
+from ballast_operator.demo.report import demo_manifests
 from ballast_operator.demo.story import Recorder
 from ballast_operator.kube.kinds import NAMESPACE
 from ballast_operator.local_operator import (
@@ -80,8 +80,9 @@ def run_demo(
         announce("starting the operator")
         operator_kubeconfig = write_operator_kubeconfig(api, kubeconfig, logs / "operator.kubeconfig")
         operator = stack.enter_context(running_operator(operator_kubeconfig, logs / "operator.log"))
+        made: list[dict[str, Any]] = []
         if not started_here:
-            stack.callback(_remove, kube, namespace, announce)
+            stack.callback(_remove, kube, made, namespace, announce)
         recorder = stack.enter_context(Recorder(api, namespace))
 
         def wait_until(done: Callable[[Recorder], bool]) -> None:
@@ -102,6 +103,7 @@ def run_demo(
             for manifest in yaml.safe_load_all(path.read_text()):
                 keep_checkpoints_in(manifest, checkpoints)
                 announce(f"kubectl apply -f {path.name}: {manifest['kind']} {manifest['metadata']['name']}")
+                made.append(manifest)
                 apply_objects(kube, [manifest], namespace=namespace)
                 if manifest["kind"] == "TrainingJob":  # the next one arrives at a cluster in use
                     wait_until(functools.partial(_placed_or_waiting, name=manifest["metadata"]["name"]))
@@ -123,10 +125,12 @@ def _folder_of_logs() -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _remove(kube: DynamicClient, namespace: str, announce: Callable[[str], None]) -> None:
+def _remove(
+    kube: DynamicClient, made: Sequence[dict[str, Any]], namespace: str, announce: Callable[[str], None]
+) -> None:
     """However the demo ends: nobody looks after its jobs any more, and their pods hold GPUs."""
     announce("removing the demo's jobs and policy; definitions and roles stay")
-    delete_objects(kube, read_manifests(demo_manifests()), namespace)
+    delete_objects(kube, made, namespace)
 
 
 def _require_namespace(kube: DynamicClient, name: str) -> None:
