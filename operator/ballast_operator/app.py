@@ -219,6 +219,7 @@ class Operator:
             settings=self._settings.leader,
             waits=self.waits,
             alive=lambda: self._still_seconds() < self._settings.leader.stuck_seconds,
+            epoch=epoch,
         )
 
     async def _lead(

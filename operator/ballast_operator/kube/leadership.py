@@ -57,7 +57,8 @@ class Leadership:
 
     :meth:`check` and :attr:`leads` may be asked from any thread; everything else runs on one event loop.
     ``cluster`` is a connection of its own, and ``identity`` unique. While this replica is not ``alive``, the
-    Lease is not renewed. ``clock``: seconds that never go back.
+    Lease is not renewed. ``clock``: seconds that never go back. ``epoch``: since 1970, for those who read the
+    Lease.
 
     Attributes:
         replaced: another replica was seen to hold the Lease after this one had led.
@@ -73,6 +74,7 @@ class Leadership:
         waits: Waits | None = None,
         alive: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
+        epoch: Callable[[], float] = time.time,
     ) -> None:
         self._cluster = cluster
         self._namespace = namespace
@@ -81,6 +83,7 @@ class Leadership:
         self._waits = waits if waits is not None else Waits()
         self._alive = alive
         self._clock = clock
+        self._epoch = epoch
         self._turn = asyncio.Lock()
         self.replaced = False
         self._led = False
@@ -300,7 +303,8 @@ class Leadership:
         self._renewed, self._until = started, until
 
     async def _take(self, current: Object | None) -> Object:
-        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        at = datetime.datetime.fromtimestamp(self._epoch(), datetime.UTC)
+        now = at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         spec: dict[str, Any] = dict((current or {}).get("spec") or {})
         if spec.get("holderIdentity") != self._identity:
             spec["acquireTime"] = now

@@ -37,7 +37,8 @@ class SteadyClock:
 
     It is this machine's wall clock, put right by what answers say. Until a step counts time goes on as it
     passes, so that a clock that is set wrong and back bills and ends no job.
-    ``passed``: seconds since any fixed moment, which no step of the ``wall`` clock changes.
+    ``passed``: seconds since any fixed moment, which no step of the ``wall`` clock changes. Threads may share
+    it: what they hear and say at once differs by as much as they are apart.
     """
 
     def __init__(self, wall: Callable[[], Time], passed: Callable[[], float]) -> None:
@@ -76,17 +77,17 @@ class SteadyClock:
     def __call__(self) -> Time:
         """The present."""
         wall, passed = self._wall() - self._ahead, self._passed()
-        at, since = self._at
+        (at, since), step = self._at, self._step
         steady = at + datetime.timedelta(seconds=passed - since)
         ahead = (wall - steady).total_seconds()
         if abs(ahead) < LEAST_STEP_SECONDS:
             self._at, self._step = (wall, passed), None
             return wall
-        if self._step is None or abs(ahead - self._step[0]) >= LEAST_STEP_SECONDS:
+        if step is None or abs(ahead - step[0]) >= LEAST_STEP_SECONDS:
             self._step = ahead, passed
             still = f"this counts if it is still so in {FOLLOWED_AFTER_SECONDS:.0f} s"
             self._warn(f"the wall clock stepped by {ahead:+.0f} s; {still}")
-        elif passed - self._step[1] >= FOLLOWED_AFTER_SECONDS:
+        elif passed - step[1] >= FOLLOWED_AFTER_SECONDS:
             self._at, self._step = (wall, passed), None
             logger.warning("the operator's time steps by %+.0f s, to the wall clock", ahead)
             return wall

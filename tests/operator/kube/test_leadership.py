@@ -40,6 +40,14 @@ async def test_the_second_replica_waits_until_the_lease_has_run_out_by_its_own_c
     assert second.leads
 
 
+async def test_the_lease_has_the_time_that_the_operator_counts_by():
+    """Not that of its machine: `ballast doctor` compares it with the API server's."""
+    world, asked = World(), {"namespace": "n", "identity": "first", "settings": SETTINGS}
+    assert await Leadership(FakeCluster(world), **asked, epoch=lambda: 86_400.5)._attempt()
+    spec = world.get(LEASE, "n", LEASE_NAME)["spec"]
+    assert spec["renewTime"] == spec["acquireTime"] == "1970-01-02T00:00:00.500000Z"
+
+
 async def test_a_leader_that_cannot_renew_is_fenced_before_another_can_lead():
     """At ten seconds it stops writing; the other may lead at fifteen."""
     world, clock = World(), Clock()
