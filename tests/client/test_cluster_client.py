@@ -34,20 +34,22 @@ from click import ClickException
 from click.testing import CliRunner
 
 pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def answers(tmp_path):
     """``answers(body, ...)``: an API server that says this to each request; the path of its kubeconfig.
 
-    ``body``: bytes, or a function of the path to (bytes, status).
+    ``body``: bytes, or a function of the path to (bytes, status). ``date``: what it says the time is.
     """
     servers = []
 
-    def start(body, status=200):
+    def start(body, status=200, date=""):
         def answer(handler):
             said, code = body(handler.path) if callable(body) else (body, status)
-            handler.send_response(code)
+            handler.send_response_only(code)
+            handler.send_header("Date", date or handler.date_time_string())
             handler.send_header("Content-Length", str(len(said)))
             handler.end_headers()
             handler.wfile.write(said)
@@ -167,6 +169,46 @@ def test_a_job_that_is_not_there_is_told_with_where_to_look(answers, command):
     absent = b'{"kind": "Status", "message": "trainingjobs.ballast.dev \\"one\\" not found"}'
     where = answers(lambda path: (absent, 404) if path.endswith("/one") else (b"{}", 200))
     assert "lists, and its namespace" in refused(command, "one", "--kubeconfig", where)
+
+
+@pytest.fixture
+def examined(answers):
+    """``examined(date)``: check -> (status, message) of each finding of `ballast doctor`.
+
+    The account may see neither pods nor Leases; no definitions are installed.
+    """
+    policy = (ROOT / "examples" / "demo" / "00-clusterpolicy.yaml").read_text()
+    lists = {"clusterpolicies": [yaml.safe_load(policy)], "nodes": [{"metadata": {"name": "one"}}]}
+
+    def answer(path):
+        last = path.partition("?")[0].rpartition("/")[2]
+        refusal = {"pods": 403, "leases": 403}.get(last, 404 if "definitions" in path else 0)
+        if refusal:
+            return b'{"kind": "Status", "message": "User cannot list resource"}', refusal
+        return json.dumps({"items": lists.get(last, [])}).encode(), 200
+
+    def examine(date):
+        words = ["doctor", "--kubeconfig", answers(answer, date=date), "--output", "json"]
+        done, found = CliRunner().invoke(main, words), {}
+        assert isinstance(done.exception, SystemExit), done.output
+        for one in json.loads(done.stdout):
+            found.setdefault(one["check"], []).append((one["status"], one["message"]))
+        return found
+
+    return examine
+
+
+def test_doctor_tells_of_nodes_and_of_its_clock_what_an_account_may_see(examined):
+    """One without a right to pods or to nodes' Leases hears of the rest, and that this is unknown."""
+    found = examined("Thu, 01 Jan 2026 00:00:00 GMT")
+    for check, told in (("clock", "from the API server's"), ("nodes", "no node is in pool")):
+        assert [status for status, _ in found[check]].count("skipped") == 1
+        assert any(told in message for _, message in found[check])
+
+
+@pytest.mark.parametrize("date", ["yesterday", f"Thu, 01 Jan {10**20} 00:00:00 GMT"])
+def test_doctor_on_an_api_server_that_tells_no_time(examined, date):
+    assert examined(date)["clock"] == [("skipped", "the API server does not say its time")]
 
 
 def test_definitions_are_not_written_where_no_folder_can_be():

@@ -79,10 +79,14 @@ async def examine(kubeconfig: str | None, namespace: str) -> list[Finding]:
             try:
                 found += await check(client)
             except Forbidden as error:
-                found.append(Finding(name, "skipped", f"your account may not look: {error}"))
+                found.append(_unknown(name, error))
             except BallastError as error:
                 found.append(Finding(name, "failed", str(error)))
     return found
+
+
+def _unknown(check: str, error: Exception) -> Finding:
+    return Finding(check, "skipped", f"your account may not look: {error}")
 
 
 async def _items(client: "AsyncClient", path: str, **query: str) -> list[Any]:
@@ -104,6 +108,8 @@ async def _kubernetes(client: "AsyncClient") -> list[Finding]:
 
 async def _clock(client: "AsyncClient") -> list[Finding]:
     """This machine's, and those of nodes that are ahead: a node writes the time into its Lease."""
+    from ballast.client import Forbidden
+
     from ballast_operator.views.clock import MOST_SKEW_SECONDS, http_date, skew
 
     before = time.time()
@@ -117,7 +123,10 @@ async def _clock(client: "AsyncClient") -> list[Finding]:
     if abs(ahead) > MOST_SKEW_SECONDS:
         text = f"this machine's clock is {ahead:+.0f} s from the API server's"
         found.append(Finding("clock", "warning", text, "synchronise it (NTP)"))
-    leases = await _items(client, "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases")
+    try:
+        leases = await _items(client, "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases")
+    except Forbidden as error:
+        return [*found, _unknown("clock", error)]
     await client.connection.request("get", "/version")
     server = http_date(client.connection.date) or server
     nodes = [
@@ -245,6 +254,8 @@ async def _policies(client: "AsyncClient") -> list[Finding]:
 
 
 async def _nodes(client: "AsyncClient") -> list[Finding]:
+    from ballast.client import Forbidden
+
     from ballast_operator.api.read import InvalidObject, read_cluster_policy
     from ballast_operator.views.nodes import foreign_use, orphans, own_use
 
@@ -258,8 +269,11 @@ async def _nodes(client: "AsyncClient") -> list[Finding]:
         except InvalidObject:
             continue  # its condition says so
         pools += policy.spec.node_pools
-    pods = await _items(client, "/api/v1/pods")
-    found, seen = [], set[str]()
+    found, seen, pods = [], set[str](), list[Any]()
+    try:
+        pods = await _items(client, "/api/v1/pods")
+    except Forbidden as error:
+        found.append(_unknown("nodes", error))
     if left := orphans(pods, (pool.gpu_resource for pool in pools)):
         text = f"pods of jobs that were deleted without them hold GPUs: {some_of(left)}"
         found.append(Finding("nodes", "warning", text, "delete them"))
