@@ -23,7 +23,7 @@ _LONGEST_LINE = 200
 
 
 class LastStep:
-    """This process's last step, if any; the training loop calls :meth:`reached`, the agreement the rest."""
+    """The last step, if any. The training loop calls :meth:`reached`, the agreement's threads the rest."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

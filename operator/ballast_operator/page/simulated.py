@@ -22,7 +22,7 @@ class NotASimulationError(ValueError):
 
 
 def simulated(result: Any) -> tuple[Caches, Recent, float]:
-    """(caches at the end, events, the end in seconds from 0). Raises NotASimulationError."""
+    """(caches, events, seconds from 0) at a simulation's end. Raises NotASimulationError: it is none."""
     try:
         return _simulated(result)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, OSError) as error:

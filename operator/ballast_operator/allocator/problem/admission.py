@@ -372,7 +372,7 @@ def known_over_planned(spec: JobSpec, rates: Mapping[str, float], gpus: int) -> 
 
 
 def over_all_pools(refusal: Refusal, spec: JobSpec, room: Mapping[str, int]) -> Refusal:
-    """The refusal for lack of one pool's GPUs, or of several together; ``room``: pool -> usable GPUs."""
+    """The refusal for lack of a pool's GPUs, with what several change; ``room``: pool -> usable GPUs."""
     if refusal.reason != JobReason.EXCEEDS_CAPACITY or not can_mix(spec.config):
         return refusal
     if spec.planned_gpus:

@@ -181,7 +181,7 @@ def _as_real_nodes(
 
 
 def _autoscaler(instance_types: str | None) -> Callable[["LocalCluster"], object]:
-    """What starts Karpenter in a cluster; found or built now, before anything runs. None: no Karpenter."""
+    """What starts Karpenter, found or built before anything runs; None, ``default`` or a path: its types."""
     if instance_types is None:
         return lambda cluster: None
     from ballast_localcluster.karpenter.start import (
