@@ -1,18 +1,24 @@
 """Weights of a builder's modules: made by layer, and the same as those of the whole model."""
 
+import contextlib
 import copy
 import logging
+import random
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy
 import pytest
 import torch
 from ballast_policies.contract.job.model import DataConfig, ModelConfig
+from ballast_policies.contract.job.training import TrainingConfig
+from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.models import deferred
+from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
 from ballast_trainer.seeding import host_seeded
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.examples import first_daily
 from tests.trainer.models import families
@@ -202,3 +208,206 @@ def test_a_model_that_is_built_as_a_whole_is_told(caplog):
         "every rank keeps 0.08 GB" in caplog.text and "the memory of a parameter is looked at" in caplog.text
     )
     assert model.build_layer(0).weight[0, 0] == 2
+
+
+class Odd(nn.Module):
+    """A linear layer, and what ``more`` makes of it."""
+
+    def __init__(self, more):
+        super().__init__()
+        self.inner = nn.Linear(8, 6)
+        more(self)
+
+
+def noise(module):
+    module.noise = torch.rand(3)
+
+
+def buffers_of_numbers(module):
+    module.register_buffer("drawn", torch.rand(4))
+    module.register_buffer("unsaved", torch.randn(4), persistent=False)
+    module.python, module.numpy = random.random(), numpy.random.rand(2)
+
+
+def kept_value(module):
+    module.scale = float(module.inner.weight.detach().abs().max())
+
+
+def kept_copy(module):
+    module.register_buffer("first", module.inner.weight.detach().clone(), persistent=False)
+
+
+def kept_of_one_that_is_gone(module):
+    module.left = nn.Linear(4, 4).weight.detach()
+
+
+def lists(module):
+    module.values = module.inner.bias.tolist()
+    module.row = torch.tensor([module.inner.weight.detach()[0, 0], 1.0])
+
+
+def seen_by_numpy(module):
+    module.array = numpy.array(module.inner.weight.detach().numpy())
+
+
+def drawn_by_the_users_generator(module):
+    generator = torch.Generator().manual_seed(3)
+    nn.init.normal_(module.inner.weight, generator=generator)
+    module.next = torch.rand(2, generator=generator)
+
+
+def read_by_a_thread(module):
+    with ThreadPoolExecutor(1) as pool:
+        module.total = pool.submit(lambda: module.inner.weight.detach().sum().item()).result()
+
+
+def unsaved_parameter(module):
+    def leave_out(module, state, prefix, metadata):
+        del state[f"{prefix}inner.bias"]
+
+    def put_back(module, state, prefix, *others):
+        state[f"{prefix}inner.bias"] = module.inner.bias
+
+    module.register_state_dict_post_hook(leave_out)
+    module.register_load_state_dict_pre_hook(put_back)
+
+
+def swallows_errors(module):
+    with contextlib.suppress(Exception):
+        module.total = module.inner.weight.detach().sum()
+
+
+def scaled(module):
+    nn.init.xavier_normal_(module.inner.weight)
+    nn.init.zeros_(module.inner.bias)
+    with torch.no_grad():
+        module.inner.weight[0].copy_(torch.arange(8.0))
+        module.inner.weight.div_(3)
+        module.mask = torch.ones_like(module.inner.weight)
+    module.view = module.inner.weight.detach()[1]
+    module.doubled = copy.deepcopy(module.inner).double()
+    module.embedding = nn.Embedding(5, 4, padding_idx=1)
+    module.norm = nn.BatchNorm1d(6)
+    module.recurrent = nn.LSTM(4, 4)
+    module.attention = nn.MultiheadAttention(8, 2)
+
+
+def truncated(module):
+    nn.init.trunc_normal_(module.inner.weight, std=0.02)
+
+
+def orthogonal(module):
+    nn.init.orthogonal_(module.inner.weight)
+
+
+def parametrized(module):
+    nn.utils.parametrizations.spectral_norm(module.inner)
+    module.normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+
+
+def assigned_and_sized(module):
+    module.free = nn.Parameter(torch.randn(4))
+    module.inner.weight.data = torch.randn(6, 8)
+    module.old = module.inner.bias.data
+    module.inner.bias.data = torch.zeros(6)
+
+
+def seeded_between(module):
+    with torch.random.fork_rng():
+        module.drawn = torch.rand(2)
+    torch.manual_seed(3)
+    module.other = nn.Linear(2, 2)
+
+
+def plain(module):
+    pass
+
+
+SKIPPED = (scaled, plain)
+ODD = (
+    *(noise, buffers_of_numbers, kept_value, kept_copy, kept_of_one_that_is_gone, lists, seen_by_numpy),
+    *(
+        drawn_by_the_users_generator,
+        read_by_a_thread,
+        unsaved_parameter,
+        swallows_errors,
+        orthogonal,
+        truncated,
+    ),
+    *(parametrized, assigned_and_sized, seeded_between),
+)
+
+
+def everything(module):
+    """All that modules have, by path."""
+    found = {}
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            held = dict(enumerate(value)) if isinstance(value, list) else value
+            for key, one in (held if isinstance(held, dict) else {"": held}).items():
+                if isinstance(one, torch.Tensor | numpy.ndarray | float):
+                    found[path, name, key] = one
+    return found
+
+
+def assert_same_in_all(found, wanted):
+    found, wanted = everything(found), everything(wanted)
+    assert found.keys() == wanted.keys()
+    for at, one in wanted.items():
+        if isinstance(one, torch.Tensor):
+            assert torch.equal(found[at], one), at
+            assert (found[at].dtype, found[at].stride(), found[at]._version, type(found[at])) == (
+                *(one.dtype, one.stride(), one._version),
+                type(one),
+            ), at
+        else:
+            assert numpy.array_equal(found[at], one), at
+
+
+def layer_set(*layers, prepare=lambda index, module: module):
+    model = Model.from_layers(layers, loss=nn.functional.mse_loss, batch=lambda *_: 0)
+    return LayerSet(model, TrainingConfig(seed=SEED), torch.device("cpu"), prepare)
+
+
+@pytest.mark.parametrize("in_preparation", [False, True], ids=["built", "prepared"])
+@pytest.mark.parametrize("more", [*SKIPPED, *ODD], ids=lambda one: one.__name__)
+def test_a_layer_of_a_function_whose_values_follow_is_as_if_built_whole(more, in_preparation):
+    """Parameters have what arrives, and all else what it had, whatever the function does besides."""
+
+    def prepare(_, module):
+        more(module)
+        return module
+
+    layers = (
+        layer_set(lambda: Odd(lambda _: None), prepare=prepare)
+        if in_preparation
+        else layer_set(lambda: Odd(more))
+    )
+    whole = layers.make(0)
+    with deferred.values_follow():
+        layer = layers.make(0)
+    if more in SKIPPED:
+        assert not torch.equal(layer.module.inner.weight, whole.module.inner.weight)
+    for one in (whole, layer):
+        one.load(whole.moving_state())
+    assert_same_in_all(layer.module, whole.module)
+
+
+def test_no_numbers_are_drawn_for_a_layer_whose_values_follow():
+    """Each layer of the models that we have, however they start their weights."""
+
+    class Draws(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.count += torch.Tag.nondeterministic_seeded in func.tags
+            return func(*args, **(kwargs or {}))
+
+    model = build_gpt(layers=3, dim=16, heads=2, depth_scaled=True)
+    layers = LayerSet(model, TrainingConfig(seed=SEED), torch.device("cpu"), lambda index, module: module)
+    for index in range(3):
+        with Draws() as whole:
+            layers.make(index)
+        with Draws() as following, deferred.values_follow():
+            layers.make(index)
+        assert following.count == 0 < whole.count

@@ -35,6 +35,7 @@ from ballast_trainer.layers.zero import (
     shares_of,
     take_part,
 )
+from ballast_trainer.models.deferred import build_to_follow
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import load_callable
 from ballast_trainer.seeding import host_seeded, seed_build
@@ -562,8 +563,9 @@ class LayerSet:
         Raises:
             ConfigurationError: it has state that cannot travel, or waits for all ranks.
         """
-        with host_seeded():
-            seed_build(seed=self.seed, layer=index)
+        now: dict[int, str] = {}
+
+        def build() -> nn.Module:
             module = self._model.build_layer(index)
             tied = {
                 number: module.get_parameter(name)
@@ -572,18 +574,22 @@ class LayerSet:
                 if layer == index
             }
             module = self._prepare(index, module)
-        _refuse_module(index, module)
-        for part in module.modules():
-            if isinstance(part, (nn.Embedding, nn.EmbeddingBag)):
-                # Norms and sums over ranks are of dense gradients, whose update is the same.
-                part.sparse = False
-        # A change of the model may have wrapped what has them.
-        names = {id(parameter): name for name, parameter in module.named_parameters()}
-        module = module.to(self.device)
+            _refuse_module(index, module)
+            for part in module.modules():
+                if isinstance(part, (nn.Embedding, nn.EmbeddingBag)):
+                    # Norms and sums over ranks are of dense gradients, whose update is the same.
+                    part.sparse = False
+            # A change of the model may have wrapped what has them.
+            names = {id(parameter): name for name, parameter in module.named_parameters()}
+            now.update({number: names[id(parameter)] for number, parameter in tied.items()})
+            return module.to(self.device)
+
+        with host_seeded():
+            seed_build(seed=self.seed, layer=index)
+            module = build_to_follow(build)
         if self._config.compile:
             # What a layer draws must not depend on where its graph breaks, as it does between tensor parts.
             module.compile(options={"fallback_random": True})
-        now = {number: names[id(parameter)] for number, parameter in tied.items()}
         copies = [name for number, name in now.items() if self._model.tied[number][0][0] != index]
         return Layer(
             index, module, self._config, tied=now, copies=copies, replicas=self._replicas, whole=self._whole

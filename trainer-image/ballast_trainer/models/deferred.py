@@ -15,10 +15,12 @@ import ctypes
 import dataclasses
 import functools
 import gc
+import sys
+import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -31,6 +33,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from ballast_trainer.seeding import host_seeded
+
 SMALLEST_BYTES = 64 << 10
 """Parameters below stay as they are."""
 _KEPT_BYTES = 16 << 20
@@ -42,6 +46,11 @@ _COPYING = frozenset(("aten::clone", "aten::_to_copy"))
 _TO_A_DEVICE = frozenset(("aten::_to_copy", "aten::scalar_tensor"))
 _FROM_OUTSIDE = frozenset(
     ("numpy", "data_ptr", "untyped_storage", "storage", "_typed_storage", "__array__", "__dlpack__")
+)
+_UNDISPATCHED = _FROM_OUTSIDE | {"tolist", "tensor", "as_tensor", "asarray", "__deepcopy__", "__reduce_ex__"}
+"""What reads a tensor in memory without an operation that a mode sees."""
+_BY_SHAPE_ALONE = frozenset(
+    f"aten::{name}" for like in ("empty", "zeros", "ones", "full") for name in (f"{like}_like", f"new_{like}")
 )
 
 
@@ -124,6 +133,25 @@ def values_follow() -> Iterator[None]:
         yield
     finally:
         _FOLLOW.reset(before)
+
+
+def build_to_follow(build: Callable[[], nn.Module]) -> nn.Module:
+    """What ``build`` makes from the generators as they are, and where values follow, maybe without values.
+
+    Operations in place on parameters that modules have registered, e.g. of ``torch.nn.init``, are then left
+    out.  Where anything but the values of its parameters could differ by that, since something else draws
+    numbers or reads a parameter, ``build`` runs again with all operations.
+    """
+    if _FOLLOW.get():
+        unwritten = _Unwritten()
+        # What is wrong with it, the second build says.
+        with contextlib.suppress(Exception), host_seeded():
+            before = torch.default_generator.get_state()
+            with unwritten.building():
+                module = build()
+            if torch.equal(torch.default_generator.get_state(), before) and unwritten.all_come(module):
+                return module
+    return build()
 
 
 def deferred_weights() -> "DeferredWeights | None":
@@ -554,6 +582,104 @@ class _AsOnTheHost(TorchFunctionMode):
             return None
         if name in _FROM_OUTSIDE and args and isinstance(args[0], torch.Tensor):
             self._weights.seen_from_outside(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+class _Unwritten(TorchDispatchMode):
+    """Parameters that have memory, and values that count for nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        # By address; the references keep addresses from being given again.
+        self._memories: dict[int, StorageWeakRef] = {}
+        self._refused = False
+
+    @contextlib.contextmanager
+    def building(self) -> Iterator[None]:
+        """Leave the parameters of modules that are made meanwhile without values."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(register_module_parameter_registration_hook(self._registered).remove)
+            # What other threads read is not seen.
+            stack.callback(threading.setprofile, threading.getprofile())
+            threading.setprofile(self._thread_started)
+            stack.enter_context(_Undispatched(self))
+            stack.enter_context(self)
+            yield
+
+    def all_come(self, module: nn.Module) -> bool:
+        """Whether nothing is left without its value but what a load of the module's state overwrites."""
+        saved = module.state_dict(keep_vars=True)
+        coming = {
+            StorageWeakRef(one.untyped_storage()).cdata
+            for name, one in module.named_parameters()
+            if saved.get(name) is one and one.nbytes == one.untyped_storage().nbytes()
+        }
+        return not self._refused and all(
+            at in coming or memory.expired() for at, memory in self._memories.items()
+        )
+
+    def holds(self, tensor: Any) -> bool:
+        """Whether a tensor is in the memory of such a parameter."""
+        if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+            return False
+        with torch._C.DisableTorchFunction():
+            return StorageWeakRef(tensor.untyped_storage()).cdata in self._memories
+
+    def refuse(self, what: object) -> NoReturn:
+        """Let the module be built again. Raises CannotDeferError: always."""
+        self._refused = True
+        raise CannotDeferError(f"{what} needs values")
+
+    def _thread_started(self, *event: object) -> None:
+        sys.setprofile(None)
+        self._refused = True
+
+    def _registered(self, module: nn.Module, name: str, parameter: Any) -> None:
+        if type(parameter) is nn.Parameter and parameter.device.type == "cpu":
+            self._add(parameter)
+
+    def _add(self, tensor: torch.Tensor) -> None:
+        if tensor.layout is torch.strided:
+            with torch._C.DisableTorchFunction():
+                reference = StorageWeakRef(tensor.untyped_storage())
+            self._memories[reference.cdata] = reference
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, unless it only writes to such a parameter."""
+        kwargs = kwargs or {}
+        leaves = tree_leaves((args, kwargs))
+        written, _, draws = _facts(func)
+        name = func._schema.name
+        if not any(map(self.holds, leaves)) or name in _BY_SHAPE_ALONE:
+            return self.refuse(func) if draws else func(*args, **kwargs)
+        if name in _COPYING and args[0].is_contiguous():
+            made = torch.empty_like(args[0], **{k: v for k, v in kwargs.items() if k != "non_blocking"})
+            self._add(made)
+            return made
+        targets = tree_leaves([args[at] if at < len(args) else kwargs.get(name) for at, name in written])
+        if torch.Tag.inplace_view in func.tags or not all(map(self.holds, targets)):
+            self.refuse(func)
+        in_place = name.endswith("_") and [at for at, _ in written] == [0]
+        if in_place and sum(isinstance(one, torch.Tensor | torch.Generator) for one in leaves) == 1:
+            return args[0]
+        # A view, or values that come from elsewhere.
+        found = None if draws else func(*args, **kwargs)
+        if draws or not all(map(self.holds, tree_leaves(found))):
+            self.refuse(func)
+        return found
+
+
+class _Undispatched(TorchFunctionMode):
+    """Looks at a parameter's values that no operation makes."""
+
+    def __init__(self, unwritten: _Unwritten) -> None:
+        super().__init__()
+        self._unwritten = unwritten
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in _UNDISPATCHED and any(map(self._unwritten.holds, tree_leaves((args, kwargs)))):
+            self._unwritten.refuse(name)
         return func(*args, **(kwargs or {}))
 
 
