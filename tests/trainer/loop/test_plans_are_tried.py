@@ -1,11 +1,14 @@
 """Whatever the layers are like, a cut between any two of them trains as one process does, or is not made."""
 
+import functools
 import itertools
 
 import pytest
 import torch
 
 from tests.support.examples import first_daily
+from tests.support.held_data import Gates
+from tests.support.replans import has_acked, replan, stages_at, until
 from tests.trainer.layers.trained_layers import saved_layers
 
 pytestmark = pytest.mark.processes
@@ -69,6 +72,30 @@ def test_a_cut_on_which_the_job_would_end_is_tried_once_and_not_made(gang, same_
     # On a busy machine another cut may seem to gain something.
     for made in running.events("rebalance"):
         assert 1 not in {stage["firstLayer"] for stage in made["stages"]}
+
+
+def test_stages_that_do_not_fit_the_model_are_told_and_the_plan_is_followed(
+    gang, small_config, same_curve, tmp_path
+):
+    """Once by plan: on the same ranks no layer moves, on fewer the trainer cuts itself."""
+    config = small_config(totalSteps=8)
+    gates = Gates(tmp_path / "gates", 3, 5)
+    running = gang(gates.hold(config), ranks=3, options=["--channel", str(tmp_path / "channel")])
+    moved, fewer = stages_at((0, 3, 6, 14), range(3)), stages_at((0, 7, 14), range(2))
+    replan(running, tmp_path, gates, lambda plan: plan.replace(epoch=2, stages=moved))
+    until(running, functools.partial(has_acked, tmp_path, 2))
+    replan(running, tmp_path, gates, lambda plan: plan.keep(plan.pods[:2], "to go").replace(stages=fewer))
+    same_curve(running, config)
+    assert [event["reason"] for event in running.events("cutRefused")] == [
+        f"plan.stages: plan {epoch} has 14 layers on ranks {ranks}; the model has 8, which 1F1B has on ranks "
+        f"{ranks}"
+        for epoch, ranks in ((2, [0, 1, 2]), (3, [0, 1]))
+    ]
+    for done in ("layers stay where they are", "the trainer cuts by its own measurements"):
+        assert running.errors().count(f": {done}. To fix: model.layers") == 1
+    (repacked,) = running.events("repack")
+    assert [event["step"] for event in running.events("migrate")] == [repacked["step"]]
+    assert repacked["stages"][-1]["endLayer"] == 8
 
 
 @pytest.mark.parametrize(

@@ -126,8 +126,7 @@ class PlanFollower:
 
     def _same_ranks(self, plan: Plan) -> None:
         model = self._model
-        placement = model.placement(model.world.size)
-        asked = usable_stages(plan.stages, placement, model.definition.layer_count)
+        asked = self._asked(plan, model.placement(model.world.size), otherwise="layers stay where they are")
         pause_ms = None
         if asked is not None and asked != model.stages:
             reshaped = move_layers(model, self._run, asked)
@@ -136,11 +135,26 @@ class PlanFollower:
         keep_ranks(model, self._run, plan)
         self._progress.acknowledge(pause_ms=pause_ms)
 
+    def _asked(self, plan: Plan, placement: tuple[int, ...], *, otherwise: str) -> tuple[Stage, ...] | None:
+        """A plan's stages; None: it has none, or they do not fit, which is told with what is done instead."""
+        layers = self._model.definition.layer_count
+        asked = usable_stages(plan.stages, placement, layers)
+        if plan.stages and asked is None and self._model.world.rank == 0:
+            reason = (
+                f"plan.stages: plan {plan.epoch} has {plan.stages[-1].end_layer} layers on ranks "
+                f"{[stage.rank for stage in plan.stages]}; the model has {layers}, which "
+                f"{self._model.config.pipeline.schedule} has on ranks {list(placement)}"
+            )
+            fix = "To fix: model.layers, and the operator's version"
+            logger.warning("%s: %s. %s", reason, otherwise, fix)
+            self._progress.event("cutRefused", stages=stages_as_json(plan.stages), reason=reason)
+        return asked
+
     def _other_ranks(self, plan: Plan, old: set[str], new: set[str]) -> SessionOutcome | None:
         model = self._model
         placement = model.placement(len(plan.ranks))
         stages: tuple[Stage, ...] = model.world.from_rank_0(
-            usable_stages(plan.stages, placement, model.definition.layer_count)
+            self._asked(plan, placement, otherwise="the trainer cuts by its own measurements")
             or best_stages(model, model.profile.expected(), placement)
         )
         before, costs = model.world.size, self._progress.costs
