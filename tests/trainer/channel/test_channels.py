@@ -89,11 +89,12 @@ class FakeHandler(http.server.BaseHTTPRequestHandler):
 
     def _watch(self, query):
         events = queue.Queue()
+        # Before the answer: who has read it is told of each change from then on.
+        self.server.watches.append((query, events))
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         self.wfile.flush()
-        self.server.watches.append((query, events))
         self.close_connection = True
         with contextlib.suppress(OSError):
             while (event := events.get(timeout=WAIT_SECONDS)) is not END:
