@@ -304,6 +304,7 @@ def orphans(pods: Iterable[Object], resources: Iterable[str]) -> list[str]:
         if JOB_LABEL in ((metadata := pod["metadata"]).get("labels") or {})
         and not is_ours(pod)
         and _lives(pod)
+        and (pod.get("spec") or {}).get("nodeName")
         and any(pod_gpus(pod, kind) for kind in kinds)
     )
 

@@ -5,7 +5,8 @@ import datetime
 import pytest
 from ballast_operator.views.clock import show
 from ballast_operator.views.node_constraints import Taint, blocking, read_requirements, tolerates
-from ballast_operator.views.nodes import pod_requests, read_node
+from ballast_operator.views.nodes import orphans, pod_requests, read_node
+from ballast_policies.contract import JOB_LABEL
 
 INIT = {"resources": {"requests": {"cpu": "3"}}}
 SIDECAR = {"restartPolicy": "Always", "resources": {"requests": {"cpu": "1"}}}
@@ -210,3 +211,29 @@ def test_a_node_that_is_cordoned_or_not_ready_says_so(ready, unschedulable, clos
         "status": {"conditions": [{"type": "Ready", "status": ready}]},
     }
     assert read_node(item).closed == closed
+
+
+def test_orphans_are_pods_of_no_job_that_hold_gpus():
+    """Bound ones that have not ended, with a job's label that nothing controls them by."""
+    gpu = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    owner = {"kind": "TrainingJob", "apiVersion": "ballast.dev/v1alpha1", "name": "one", "controller": True}
+    pods = [
+        {
+            "metadata": {
+                "namespace": "a",
+                "name": name,
+                "labels": {JOB_LABEL: "one"},
+                "ownerReferences": owners,
+            },
+            "spec": {"nodeName": node, "containers": [container]},
+            "status": {"phase": phase},
+        }
+        for name, owners, node, container, phase in (
+            ("left", [], "n", gpu, "Running"),
+            ("kept", [owner], "n", gpu, "Running"),
+            ("ended", [], "n", gpu, "Succeeded"),
+            ("waits", [], "", gpu, "Pending"),
+            ("small", [], "n", MAIN, "Running"),
+        )
+    ]
+    assert orphans(pods, ["nvidia.com/gpu"]) == ["a/left"]
