@@ -337,7 +337,7 @@ ODD = (
         orthogonal,
         truncated,
     ),
-    *(parametrized, assigned_and_sized, seeded_between),
+    *(parametrized, assigned_and_sized, drawn_aside, seeded_between),
 )
 
 
