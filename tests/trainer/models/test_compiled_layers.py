@@ -51,13 +51,16 @@ def test_the_configuration_compiles_each_layer(compile_layers):
 @pytest.mark.skipif(shutil.which("g++") is None, reason="layers are compiled by a C++ compiler")
 def test_a_compiled_layer_draws_what_it_draws_uncompiled():
     """So a tensor group, whose exchanges break a layer's graph, draws as one process does."""
-    model = Model(layer_count=1, build_layer=lambda _: Drawing(), loss=cross_entropy)
+    compiled = Drawing()
+    compiled.compile()
     drawn = []
-    for compiles in (False, True):
-        (layer,) = all_layers(model, TrainingConfig(compile=compiles))
+    for build, by_field in (Drawing, False), (Drawing, True), (compiled, False):
+        model = Model.from_layers([build], loss=cross_entropy)
+        (layer,) = all_layers(model, TrainingConfig(compile=by_field))
         torch.manual_seed(1)
         drawn.append(layer.module(torch.ones(64, requires_grad=True)))
-    assert torch.equal(*drawn)
+    assert torch.equal(drawn[0], drawn[1])
+    assert torch.equal(drawn[0], drawn[2])
 
 
 @pytest.mark.slow

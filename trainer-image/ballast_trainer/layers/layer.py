@@ -36,7 +36,7 @@ from ballast_trainer.layers.zero import (
     take_part,
 )
 from ballast_trainer.models.deferred import build_to_follow
-from ballast_trainer.models.protocol import Model
+from ballast_trainer.models.protocol import Model, compile_layer
 from ballast_trainer.models.registry import load_callable
 from ballast_trainer.seeding import host_seeded, seed_build
 from ballast_trainer.trees import Tree
@@ -588,8 +588,7 @@ class LayerSet:
             seed_build(seed=self.seed, layer=index)
             module = build_to_follow(build)
         if self._config.compile:
-            # What a layer draws must not depend on where its graph breaks, as it does between tensor parts.
-            module.compile(options={"fallback_random": True})
+            compile_layer(module)
         copies = [name for number, name in now.items() if self._model.tied[number][0][0] != index]
         return Layer(
             index, module, self._config, tied=now, copies=copies, replicas=self._replicas, whole=self._whole

@@ -253,9 +253,17 @@ def _copied(index: int, module: nn.Module, owners: Mapping[int, tuple[int, str]]
         )
     for original, copied in zip(module.modules(), layer.modules(), strict=True):
         if original._compiled_call_impl is not None:
-            # A copy is not compiled, and does not know the options: torch's defaults.
-            copied.compile()
+            # A copy is not compiled, and does not know the options.
+            compile_layer(copied)
     return layer
+
+
+def compile_layer(module: nn.Module) -> None:
+    """Compile it in place with torch's defaults, but for what it draws.
+
+    That must not depend on where its graph breaks, as it does between tensor parts.
+    """
+    module.compile(options={"fallback_random": True})
 
 
 def _add_marks(index: int, module: nn.Module, layer: nn.Module) -> None:
