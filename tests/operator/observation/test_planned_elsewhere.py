@@ -262,13 +262,18 @@ async def test_jobs_that_have_ended_are_planned_after_those_that_wait(planned_by
     assert [simulation.state(name) for name in ("one", "two")] == ["Succeeded"] * 2
 
 
-async def test_jobs_whose_layers_were_measured_are_planned_after_those_that_wait(planned_by):
-    """Each goes on with the plan that it has; the first may be under way when the other comes."""
-    elsewhere = Elsewhere(at_once=True)
-    simulation = planned_by(elsewhere)
+async def two_that_measure(simulation):
+    """Jobs ``one`` and ``two`` run, and their layers take other times than stated."""
     for name, steps in (("one", 10**6), ("two", 10**6 + 1)):
         simulation.add_job(name, **{**PLANNED, "totalSteps": steps}, trainer={"layers": (0.01,) * 8})
     await simulation.running("one", "two")
+    return simulation
+
+
+async def test_jobs_whose_layers_were_measured_are_planned_after_those_that_wait(planned_by):
+    """Each goes on with the plan that it has; the first may be under way when the other comes."""
+    elsewhere = Elsewhere(at_once=True)
+    simulation = await two_that_measure(planned_by(elsewhere))
     elsewhere.let.clear()
     elsewhere.asked.clear()
     await simulation.until(lambda: all(simulation.status(name).measured_layers for name in ("one", "two")))
@@ -284,10 +289,7 @@ async def test_jobs_whose_layers_were_measured_are_planned_after_those_that_wait
 async def test_a_new_operator_plans_jobs_that_go_on_by_measured_layers_after_those_that_wait(planned_by):
     """Their launches have degrees; a job that waits has none. The first may be under way when it comes."""
     elsewhere = Elsewhere(at_once=True)
-    simulation = planned_by(elsewhere)
-    for name, steps in (("one", 10**6), ("two", 10**6 + 1)):
-        simulation.add_job(name, **{**PLANNED, "totalSteps": steps}, trainer={"layers": (0.01,) * 8})
-    await simulation.running("one", "two")
+    simulation = await two_that_measure(planned_by(elsewhere))
     await simulation.until(
         lambda: all(spec_of(simulation, name).question.measured for name in ("one", "two"))
     )
