@@ -7,9 +7,10 @@ not part of Ballast: ``profiles/MODEL_GPU.json`` (microbatch -> tensor degree ->
 backward and update), ``multizone_bandwidths_het.json`` and ``measured_plans.json``.
 
 Steps and bytes are those of the planners' cost model (``planners.cost_model``), a node being one GPU,
-except that a rank waits for what it sends and receives; gradients are reduced as FULL. A profile that repeats
-another model's on the same GPUs, to the last digit, is none: the model's own on other GPUs is scaled by
-what the other model's layers say of the two.
+except that a rank waits for what it sends and receives; gradients are reduced as FULL, those of the embedding
+also between the first and the last stage, which both have it (DeepSpeed's tied layers). A profile that
+repeats another model's on the same GPUs, to the last digit, is none: the model's own on other GPUs is scaled
+by what the other model's layers say of the two.
 
 Of bytes nothing was profiled. A GPU holds weights, gradients and Adam's state of its part of each layer, and
 the activations of the microbatches in flight, after Korthikanti et al., "Reducing Activation Recomputation in
@@ -243,7 +244,8 @@ def step_seconds(plan: Measured, profiles: Profiles, links: Links) -> float:
     profile = _profile(plan, weights=reduced)
     rings = [zip(stage, (*stage[1:], stage[0]), strict=True) for stage in plan.replicas if len(stage) > 1]
     neighbours = list(itertools.chain.from_iterable(rings))
-    for here, there in itertools.pairwise(plan.replicas):
+    around = zip(plan.replicas, (*plan.replicas[1:], plan.replicas[0]), strict=True)
+    for here, there in around if len(plan.stages) > 1 else ():
         longest = range(max(len(here), len(there)))
         neighbours += [(here[k % len(here)], there[k % len(there)]) for k in longest]
     between: dict[tuple[str, str], float] = {}
@@ -272,6 +274,9 @@ def step_seconds(plan: Measured, profiles: Profiles, links: Links) -> float:
     ends = backward_ends(
         times.forward + waits, times.backward + waits, np.zeros_like(times.transfer), plan.microbatches
     )
+    if len(plan.stages) > 1:
+        link = devices.link((layout.stages[0].gpus[0], layout.stages[-1].gpus[0]))
+        ends[:, [0, -1]] = ends[:, [0, -1]].max() + reduced[0] / link
     return float((ends + times.exchange).max())
 
 
