@@ -154,13 +154,14 @@ def test_a_gang_goes_on_in_place_without_a_pod_that_is_lost_and_grows_again(
 ):
     """By the operator's plan without it: the others keep their processes, and its layers come from a copy.
 
-    Without the first, which serves the store and is rank 0, they meet at the next one's, which reports.
+    Without the first, which serves the store and is rank 0, they meet at the next one's, which reports. It is
+    killed between two steps: a line that it has not passed on yet would be lost.
     """
     leader = f"job-1-{0 if pod else 1}"
     gates = Gates(tmp_path / "gates", 5, 12)
     config = gates.hold(in_memory(small_config(totalSteps=20), 1))
     channel = start_in_pods(pods, tmp_path / "channel", config, 3)
-    pods.wait_for_step(4, "job-1-0")
+    pods.wait_for_step(5, "job-1-0")
     pods.signal(f"job-1-{pod}", signal.SIGKILL)
     pods.exit_code(f"job-1-{pod}")
     plan = channel.read_plan()
@@ -199,7 +200,7 @@ def test_a_gang_goes_on_without_a_pod_that_does_not_answer(
     gates = Gates(tmp_path / "gates", 5)
     config = gates.hold(in_memory(small_config(totalSteps=10), 1))
     channel = start_in_pods(pods, tmp_path / "channel", config, 3)
-    pods.wait_for_step(4, "job-1-0")
+    pods.wait_for_step(5, "job-1-0")
     silent = stop_with_children(pods.processes[f"job-1-{pod}"].pid)
     try:
         plan = channel.read_plan()
@@ -224,7 +225,7 @@ def test_a_gang_goes_on_without_a_second_pod_that_is_lost_meanwhile(
     gates = Gates(tmp_path / "gates", 5)
     config = gates.hold(in_memory(small_config(totalSteps=10), 1))
     channel = start_in_pods(pods, tmp_path / "channel", config, 4)
-    pods.wait_for_step(4, "job-1-0")
+    pods.wait_for_step(5, "job-1-0")
     for pod in ("job-1-2", "job-1-0"):
         pods.signal(pod, signal.SIGKILL)
         pods.exit_code(pod)
@@ -249,7 +250,7 @@ def test_a_rank_goes_on_that_waits_for_others_at_a_second_store_whose_pod_does_n
     gates = Gates(tmp_path / "gates", 5)
     saved = small_config(totalSteps=10, checkpoint={"path": str(tmp_path / "saved"), "everySteps": 2})
     channel = start_in_pods(pods, tmp_path / "channel", gates.hold(in_memory(saved, 1)), 4)
-    pods.wait_for_step(4, "job-1-0")
+    pods.wait_for_step(5, "job-1-0")
     for pod in ("job-1-2", "job-1-0"):
         pods.signal(pod, signal.SIGKILL)
         pods.exit_code(pod)
