@@ -55,6 +55,15 @@ class _ProcessDied(Exception):  # noqa: N818
     pass
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Failure:
+    """Why the fallback answers: values of the conditions SolverHealthy and Solved, and their message."""
+
+    health: PolicyReason
+    why: str
+    outcome: PolicyReason = PolicyReason.FALLBACK_AFTER_SOLVER_ERROR
+
+
 class Solver:
     """A solver process, restarted as needed. Use as an async context manager."""
 
@@ -64,7 +73,7 @@ class Solver:
         self._process: asyncio.subprocess.Process | None = None
         self._imported: set[str] = set()
         self._lock = asyncio.Lock()
-        self._failed: PolicyReason | None = None
+        self._failed: _Failure | None = None
         self._restart: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "Solver":
@@ -99,24 +108,23 @@ class Solver:
         async with self._lock:
             started = time.monotonic()
 
-            def fall_back(
-                health: PolicyReason,
-                why: str,
-                outcome: PolicyReason = PolicyReason.FALLBACK_AFTER_SOLVER_ERROR,
-            ) -> Solve:
-                message = f"{why}; greedy allocation used"
-                logger.warning("solver fallback reason=%s: %s", outcome, message)
-                allocation, seconds = greedy(problem), time.monotonic() - started
+            def fall_back(failure: _Failure) -> Solve:
+                message = f"{failure.why}; greedy allocation used"
+                logger.warning("solver fallback reason=%s: %s", failure.outcome, message)
                 return Solve(
-                    allocation=allocation, outcome=outcome, message=message, seconds=seconds, health=health
+                    allocation=greedy(problem),
+                    outcome=failure.outcome,
+                    message=message,
+                    seconds=time.monotonic() - started,
+                    health=failure.health,
                 )
 
             if self._process is not None and self._process.returncode is not None:
-                await self._start_again(PolicyReason.SOLVER_DIED)
+                await self._start_again(_died(f"exit code {self._process.returncode}"))
             if self._failed is not None:
                 if self._restart is None or self._restart.done():
                     await self._start_again(self._failed)
-                return fall_back(self._failed, "the solver's process is being started again")
+                return fall_back(self._failed)
             try:
                 process = await self._ready(imports_of(policy, problem))
                 asked = time.monotonic()
@@ -125,17 +133,19 @@ class Solver:
                 await self.kill()  # its answer must not be taken for that of the next question
                 raise
             except TimeoutError:
-                await self._start_again(PolicyReason.SOLVER_TIMED_OUT)
                 why = (
                     f"the solver was killed after {time.monotonic() - started:.1f} s "
-                    f"({len(problem.jobs)} jobs, limit {limit:g} s)"
+                    f"({len(problem.jobs)} jobs, limit {limit:g} s), and is being started again"
                 )
-                return fall_back(PolicyReason.SOLVER_TIMED_OUT, why, PolicyReason.FALLBACK_AFTER_TIMEOUT)
+                failure = _Failure(PolicyReason.SOLVER_TIMED_OUT, why, PolicyReason.FALLBACK_AFTER_TIMEOUT)
+                await self._start_again(failure)
+                return fall_back(failure)
             except (_ProcessDied, OSError) as error:
-                await self._start_again(PolicyReason.SOLVER_DIED)
-                return fall_back(PolicyReason.SOLVER_DIED, f"the solver's process died ({error})")
+                failure = _died(error)
+                await self._start_again(failure)
+                return fall_back(failure)
             if kind != "ok":
-                return fall_back(PolicyReason.SOLVER_ANSWERS, str(value))
+                return fall_back(_Failure(PolicyReason.SOLVER_ANSWERS, str(value)))
             seconds = time.monotonic() - asked
             return Solve(
                 allocation=value,
@@ -180,7 +190,7 @@ class Solver:
             await asyncio.gather(restart, return_exceptions=True)
         await self._end()
 
-    async def _start_again(self, failed: PolicyReason) -> None:
+    async def _start_again(self, failed: _Failure) -> None:
         """End the process, and start another beside what is done meanwhile."""
         await self.kill()
         self._failed = failed
@@ -234,6 +244,12 @@ class Solver:
         await _receive(self._process)
         logger.info("solver process started pid=%d", self._process.pid)
         return self._process
+
+
+def _died(how: object) -> _Failure:
+    return _Failure(
+        PolicyReason.SOLVER_DIED, f"the solver's process died ({how}), and is being started again"
+    )
 
 
 async def _receive(process: asyncio.subprocess.Process) -> Any:

@@ -125,7 +125,8 @@ def test_a_solver_that_hangs_or_dies_is_replaced_and_said_so(stage, policy):
         )
         # The limit is that of the decision: one may have been asked for before the limit was changed.
         assert re.search(
-            r"\(1 jobs, limit (2|10) s\); greedy allocation used", message(fallback, "SolverHealthy")
+            r"\(1 jobs, limit (2|10) s\), and is being started again; greedy allocation used",
+            message(fallback, "SolverHealthy"),
         )
         assert reason(fallback, "Solved") == "FallbackAfterTimeout"
         assert fallback["lastRound"]["policy"] == "greedy"

@@ -118,7 +118,7 @@ async def test_after_a_hang_or_a_death_a_fresh_process_answers(tmp_path, end, li
     assert (bad.health, bad.allocation.status) == (health, "greedy")
     assert bad.outcome is (of_late if late else of_dead) and words in bad.message
     assert (meanwhile.health, meanwhile.allocation.status) == (health, "greedy")
-    assert "is being started again" in meanwhile.message
+    assert "is being started again" in meanwhile.message and words in meanwhile.message
     assert (good.health, good.outcome) == (PolicyReason.SOLVER_ANSWERS, PolicyReason.OPTIMAL)
 
 
