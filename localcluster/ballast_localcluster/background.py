@@ -69,16 +69,11 @@ def up(
     nodes = tuple(nodes)
     if not running:
         _tidy(folder)
-        cluster = LocalCluster(
+        with LocalCluster(
             nodes=nodes, crds=crds, folder=folder, warm_start=warm_start, real_nodes=real_nodes
-        )
-        try:
-            cluster.start()
+        ) as cluster:
             prepare(cluster)
             cluster.release()
-        except BaseException:
-            cluster.stop(failed=True)
-            raise
     elif not _answers(folder):
         raise LocalClusterError(
             f"cluster {name} is starting, or its API server has ended; its logs: {folder}/logs. "

@@ -28,6 +28,7 @@ from ballast_localcluster.nodes.configuration import AgentConfiguration
 from ballast_localcluster.nodes.node import ProcessNode
 from ballast_localcluster.rest import Rest, install_custom_resources, node_is_ready, node_offers_gpus
 from ballast_localcluster.supervision.owner import WardenHandle, tail
+from ballast_localcluster.supervision.processes import MARK_VARIABLE
 from ballast_localcluster.waiting import Found, Limit, wait_until
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ def free_ports() -> Ports:
 
 _PORT_ATTEMPTS = 3
 _AGENT_GRACE_SECONDS = 5.0
+_ENDS = (KeyboardInterrupt, SystemExit)
+"""A program that is ended has not failed."""
 
 
 class LocalCluster:
@@ -112,7 +115,7 @@ class LocalCluster:
             except BaseException as error:
                 port_taken = isinstance(error, StartError) and "address already in use" in str(error)
                 again = port_taken and attempt + 1 < _PORT_ATTEMPTS
-                self.stop(failed=not again)
+                self.stop(failed=not again and not isinstance(error, _ENDS))
                 if again:
                     continue
                 raise
@@ -257,6 +260,11 @@ class LocalCluster:
         return self._running()[1].folder
 
     @property
+    def mark(self) -> dict[str, str]:
+        """Environment of a program that is killed when the cluster ends, whatever its parent dies of."""
+        return {MARK_VARIABLE: str(self.folder)}
+
+    @property
     def server(self) -> str:
         """URL of the API server."""
         return self._running()[0].server
@@ -270,7 +278,7 @@ class LocalCluster:
         error: BaseException | None,
         trace: types.TracebackType | None,
     ) -> None:
-        self.stop(failed=kind is not None and not issubclass(kind, (KeyboardInterrupt, SystemExit)))
+        self.stop(failed=kind is not None and not issubclass(kind, _ENDS))
 
     def _running(self) -> tuple[Rest, Layout, WardenHandle]:
         if self._rest is None or self._layout is None or self._warden is None:

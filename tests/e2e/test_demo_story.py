@@ -1,14 +1,33 @@
 """The demo as `ballast demo` plays it: allocation, rebalance, repack, the waiting job on freed GPUs."""
 
 import itertools
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
+from ballast_localcluster.supervision.processes import marked_processes
 from ballast_operator.demo.report import summarise
 from ballast_operator.demo.run import run_demo
 
-from tests.support.waiting import WAIT_SECONDS
+from tests.support.examples import first_daily
+from tests.support.waiting import WAIT_SECONDS, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("number", first_daily([signal.SIGTERM, signal.SIGKILL, signal.SIGHUP]))
+def test_a_demo_that_is_ended_leaves_no_process_and_no_files(number, tmp_path):
+    """Its operator ends, too; killed, it leaves logs."""
+    command = [sys.executable, "-m", "ballast_operator.cli", "demo"]
+    own = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=own, stderr=subprocess.PIPE, text=True) as demo:
+        assert any("kubectl apply" in line for line in demo.stderr), "no job was made"
+        demo.send_signal(number)
+        assert demo.wait(WAIT_SECONDS) == (128 + number if number != signal.SIGKILL else -number)
+        eventually(lambda: not marked_processes(f"TMPDIR={tmp_path}"), "every process to end")
+    assert not list(tmp_path.glob("ballast-cluster-*" if number == signal.SIGKILL else "*"))
 
 
 @pytest.fixture(scope="module")

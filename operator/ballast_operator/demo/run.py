@@ -2,12 +2,13 @@
 
 import contextlib
 import functools
+import os
 import secrets
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ def run_demo(
     with contextlib.ExitStack() as stack:
         logs = stack.enter_context(_folder_of_logs())
         checkpoints = Path("/var/tmp") / f"ballast-demo-{secrets.token_hex(4)}"
+        mark = None
         if kubeconfig is None:
             # An optional package, which a demo on an existing cluster does not need.
             from ballast_localcluster import LocalCluster
@@ -67,10 +69,10 @@ def run_demo(
             announce("starting a Kubernetes control plane and process nodes on this machine")
             crds = write_definitions(logs)
             cluster = stack.enter_context(LocalCluster(nodes=default_nodes(), crds=[crds]))
-            kubeconfig = cluster.kubeconfig
+            kubeconfig, mark = cluster.kubeconfig, cluster.mark
             checkpoints = logs / "checkpoints"
         api = config.new_client_from_config(str(kubeconfig))
-        kube = DynamicClient(api)
+        kube = DynamicClient(api, cache_file=str(logs / "discovery.json"))
         if started_here:
             apply_objects(kube, [NAMESPACE.object(metadata={"name": namespace})])
         else:
@@ -79,7 +81,9 @@ def run_demo(
         apply_objects(kube, install_objects(OPERATOR_NAMESPACE))
         announce("starting the operator")
         operator_kubeconfig = write_operator_kubeconfig(api, kubeconfig, logs / "operator.kubeconfig")
-        operator = stack.enter_context(running_operator(operator_kubeconfig, logs / "operator.log"))
+        operator = stack.enter_context(
+            running_operator(operator_kubeconfig, logs / "operator.log", mark=mark)
+        )
         made: list[dict[str, Any]] = []
         if not started_here:
             stack.callback(_remove, kube, made, namespace, announce)
@@ -152,13 +156,16 @@ def keep_checkpoints_in(manifest: dict[str, Any], folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def running_operator(kubeconfig: Path, log: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+def running_operator(
+    kubeconfig: Path, log: Path, *options: str, mark: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """The operator as a separate process, with the command of its image; ended with SIGTERM."""
     with log.open("ab") as output:
         process = subprocess.Popen(
             [*operator_command(kubeconfig), *options],
             stdout=output,
             stderr=subprocess.STDOUT,
+            env={**os.environ, **(mark or {})},
         )
         try:
             yield process

@@ -129,7 +129,7 @@ def _forward(namespace: str, service: str, kubeconfig: str | None, port: int, op
                 if line.startswith("Forwarding from 127.0.0.1:"):
                     forwarded = line.split()[2]
                     _say(f"http://{forwarded}/", opens)
-        except KeyboardInterrupt:
+        except BaseException:
             process.terminate()
             raise
         if process.wait():

@@ -224,7 +224,8 @@ def _start_operator(cluster: "LocalCluster") -> None:
     )
 
     with config.new_client_from_config(str(cluster.kubeconfig)) as api:
-        apply_objects(DynamicClient(api), install_objects(OPERATOR_NAMESPACE))
+        kube = DynamicClient(api, cache_file=str(cluster.folder / "discovery.json"))
+        apply_objects(kube, install_objects(OPERATOR_NAMESPACE))
         account = write_operator_kubeconfig(
             api, cluster.kubeconfig, cluster.folder / "operator.kubeconfig", token_seconds=TOKEN_SECONDS
         )
