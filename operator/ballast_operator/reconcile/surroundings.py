@@ -18,6 +18,9 @@ from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import shortage
 from ballast_operator.views.shared_gpus import Sharer, as_shared, sharer_of, taken_by_others
 
+TOLD_WITHIN_SECONDS = 2.0
+"""A node tells of a pod's end after up to a second (kubelet's ``relistPeriod``), a busy one later."""
+
 MOST_NODES = 256
 """Nodes that a pod is kept away from by name."""
 
@@ -70,6 +73,7 @@ def failed_on(view: JobView) -> str:
     """The node on which the first pod of the gang failed; empty: none did, or the first is not known.
 
     Not counted is what has another cause: the job's configuration or memory limit, the cluster, another rank.
+    Nodes' own clocks are not compared: they may be wrong.
     """
     failed = [
         pod
@@ -78,9 +82,9 @@ def failed_on(view: JobView) -> str:
         and not (pod.lost_peer or pod.disrupted or pod.reason == "OOMKilled")
         and not (pod.message is not None and pod.message.reason is ExitReason.CONFIGURATION)
     ]
-    times = [pod.ended_at for pod in failed if pod.ended_at is not None]
-    first = min(times) if len(times) == len(failed) and times else None
-    nodes = {pod.node for pod in failed if first is None or pod.ended_at == first}
+    seen = [(pod.ended_seconds or 0.0, pod.node) for pod in failed]
+    first = max(seen, default=(0.0, ""))[0]
+    nodes = {node for seconds, node in seen if seconds >= first - TOLD_WITHIN_SECONDS}
     return nodes.pop() if len(nodes) == 1 else ""
 
 

@@ -13,7 +13,6 @@ from ballast_policies.contract import (
 )
 
 from ballast_operator.kube.kinds import Object
-from ballast_operator.views.clock import Time, parsed
 from ballast_operator.views.notices import Leaving, deleted, evicted
 
 _SIGKILL, _SIGTERM = 137, 143
@@ -60,7 +59,6 @@ class PodView:
         leaves: its node is about to go, or the cluster is about to end it: it still runs. One that is
             evicted from a node which is not ready does not: nothing of it can be saved.
         deletion: it is being deleted, and runs until its grace is over; None: it is not, or its node is dead.
-        ended_at: when the trainer's container ended, by its node's clock; None: not known.
         ended_seconds: since this operator first saw that it has ended (own clock); None: it has not.
         grace_seconds: from SIGTERM to SIGKILL when it is deleted.
     """
@@ -84,7 +82,6 @@ class PodView:
     node_ready: bool = True
     leaves: Leaving | None = None
     deletion: Leaving | None = None
-    ended_at: Time | None = None
     ended_seconds: float | None = dataclasses.field(default=None, compare=False)
     grace_seconds: int = USUAL_GRACE_SECONDS
 
@@ -195,7 +192,6 @@ def read_pod(
         node_ready=node_ready,
         leaves=leaving if alive else None,
         deletion=deleted(metadata.get("deletionTimestamp")) if alive and node_ready else None,
-        ended_at=parsed(ended.get("finishedAt")),
         grace_seconds=USUAL_GRACE_SECONDS if grace is None else int(grace),
     )
 

@@ -138,6 +138,26 @@ async def test_a_node_is_not_avoided_for_one_job_that_fails(others: str):
     assert "SickNodes" not in simulation.world.events
 
 
+@pytest.mark.parametrize(("apart", "accused"), [(0, ""), (4, "node fast-1 is avoided")])
+async def test_no_clock_of_a_node_says_where_a_pod_failed_first(apart: int, accused: str):
+    """The clock of fast-0 is 300 s behind. Pods whose ends are told at once accuse no node."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 1), "fast-1": ("fast", 1)}, nodeHealth=HEALTH)
+    for name in ("a", "b"):
+        simulation.add_script(name, totalSteps=100_000)
+        await running(simulation, name)
+        pods = {pod["spec"]["nodeName"]: pod["metadata"]["name"] for pod in simulation.pods(name)}
+        simulation.trainers[name].silent = True
+        end_pod(simulation.world, NAMESPACE, pods["fast-1"], 1, at=simulation.now)
+        await simulation.ticks(apart)
+        behind = datetime.timedelta(seconds=300)
+        end_pod(simulation.world, NAMESPACE, pods["fast-0"], 1, at=simulation.now - behind)
+        await simulation.until(lambda name=name: bool(simulation.status(name).restarts))
+        simulation.change(name, suspend=True)
+        await simulation.until(lambda name=name: not simulation.pods(name))
+    await simulation.ticks(5)
+    assert told(simulation).startswith(accused) and bool(told(simulation)) is bool(accused)
+
+
 @pytest.mark.parametrize("left", [1, 0], ids=["fewer", "none"])
 async def test_a_node_that_loses_gpus_under_a_gang_is_told_and_takes_no_other(left: int, monkeypatch: Any):
     """What runs stays, as with Kubernetes. It offers none while its device plugin starts: that is no news."""
