@@ -6,7 +6,7 @@ ranks is its p + 1 bounds, 0 and L included; rank r holds layers bounds[r] to bo
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -79,6 +79,59 @@ def check_counts(layers: int, ranks: int) -> None:
         raise PlanningError(
             f"{layers} layers cannot be cut into {ranks} stages: each stage needs at least one layer"
         )
+
+
+StageLoads = Callable[[int, np.ndarray, np.ndarray], np.ndarray]
+"""(rank, first layers k, end layers j), which broadcast -> load of layers k..j-1; infinite: no choice."""
+
+ENDS_AT_ONCE = 64
+"""Values of j in one array operation: larger arrays leave the processor's caches."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CutStep:
+    """Stages of layers k..j-1 on a rank, K of ``first`` and J of ``ends``.
+
+    ``before``: best value of the first k layers on the ranks before, (K,); ``loads``: of the stages, (J, K).
+    """
+
+    rank: int
+    first: np.ndarray
+    ends: np.ndarray
+    before: np.ndarray
+    loads: np.ndarray
+
+
+def best_cuts(
+    ranks: int, layers: int, loads: StageLoads, choose: Callable[[CutStep], tuple[np.ndarray, np.ndarray]]
+) -> tuple[float, Partition]:
+    """The best of all partitions, by dynamic programming: its value, infinite where there is none.
+
+        best[r, j] = the chosen of f(best[r - 1, k], load of layers k..j-1 on rank r), k < j
+
+    O(p L^2), vectorised over k and j. ``choose``: f by j and k, (J, K), and the index of each j's k, (J,).
+    """
+    best = np.array([0.0] + [np.inf] * layers)
+    cuts = np.zeros((ranks, layers + 1), dtype=int)
+    for rank in range(ranks):
+        before, best = best, np.full(layers + 1, np.inf)
+        last = layers - (ranks - 1 - rank)
+        for begin in range(rank + 1 if rank < ranks - 1 else last, last + 1, ENDS_AT_ONCE):
+            ends = np.arange(begin, min(begin + ENDS_AT_ONCE, last + 1))
+            first = np.arange(rank, ends[-1] if rank else 1)
+            here = np.where(first < ends[:, None], loads(rank, first, ends[:, None]), np.inf)
+            value, chosen = choose(CutStep(rank, first, ends, before[first], here))
+            best[ends], cuts[rank, ends] = value[np.arange(len(ends)), chosen], first[chosen]
+    bounds = [layers]
+    for cut in reversed(cuts):
+        bounds.append(int(cut[bounds[-1]]))
+    return float(best[-1]), Partition(bounds=tuple(reversed(bounds)))
+
+
+def smallest_largest(step: CutStep) -> tuple[np.ndarray, np.ndarray]:
+    """For :func:`best_cuts`: the smallest largest load; of equal ones the first cut."""
+    value = np.maximum(step.before, step.loads)
+    return value, value.argmin(axis=1)
 
 
 def moved_layers(before: Partition, after: Partition) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ The smallest sum is then found by the same recursion, with loads above D left ou
 
     s[r, j] = min over k < j of s[r - 1, k] + (S[j] - S[k]) / speed_r
 
-O(p L^2), vectorised over k and j.  Where a layer takes other seconds on each rank, S is that of the rank.
+Where a layer takes other seconds on each rank, S is that of the rank.
 
 Where no rank is faster than the one before it and memory is no limit, D is also the least load with which
 ranks that take as many layers as they may, one after the other, take all of them.  Their sum of loads is then
@@ -18,25 +18,29 @@ the smallest, too: every rank but the last has the most layers before its end th
 """
 
 import bisect
+import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from ballast_policies.planning.memory.stage_bytes import ROUNDING
-from ballast_policies.planning.partition import Partition, PlanningError, check_counts
+from ballast_policies.planning.partition import (
+    CutStep,
+    Partition,
+    PlanningError,
+    StageLoads,
+    best_cuts,
+    check_counts,
+    smallest_largest,
+)
 from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity, TakenBytes
 
-ENDS_AT_ONCE = 64
-"""Values of j in one array operation: larger arrays leave the processor's caches."""
 ALIKE = 1 + 1e-12
 """Ratio up to which two sums of the same seconds differ by rounding alone."""
 
 CLOSE = 1e-3
 """Part by which bounds of the largest load differ, below which the next larger loads are tried one by one."""
-
-_Choose = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
-"""(values of k, shape (K,); loads by j and k, infinite where k is no choice) -> values, and each j's k."""
 
 
 def exact_partition(seconds: Sequence[float], ranks: int, capacity: RankCapacity = UNLIMITED) -> Partition:
@@ -59,8 +63,8 @@ def exact_partition(seconds: Sequence[float], ranks: int, capacity: RankCapacity
         raise PlanningError(f"seconds must be finite and at least 0, got {list(seconds)}")
     speeds, limit = capacity.speed_array(ranks), capacity.memory_array(ranks)
     taken = capacity.taken(layers, ranks)
-    cuts = _Cuts(np.broadcast_to(load, (ranks, layers)), speeds, taken, limit)
-    largest, cut = cuts.smallest_largest()
+    loads = loads_on_ranks(load, ranks, speeds, taken, limit)
+    largest, found = best_cuts(ranks, layers, loads, smallest_largest)
     if not np.isfinite(largest):
         whole = min(float(taken(rank, 0, layers)) for rank in range(ranks))
         raise PlanningError(
@@ -68,8 +72,36 @@ def exact_partition(seconds: Sequence[float], ranks: int, capacity: RankCapacity
             f"{limit.tolist()} bytes: use more ranks, or ranks with more memory"
         )
     if speeds.min() < speeds.max():
-        cut = cuts.smallest_sum(largest)
-    return Partition(bounds=bounds_of(cut))
+        found = best_cuts(ranks, layers, loads, functools.partial(_smallest_sum, largest))[1]
+    return found
+
+
+def loads_on_ranks(
+    seconds: Sequence[float] | np.ndarray,
+    ranks: int,
+    speeds: Sequence[float] | np.ndarray | None = None,
+    taken: TakenBytes | None = None,
+    memory: np.ndarray | None = None,
+) -> StageLoads:
+    """Seconds of stages within the memory; ``seconds``: by layer, (L,), or by rank and layer, (p, L)."""
+    S = np.pad(np.cumsum(np.broadcast_to(seconds, (ranks, np.shape(seconds)[-1])), axis=1), ((0, 0), (1, 0)))
+    speed = np.ones(ranks) if speeds is None else speeds
+    limit = None if memory is None or np.isinf(memory).all() else memory * ROUNDING
+
+    def loads(rank: int, first: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        found: np.ndarray = (S[rank, ends] - S[rank, first]) / speed[rank]
+        if limit is not None and taken is not None:
+            found[taken(rank, np.minimum(first, ends - 1), ends) > limit[rank]] = np.inf
+        return found
+
+    return loads
+
+
+def _smallest_sum(largest: float, step: CutStep) -> tuple[np.ndarray, np.ndarray]:
+    """The smallest sum of loads, none of them above ``largest``."""
+    value = np.where(step.loads <= largest * ALIKE, step.before + step.loads, np.inf)
+    # The first of those that differ by rounding alone.
+    return value, (value <= value.min(axis=1, keepdims=True) * ALIKE).argmax(axis=1)
 
 
 def partition_by_rank(
@@ -92,14 +124,15 @@ def partition_by_rank(
     check_counts(layers, ranks)
     if memory is not None and (taken is None or len(memory) != ranks):
         raise PlanningError(f"memory needs bytes of the layers on each of {ranks} ranks, and as many limits")
-    limit = np.full(ranks, np.inf) if memory is None else np.asarray(memory, dtype=float)
-    largest, cut = _Cuts(rank_seconds, np.ones(ranks), taken, limit).smallest_largest()
+    limit = None if memory is None else np.asarray(memory, dtype=float)
+    loads = loads_on_ranks(rank_seconds, ranks, None, taken, limit)
+    largest, found = best_cuts(ranks, layers, loads, smallest_largest)
     if not np.isfinite(largest):
         raise PlanningError(
             f"{layers} layers do not fit the memory of {ranks} ranks: "
             "use more ranks, fewer microbatches in flight, or ranks with more memory"
         )
-    return Partition(bounds=bounds_of(cut))
+    return found
 
 
 def fill_in_order(seconds: Sequence[float], speeds: Sequence[float]) -> Partition:
@@ -146,66 +179,3 @@ def _filled(S: Sequence[float], speeds: Sequence[float], load: float) -> tuple[l
         bounds.append(end)
         begin = end
     return bounds, largest, more
-
-
-class _Cuts:
-    """All partitions of some layers over some ranks; ``load``: seconds at speed 1, shape (p, L)."""
-
-    def __init__(
-        self, load: np.ndarray, speed: np.ndarray, taken: TakenBytes | None, memory: np.ndarray
-    ) -> None:
-        self.ranks, self.layers = load.shape
-        self._S = np.concatenate([np.zeros((self.ranks, 1)), np.cumsum(load, axis=1)], axis=1)
-        self._speed, self._limit = speed, memory * ROUNDING
-        self._taken = taken if np.isfinite(memory).any() else None
-
-    def smallest_largest(self) -> tuple[float, np.ndarray]:
-        """The smallest largest load, infinite where nothing fits, and the choices (:func:`bounds_of`)."""
-
-        def choose(before: np.ndarray, loads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            value = np.maximum(before, loads)
-            return value, value.argmin(axis=1)
-
-        return self._table(choose)
-
-    def smallest_sum(self, largest: float) -> np.ndarray:
-        """The choices with the smallest sum of loads, of those without a load above ``largest``."""
-
-        def choose(before: np.ndarray, loads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            value = np.where(loads <= largest * ALIKE, before + loads, np.inf)
-            # The first of those that differ by rounding alone.
-            return value, (value <= value.min(axis=1, keepdims=True) * ALIKE).argmax(axis=1)
-
-        return self._table(choose)[1]
-
-    def _table(self, choose: _Choose) -> tuple[float, np.ndarray]:
-        best = np.full((self.ranks + 1, self.layers + 1), np.inf)
-        cut = np.zeros((self.ranks + 1, self.layers + 1), dtype=int)
-        best[0, 0] = 0.0
-        for rank in range(self.ranks):
-            last = self.layers - (self.ranks - 1 - rank)
-            for begin in range(rank + 1, last + 1, ENDS_AT_ONCE):
-                ends = np.arange(begin, min(begin + ENDS_AT_ONCE, last + 1))
-                first = np.arange(rank, ends[-1])
-                loads = (self._S[rank, ends, None] - self._S[rank, first]) / self._speed[rank]
-                loads[first >= ends[:, None]] = np.inf
-                if self._taken is not None:
-                    held = self._taken(rank, np.minimum(first, ends[:, None] - 1), ends[:, None])
-                    loads[held > self._limit[rank]] = np.inf
-                value, chosen = choose(best[rank, first], loads)
-                best[rank + 1, ends] = value[np.arange(len(ends)), chosen]
-                cut[rank + 1, ends] = first[chosen]
-        return float(best[-1, -1]), cut
-
-
-def bounds_of(cut: np.ndarray) -> tuple[int, ...]:
-    """The bounds that a table of choices leads to.
-
-    Args:
-        cut: [r, j], shape (p + 1, L + 1): first layer of rank r - 1 where the first j layers are on
-            the first r ranks.
-    """
-    bounds = [cut.shape[1] - 1]
-    for rank in range(cut.shape[0] - 1, 0, -1):
-        bounds.append(int(cut[rank, bounds[-1]]))
-    return tuple(reversed(bounds))

@@ -14,9 +14,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ballast_policies.planning.balancers.exact import ALIKE, ENDS_AT_ONCE, bounds_of, exact_partition
-from ballast_policies.planning.memory.stage_bytes import ROUNDING
-from ballast_policies.planning.partition import Partition
+from ballast_policies.planning.balancers.exact import ALIKE, exact_partition, loads_on_ranks
+from ballast_policies.planning.partition import CutStep, Partition, best_cuts, sums_of
 from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
 from ballast_policies.planning.step_time import predict_step_seconds
 
@@ -74,34 +73,27 @@ def _fewest_moves(
     ranks, layers = partition.ranks, partition.layers
     # A hair above, so that the optimum itself is never lost to rounding.
     largest *= 1 + 1e-12
-    S = np.concatenate([[0.0], np.cumsum(np.asarray(seconds, dtype=float))])
-    speeds, limit = capacity.speed_array(ranks), capacity.memory_array(ranks) * ROUNDING
-    weight, taken = capacity.weights(layers), capacity.taken(layers, ranks)
-    best = np.full((ranks + 1, layers + 1), np.inf)
+    speeds, weight = capacity.speed_array(ranks), capacity.weights(layers)
+    taken, memory = capacity.taken(layers, ranks), capacity.memory_array(ranks)
+    loads = loads_on_ranks(seconds, ranks, speeds, taken, memory)
+    stays = np.repeat(np.arange(ranks), np.diff(partition.bounds))
+    moved = [sums_of(np.where(stays == rank, 0.0, weight)) for rank in range(ranks)]
     sums = np.full((ranks + 1, layers + 1), np.inf)
-    cut = np.zeros((ranks + 1, layers + 1), dtype=int)
-    best[0, 0] = sums[0, 0] = 0.0
+    sums[0, 0] = 0.0
     alike = speeds.min() == speeds.max()
-    for rank in range(1, ranks + 1):
-        stays = np.zeros(layers, dtype=bool)
-        stays[partition.bounds[rank - 1] : partition.bounds[rank]] = True
-        M = np.concatenate([[0.0], np.cumsum(np.where(stays, 0.0, weight))])
-        last = layers - (ranks - rank)
-        for begin in range(rank, last + 1, ENDS_AT_ONCE):
-            ends = np.arange(begin, min(begin + ENDS_AT_ONCE, last + 1))[:, None]
-            first = np.arange(rank - 1, ends[-1, 0])
-            value = best[rank - 1, first] + M[ends] - M[first]
-            loads = (S[ends] - S[first]) / speeds[rank - 1]
-            too_large = taken(rank - 1, np.minimum(first, ends - 1), ends) > limit[rank - 1]
-            refused = (loads > largest) | too_large | (first >= ends)
-            value[refused] = np.inf
-            totals = np.zeros_like(value)
-            if not alike:
-                totals = np.where(refused, np.inf, sums[rank - 1, first] + loads)
-                # Those that differ by rounding alone are told apart by their bytes.
-                value[totals > totals.min(axis=1, keepdims=True) * ALIKE] = np.inf
-            chosen = value.argmin(axis=1)
-            rows = np.arange(len(ends))
-            best[rank, ends[:, 0]], sums[rank, ends[:, 0]] = value[rows, chosen], totals[rows, chosen]
-            cut[rank, ends[:, 0]] = first[chosen]
-    return Partition(bounds=bounds_of(cut))
+
+    def fewest_bytes(step: CutStep) -> tuple[np.ndarray, np.ndarray]:
+        M = moved[step.rank]
+        value = step.before + M[step.ends, None] - M[step.first]
+        refused = step.loads > largest
+        value[refused] = np.inf
+        totals = np.zeros_like(value)
+        if not alike:
+            totals = np.where(refused, np.inf, sums[step.rank, step.first] + step.loads)
+            # Those that differ by rounding alone are told apart by their bytes.
+            value[totals > totals.min(axis=1, keepdims=True) * ALIKE] = np.inf
+        chosen = value.argmin(axis=1)
+        sums[step.rank + 1, step.ends] = totals[np.arange(len(chosen)), chosen]
+        return value, chosen
+
+    return best_cuts(ranks, layers, loads, fewest_bytes)[1]

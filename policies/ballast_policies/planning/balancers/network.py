@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ballast_policies.planning.balancers.exact import bounds_of, exact_partition
-from ballast_policies.planning.partition import Partition
+from ballast_policies.planning.balancers.exact import exact_partition, loads_on_ranks
+from ballast_policies.planning.partition import CutStep, Partition, best_cuts
 from ballast_policies.planning.rank_capacity import RankCapacity
 
 _TOLERANCE = 1e-9
@@ -105,21 +105,15 @@ def _within(
     speeds: Sequence[float] | None,
 ) -> Partition | None:
     """A partition whose period is at most ``period``, or None where there is none."""
-    layers = len(seconds)
-    S = np.concatenate([[0.0], np.cumsum(np.asarray(seconds, dtype=float))])
-    K = np.full((ranks + 1, layers + 1), np.inf)
-    cut = np.zeros((ranks + 1, layers + 1), dtype=int)
-    for rank in range(1, ranks + 1):
-        speed = 1.0 if speeds is None else speeds[rank - 1]
-        for end in range(rank, layers - (ranks - rank) + 1):
-            first = np.arange(rank - 1, end) if rank > 1 else np.zeros(1, dtype=int)
-            carried: np.ndarray | float = 0.0
-            if rank > 1:
-                carried = np.maximum(0.0, K[rank - 1, first] + 2 * transfer[first - 1] * factors[rank - 2])
-            value = (S[end] - S[first]) / speed - period + carried
-            k = int(np.argmin(value))
-            if value[k] <= period * 1e-12:
-                K[rank, end], cut[rank, end] = value[k], first[k]
-    if not np.isfinite(K[ranks, layers]):
-        return None
-    return Partition(bounds=bounds_of(cut))
+
+    def least_excess(step: CutStep) -> tuple[np.ndarray, np.ndarray]:
+        carried = step.before
+        if step.rank:
+            link = 2 * transfer[step.first - 1] * factors[step.rank - 1]
+            carried = np.maximum(0.0, step.before + link)
+        value = step.loads - period + carried
+        value[value > period * 1e-12] = np.inf
+        return value, value.argmin(axis=1)
+
+    excess, found = best_cuts(ranks, len(seconds), loads_on_ranks(seconds, ranks, speeds), least_excess)
+    return found if np.isfinite(excess) else None

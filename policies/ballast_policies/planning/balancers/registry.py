@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ballast_policies.planning.balancers.exact import bounds_of
+from ballast_policies.planning.balancers.exact import loads_on_ranks
 from ballast_policies.planning.balancers.fewest_moves import nearest_partition
 from ballast_policies.planning.balancers.network import network_aware_partition
 from ballast_policies.planning.balancers.several_stages import StagedPipeline
 from ballast_policies.planning.diffusion import diffuse
-from ballast_policies.planning.partition import Partition, PlanningError, even_partition
+from ballast_policies.planning.partition import CutStep, Partition, PlanningError, best_cuts, even_partition
 from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
 from ballast_policies.registry import Registry
 
@@ -25,21 +25,18 @@ def deepspeed_partition(seconds: Sequence[float], ranks: int) -> Partition:
     even = even_partition(layers, ranks)
     if layers == ranks:
         return even
-    S = np.concatenate([[0.0], np.cumsum(np.asarray(seconds, dtype=float))])
-    largest = np.full((layers + 1, ranks + 1), np.inf)
-    smallest = np.full((layers + 1, ranks + 1), np.inf)
-    cut = np.zeros((layers + 1, ranks + 1), dtype=int)
-    largest[0, 0] = 0.0
-    for end in range(1, layers + 1):
-        for stage in range(1, min(end, ranks) + 1):
-            load = S[end] - S[:end]
-            high = np.maximum(largest[:end, stage - 1], load)
-            low = np.minimum(smallest[:end, stage - 1], load)
-            # Of equal spreads DeepSpeed takes the last cut.
-            first = end - 1 - int(np.argmin((high - low)[::-1]))
-            largest[end, stage], smallest[end, stage] = high[first], low[first]
-            cut[end, stage] = first
-    return Partition(bounds=bounds_of(cut.T))
+    smallest = np.full((ranks + 1, layers + 1), np.inf)
+
+    def least_spread(step: CutStep) -> tuple[np.ndarray, np.ndarray]:
+        high = np.maximum(step.before, step.loads)
+        low = np.minimum(smallest[step.rank, step.first], step.loads)
+        spread = np.subtract(high, low, out=np.full_like(high, np.inf), where=np.isfinite(high))
+        # Of equal spreads DeepSpeed takes the last cut.
+        chosen = len(step.first) - 1 - spread[:, ::-1].argmin(axis=1)
+        smallest[step.rank + 1, step.ends] = low[np.arange(len(chosen)), chosen]
+        return high, chosen
+
+    return best_cuts(ranks, layers, loads_on_ranks(seconds, ranks), least_spread)[1]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

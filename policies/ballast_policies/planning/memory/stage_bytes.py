@@ -13,7 +13,7 @@ import numpy as np
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.memory.moments import Moments, moments_of, schedule_of
 from ballast_policies.planning.memory.rank_bytes import RECEIVED_AHEAD, WHOLE_GRADIENTS, LayerBytes
-from ballast_policies.planning.partition import Partition, sums_of
+from ballast_policies.planning.partition import Partition, best_cuts, smallest_largest, sums_of
 
 Numbers = Sequence[float] | np.ndarray
 Layers = int | np.ndarray
@@ -153,27 +153,12 @@ class StageBytes:
 
     def least(self) -> float:
         """Bytes of the fullest position under the best cut for memory; one layer a position at least."""
-        layers, positions = self.layers.layers, self.form.positions
-        best = np.full(layers + 1, np.inf)
-        best[0] = 0.0
-        for position in range(positions):
-            last = layers - (positions - 1 - position)
-            ends = np.arange(position + 1, last + 1) if position < positions - 1 else np.array([layers])
-            firsts = np.arange(position, last) if position else np.array([0])
-            found = np.full(layers + 1, np.inf)
-            at_once = max(1, _CELLS // len(firsts))
-            for begin in range(0, len(ends), at_once):
-                some = ends[begin : begin + at_once, None]
-                starts = np.minimum(firsts, some - 1)
-                fullest = np.maximum(best[firsts], self.taken(position, starts, some))
-                fullest[firsts >= some] = np.inf
-                found[some[:, 0]] = fullest.min(axis=1)
-            best = found
-        return float(best[layers])
-
-
-_CELLS = 1 << 17
-"""Stages that are looked at in one array operation."""
+        return best_cuts(
+            self.form.positions,
+            self.layers.layers,
+            lambda position, first, ends: self.taken(position, np.minimum(first, ends - 1), ends),
+            smallest_largest,
+        )[0]
 
 
 def _largest_table(values: np.ndarray) -> np.ndarray:

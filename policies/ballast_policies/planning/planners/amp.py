@@ -33,9 +33,8 @@ from math import exp
 
 import numpy as np
 
-from ballast_policies.planning.balancers.exact import bounds_of, partition_by_rank
-from ballast_policies.planning.memory.stage_bytes import ROUNDING
-from ballast_policies.planning.partition import Partition, PlanningError
+from ballast_policies.planning.balancers.exact import loads_on_ranks, partition_by_rank
+from ballast_policies.planning.partition import CutStep, Partition, PlanningError, best_cuts
 from ballast_policies.planning.planners.cost_model import CostModel, Degrees
 from ballast_policies.planning.planners.layout import Groups
 from ballast_policies.planning.rank_capacity import TakenBytes
@@ -124,25 +123,33 @@ def assign_layers(
     Raises:
         PlanningError: fewer layers than stages, or nothing fits the memory.
     """
-    ranks = stage_seconds.shape[0]
+    ranks, layers = stage_seconds.shape
     first = partition_by_rank(stage_seconds, taken=taken, memory=memory)
-    S = np.concatenate([np.zeros((ranks, 1)), np.cumsum(stage_seconds, axis=1)], axis=1)
-    width = S.shape[1]
-    # times[i][k, j]: stage i with layers k..j-1.
-    times = np.where(np.tri(width, dtype=bool), np.inf, S[:, None, :] - S[:, :, None])
-    if taken is not None and memory is not None:
-        end = np.maximum(np.arange(width), 1)
-        begin = np.minimum(np.arange(width)[:, None], end - 1)
-        held = taken(np.arange(ranks)[:, None, None], begin, end)
-        times = np.where(held <= ROUNDING * np.asarray(memory, dtype=float)[:, None, None], times, np.inf)
+    limit = None if memory is None else np.asarray(memory, dtype=float)
+    loads = loads_on_ranks(stage_seconds, ranks, None, taken, limit)
+    begins, ends = np.arange(layers), np.arange(1, layers + 1)[:, None]
+    # times[i][j - 1, k]: stage i with layers k..j-1.
+    times = np.stack([np.where(begins < ends, loads(i, begins, ends), np.inf) for i in range(ranks)])
 
     def widest(partition: Partition) -> float:
-        return max(float(times[i, a, b]) for i, (a, b) in enumerate(itertools.pairwise(partition.bounds)))
+        return max(float(times[i, b - 1, a]) for i, (a, b) in enumerate(itertools.pairwise(partition.bounds)))
+
+    def least_sum(bottleneck: float) -> Partition:
+        """That of f above; ``bottleneck`` must be feasible."""
+
+        def choose(step: CutStep) -> tuple[np.ndarray, np.ndarray]:
+            arriving = step.before
+            if step.rank:
+                arriving = arriving + boundary_seconds[step.rank - 1, step.first - 1]
+            value = arriving + np.where(step.loads <= bottleneck, step.loads, np.inf)
+            return value, value.argmin(axis=1)
+
+        return best_cuts(ranks, layers, lambda i, k, j: times[i, j - 1, k], choose)[1]
 
     def seconds(partition: Partition, gas: int = microbatches) -> float:
         return pipeline_seconds(partition, stage_seconds, boundary_seconds, gas)
 
-    free = _least_sum(times, boundary_seconds, np.inf)
+    free = least_sum(np.inf)
     best = min(first, free, key=seconds)
     candidates = np.unique(times[np.isfinite(times) & (times >= widest(first))])
     # Bottlenecks candidates[low:high], none of which has a lesser sum than the last number.
@@ -152,28 +159,12 @@ def assign_layers(
         if low >= high or (microbatches - 1) * candidates[low] + least >= seconds(best):
             continue
         middle = (low + high) // 2
-        found = _least_sum(times, boundary_seconds, candidates[middle])
+        found = least_sum(candidates[middle])
         best = min(best, found, key=seconds)
         # From the bottleneck that it has to the one that it may have, it is the answer.
         below = int(np.searchsorted(candidates, widest(found)))
         spans += [(middle + 1, high, least), (low, below, seconds(found, 1))]
     return best
-
-
-def _least_sum(times: np.ndarray, boundary_seconds: np.ndarray, bottleneck: float) -> Partition:
-    """The least sum f of above; ``bottleneck`` must be feasible."""
-    ranks, width, _ = times.shape
-    f = np.full(width, np.inf)
-    f[0] = 0.0
-    cuts = [np.zeros(width, dtype=int)]
-    for stage in range(ranks):
-        arriving = f.copy()
-        if stage:
-            arriving[1:-1] += boundary_seconds[stage - 1]
-        value = arriving[:, None] + np.where(times[stage] <= bottleneck, times[stage], np.inf)
-        cuts.append(np.argmin(value, axis=0))
-        f = value.min(axis=0)
-    return Partition(bounds=bounds_of(np.stack(cuts)))
 
 
 def step_seconds(strategy: Strategy, grid: Grid, *, batch_size: int) -> float:
