@@ -10,12 +10,16 @@ DROPPED_SECONDS = 300.0
 """After so long a dropped field is written again: the definition may have been replaced."""
 
 
+_Path = tuple[str | None, ...]
+"""Keys from the status on; None: every entry of a list."""
+
+
 class DroppedFields:
     """What of each kind's statuses is not kept; ``clock``: seconds that never go back."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._fields: dict[Kind, list[str]] = {}
+        self._fields: dict[Kind, frozenset[_Path]] = {}
         self._until: dict[Kind, float] = {}
 
     def learn(self, kind: Kind, sent: Object, kept: Any) -> list[str] | None:
@@ -23,55 +27,57 @@ class DroppedFields:
 
         Empty: a field that was dropped has been kept, so the definition is another one now.
         """
-        known = self._fields.get(kind, [])
-        again = [field for field in known if _has({"status": sent}, field)]
-        found = set(_lacking(sent, kept, "status"))
+        known = self._fields.get(kind, frozenset())
+        again = {field for field in known if _has(sent, field)}
+        found = frozenset(_lacking(sent, kept, ()))
         if not found and not again:
             return None
-        still = [] if set(again) - found else known
-        self._fields[kind] = sorted({*found, *still})
+        self._fields[kind] = found if again - found else found | known
         self._until[kind] = self._clock() + DROPPED_SECONDS
-        return self._fields[kind]
+        return sorted(
+            "status" + "".join("[]" if key is None else f".{key}" for key in field)
+            for field in self._fields[kind]
+        )
 
     def without(self, kind: Kind, status: Object) -> Object:
         """The status as it would be kept: what is dropped alone is no reason to write it."""
         if self._clock() < self._until.get(kind, 0.0):
             for field in self._fields[kind]:
-                status = _without(status, field.removeprefix("status."))
+                status = _without(status, field)
         return status
 
 
-def _lacking(sent: Any, kept: Any, path: str) -> Iterator[str]:
+def _lacking(sent: Any, kept: Any, path: _Path) -> Iterator[_Path]:
     """Paths of the fields of ``sent`` that ``kept`` does not have."""
     if isinstance(sent, dict):
         for name, value in sent.items():
             if value is None:
                 continue
             if isinstance(kept, dict) and name in kept:
-                yield from _lacking(value, kept[name], f"{path}.{name}")
+                yield from _lacking(value, kept[name], (*path, name))
             else:
-                yield f"{path}.{name}"
+                yield (*path, name)
     elif isinstance(sent, list) and isinstance(kept, list):
         for value, other in zip(sent, kept, strict=False):
-            yield from _lacking(value, other, f"{path}[]")
+            yield from _lacking(value, other, (*path, None))
 
 
-def _has(value: Any, path: str) -> bool:
-    """Whether there is the field at a path as of :func:`_lacking`."""
-    name, _, rest = path.partition(".")
-    found = value.get(name.removesuffix("[]")) if isinstance(value, dict) else None
-    parts = found if name.endswith("[]") and isinstance(found, list) else [found]
-    return any(part is not None and (not rest or _has(part, rest)) for part in parts)
+def _has(value: Any, path: _Path) -> bool:
+    """Whether there is the field at a path."""
+    if not path:
+        return value is not None
+    if path[0] is None:
+        return isinstance(value, list) and any(_has(part, path[1:]) for part in value)
+    return isinstance(value, dict) and _has(value.get(path[0]), path[1:])
 
 
-def _without(value: Any, path: str) -> Any:
-    """The value without the field at a path as of :func:`_lacking`."""
-    name, _, rest = path.partition(".")
-    field = name.removesuffix("[]")
-    if not isinstance(value, dict) or field not in value:
+def _without(value: Any, path: _Path) -> Any:
+    """The value without the field at a path."""
+    name, rest = path[0], path[1:]
+    if isinstance(value, list):
+        return [_without(part, rest) for part in value] if name is None else value
+    if not isinstance(value, dict) or name not in value:
         return value
     if not rest:
-        return {key: part for key, part in value.items() if key != field}
-    part = value[field]
-    less = [_without(one, rest) for one in part] if isinstance(part, list) else _without(part, rest)
-    return {**value, field: less}
+        return {key: part for key, part in value.items() if key != name}
+    return {**value, name: _without(value[name], rest)}

@@ -148,17 +148,20 @@ async def test_what_an_older_definition_drops_of_a_status_is_told(answering):
     """Without an error: the API server keeps the fields that it knows, at any depth."""
     kept = (
         '{"metadata": {"resourceVersion": "1"}, '
-        '"status": {"state": "Running", "conditions": [{"type": "Ready"}], "added": 1}}'
+        '"status": {"state": "Running", "conditions": [{"type": "Ready"}], "of": {"b": 1}, "added": 1}}'
     )
     cluster, told = answering(200, kept), []
     cluster.on_dropped = lambda kind, fields: told.append((kind, fields))
     conditions = [{"type": "Ready", "reason": "Runs"}]
     status = {"state": "Running", "step": None, "conditions": conditions, "plan": {"id": "a"}}
+    status["of"] = {"nvidia.com/gpu": 2, "b": 1}
     body = {"metadata": {"namespace": "n", "name": "a"}, "status": status}
     await cluster.write_status(JOB, body)
-    assert told == [(JOB, ["status.conditions[].reason", "status.plan"])]
+    assert told == [(JOB, ["status.conditions[].reason", "status.of.nvidia.com/gpu", "status.plan"])]
+    without = cluster.dropped.without(JOB, status)
     plan = status.pop("plan")
-    del conditions[0]["reason"]
+    del conditions[0]["reason"], status["of"]["nvidia.com/gpu"]
+    assert without == status
     await cluster.write_status(JOB, body)  # says nothing of the fields that are dropped
     assert len(told) == 1
     status["plan"] = plan
