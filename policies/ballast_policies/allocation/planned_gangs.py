@@ -31,7 +31,7 @@ from pydantic import Field
 from ballast_policies.allocation.gang_sizes import MOST_LISTED
 from ballast_policies.allocation.problem import Configuration
 from ballast_policies.contract.errors import ContractError, Problem
-from ballast_policies.contract.limits import MOST_MICROBATCHES
+from ballast_policies.contract.limits import MOST_MICROBATCHES, MOST_REPLICAS
 from ballast_policies.planning.launch import UNLIMITED_BYTES, LaunchedPipeline, RankGpu, best_cut
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.memory.stage_bytes import ROUNDING, stage_bytes
@@ -390,7 +390,8 @@ class _Plans:
                 for size, work in zip(sizes, works, strict=False):
                     for data in divisors(gang.batch_size // size):
                         microbatches = gang.batch_size // size // data
-                        if data * profile.tensor <= most and microbatches * data <= MOST_MICROBATCHES:
+                        replicas = min(MOST_REPLICAS, most // profile.tensor)
+                        if data <= replicas and microbatches * data <= MOST_MICROBATCHES:
                             self._degrees.append(Degrees(profile.tensor, data, size, microbatches, again))
                             self._work.append(work)
         self.layers: int = self._scaled[0]["held_bytes"].shape[1]

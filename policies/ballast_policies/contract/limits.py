@@ -21,6 +21,9 @@ MOST_LAYERS = 100_000
 MOST_RANKS = 65_536
 """Most ranks of a gang."""
 
+MOST_REPLICAS = 1024
+"""Most replicas of a pipeline."""
+
 MOST_MICROBATCHES = 65_536
 """Most microbatches of a step."""
 

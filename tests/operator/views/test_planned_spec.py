@@ -303,6 +303,14 @@ def test_the_gang_is_as_small_and_large_as_its_plans():
     assert (spec.smallest_gang, spec.largest_gang) == (min(spec.plans["a"]), max(spec.plans["a"])) == (4, 8)
 
 
+def test_no_plan_has_more_replicas_than_a_job_may_have():
+    """One stage on 2,048 GPUs would be as many, and the job refused whole."""
+    sizes = {"minStages": 1, "maxStages": 4, "microbatches": 512, "globalBatchSize": 4096}
+    spec, problem = read_spec(a_job(four_layers(), pipeline=sizes, parallelism={"data": 512}))
+    assert spec is not None, problem
+    assert max(degrees.data for plans in spec.plans.values() for degrees in plans.values()) == 1024
+
+
 def test_memory_that_is_not_stated_is_the_catalogues():
     """A plan for a GPU of any size would not start on this one."""
     known, stated = four_layers(), four_layers(memory=f"{gpu_named('t4-16gb').memory_bytes:.0f}")

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ballast_policies.contract.conditions import AllOf, Cel, Condition, RowFact, Rule, absent, at
-from ballast_policies.contract.limits import MOST_LAYERS, MOST_MICROBATCHES
+from ballast_policies.contract.limits import MOST_LAYERS, MOST_MICROBATCHES, MOST_REPLICAS
 from ballast_policies.contract.model import InCluster, Keyed, Named, Settings
 from ballast_policies.planning.balancers.registry import BALANCERS, DEFAULT_BALANCER
 from ballast_policies.planning.schedules.registry import (
@@ -146,7 +146,7 @@ class ParallelismConfig(Settings):
 
     tensor: int = Field(1, ge=1, le=1024)
     """Ranks that share the matrices of each layer."""
-    data: int = Field(1, ge=1, le=1024)
+    data: int = Field(1, ge=1, le=MOST_REPLICAS)
     """Replicas of the pipeline; each takes its share of the microbatches."""
     zero_stage: int = Field(0, ge=0, le=3)
     """What the replicas (``data``) have a part of each instead of all: 0, nothing; 1, the optimizer's state

@@ -25,7 +25,7 @@ from math import factorial, prod
 
 import numpy as np
 
-from ballast_policies.contract.limits import MOST_MICROBATCHES
+from ballast_policies.contract.limits import MOST_MICROBATCHES, MOST_REPLICAS
 from ballast_policies.planning.planners.cost_model import CostModel, Degrees, StageGpus
 from ballast_policies.planning.planners.layout import Devices, Groups
 
@@ -55,15 +55,15 @@ def all_shapes(
 ) -> list[Shape]:
     """Every shape that fits the number of GPUs and whose bound is below ``limit``, the least bound first.
 
-    A pipeline has at most as many stages as microbatches, as the trainer's 1F1B demands it, and a step no
-    more microbatches than a job may have.
+    A pipeline has at most as many stages as microbatches, as the trainer's 1F1B demands it, and a job no
+    more replicas and microbatches than it may have.
     """
     devices = model.devices
     layers = _Layers(model)
     found: list[Shape] = []
     for tensor in range(least_tensor, min(most_tensor, devices.count) + 1):
         for data in divisors(batch_size):
-            if tensor * data > devices.count:
+            if tensor * data > devices.count or data > MOST_REPLICAS:
                 break
             sizes = np.array(divisors(batch_size // data))
             sizes = sizes[batch_size // sizes <= MOST_MICROBATCHES]
