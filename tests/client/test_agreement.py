@@ -1,5 +1,6 @@
 """Ranks leave after the same step, however far apart they are."""
 
+import itertools
 import socket
 import threading
 import time
@@ -34,12 +35,14 @@ class Ranks:
         self.left = [None] * count
         self.ahead = ahead
         self.met = threading.Condition()
-        self.threads = [threading.Thread(target=self._train, args=(rank,)) for rank in range(count)]
+        self.threads = [
+            threading.Thread(target=self._train, args=(rank,), daemon=True) for rank in range(count)
+        ]
         for thread in self.threads:
             thread.start()
 
     def _train(self, rank):
-        for step in range(1, 100_000):
+        for step in itertools.count(1):
             with self.met:  # no rank is more than `ahead` steps before another: queues on a GPU are so deep
                 self.met.wait_for(lambda step=step: min(self.done) >= step - 1 - self.ahead * rank)
                 self.done[rank] = step

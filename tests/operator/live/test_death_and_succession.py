@@ -35,7 +35,7 @@ def test_a_second_replica_waits_and_takes_over_when_the_leader_dies(stage):
             assert "leader elected" not in follower.said
             stage.add_job("one", script={"total": 8})
             stage.wait_for("one", "Succeeded")
-            assert leader.code == -9
+            eventually(lambda: leader.code == -9, "the leader's end to be told")
             assert follower.code is None
         assert stage.status("one")["launches"] == 1
         assert not stage.status("one").get("restarts")

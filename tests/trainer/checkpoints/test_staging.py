@@ -167,8 +167,15 @@ def test_replicas_share_the_writing():
 @pytest.mark.slow
 def test_steps_go_on_while_a_checkpoint_is_written(small_config, tmp_path, monkeypatch, caplog):
     """The one that follows waits for it and says so once; all are told, and the curve is the same."""
-    held = Held(monkeypatch, until=4)
-    config = job(small_config, tmp_path / "a", callback=held.callback(monkeypatch))
+    held, settle = Held(monkeypatch, until=4), Saver.settle
+
+    def settled(saver):
+        if saver._in_flight is not None:
+            held.go.set()
+        return settle(saver)
+
+    monkeypatch.setattr(Saver, "settle", settled)
+    config = job(small_config, tmp_path / "a")
     with caplog.at_level(logging.WARNING, "ballast_trainer.loop.saving"):
         told = train_here(config)
     assert saved_steps(told) == [2, 4, 6, 7]
