@@ -53,7 +53,7 @@ def told(log: Path, process: subprocess.Popen[bytes], pattern: str) -> str:
 
     def look() -> str:
         assert process.poll() is None, log.read_text()
-        found = re.search(pattern, log.read_text())
+        found = re.search(rf"{pattern}\s", log.read_text())  # a line may be half written
         return found[1] if found else ""
 
     return eventually(look, pattern, details=log.read_text)
