@@ -43,7 +43,7 @@ def test_the_neurons_are_found_in_whatever_order_an_mlp_names_its_layers(inner):
     wanted = functional.linear(torch.relu(up(hidden)) * keep, down.weight, down.bias)
     neurons.prepare(mlp)
     (found,) = neurons.prepared(mlp)
-    assert (found.had, found.narrow) == (inner, mlp.down)
+    assert (found.had, found.out) == (inner, mlp.down)
     found.remove(keep, Layer())
     torch.testing.assert_close(mlp(hidden), wanted)
 

@@ -5,29 +5,17 @@ heads of queries share keys and values (grouped-query attention), they are one u
 """
 
 import copy
-import dataclasses
 from typing import Any
 
 import torch
 from torch import nn
 
-from ballast_trainer.dynamics.pruning.neurons import (
-    as_linear,
-    cut,
-    cut_outputs,
-    replace_linears,
-    shrinking,
-    with_best,
-)
-from ballast_trainer.layers.layer import Layer
+from ballast_trainer.dynamics.pruning.neurons import Units, as_linear, replace_linears, shrinking
 from ballast_trainer.models.blocks import set_submodule
 from ballast_trainer.seeding import host_seeded
 
 _HAD = "ballast_heads"
 """Attribute of an attention: how many units it had."""
-
-_FUSED_SPLIT = "split_size"
-"""Attribute of GPT-2's attention: rows of the fused map that belong to each of query, key and value."""
 
 _OURS = "ballast_trainer."
 """Of attentions that follow the number of heads from the shapes of their weights."""
@@ -39,57 +27,7 @@ _tried: dict[str, str] = {}
 """Own attentions that have been run with a head less, by class, sizes and settings: why they cannot."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Heads:
-    """The units of an attention.
-
-    Attributes:
-        attention: the module.
-        into: maps to query, key and value: the linear layer, parts in it, and rows of a unit in each part.
-        out: the map out.
-        columns: of ``out`` that a unit has.
-    """
-
-    attention: nn.Module
-    into: tuple[tuple[nn.Linear, int, int], ...]
-    out: nn.Linear
-    columns: int
-
-    @property
-    def had(self) -> int:
-        """How many units there were."""
-        return int(getattr(self.attention, _HAD, self.kept))
-
-    @property
-    def kept(self) -> int:
-        """How many are left."""
-        return int(self.out.weight.shape[1]) // self.columns
-
-    def scores(self) -> torch.Tensor:
-        """Of each unit left, float32: the norm of its map to the value times that of its map out."""
-        linear, parts, rows = self.into[-1]
-        value = linear.weight.detach().float().square().sum(1).view(parts, -1, rows)[-1].sum(1)
-        away = self.out.weight.detach().float().square().sum(0).view(-1, self.columns).sum(1)
-        return torch.sqrt(value * away)
-
-    def remove(self, keep: torch.Tensor, layer: Layer | None) -> None:
-        """Keep the units of a bool mask, the best one at least; the optimizer state of the layer stays."""
-        keep = with_best(keep, self.scores)
-        for linear, parts, rows in self.into:
-            cut_outputs(layer, linear, keep.repeat_interleave(rows).repeat(parts))
-        cut(layer, self.out, "weight", keep.repeat_interleave(self.columns), 1)
-        self.follow_shapes()
-
-    def follow_shapes(self) -> None:
-        """Set the counts that the modules keep beside their weights, after these were cut or loaded."""
-        for linear, parts, _ in self.into:
-            linear.out_features = int(linear.weight.shape[0])
-            if parts > 1 and hasattr(self.attention, _FUSED_SPLIT):
-                setattr(self.attention, _FUSED_SPLIT, linear.out_features // parts)
-        self.out.in_features = int(self.out.weight.shape[1])
-
-
-def heads_of(attention: nn.Module) -> Heads | str:
+def heads_of(attention: nn.Module) -> Units | str:
     """The units of an attention; as text why they cannot be told apart."""
     attention = _inner(attention)
     name, size = type(attention).__name__, getattr(attention, "head_dim", None)
@@ -104,16 +42,24 @@ def heads_of(attention: nn.Module) -> Heads | str:
             return f"an attention ({name}) whose heads are not of one size {size}"
         if o.in_features != q.out_features:
             return f"an attention ({name}) whose o_proj does not take what q_proj gives"
-        return Heads(attention, ((q, 1, shared * size), (k, 1, size), (v, 1, size)), o, shared * size)
+        return _units(attention, ((q, 1, shared * size), (k, 1, size), (v, 1, size)), o, shared * size)
     if len(linears) == 2:
         first, last = linears.values()
         if first.out_features == 3 * last.in_features and last.in_features % size == 0:
-            return Heads(attention, ((first, 3, size),), last, size)
+            return _units(attention, ((first, 3, size),), last, size)
     shapes = {child: tuple(linear.weight.shape) for child, linear in linears.items()}
     return (
         f"an attention ({name}) that is neither q_proj, k_proj, v_proj and o_proj nor one linear layer to "
         f"queries, keys and values and one out: its weights are {shapes}"
     )
+
+
+def _units(
+    attention: nn.Module, into: tuple[tuple[nn.Linear, int, int], ...], out: nn.Linear, columns: int
+) -> Units:
+    """A score is of the map to the value, the last one."""
+    had = getattr(attention, _HAD, int(out.weight.shape[1]) // columns)
+    return Units(attention, into, out, columns, scored=1, had=had)
 
 
 def lacks(block: nn.Module, attention: nn.Module) -> str:
@@ -125,13 +71,13 @@ def lacks(block: nn.Module, attention: nn.Module) -> str:
     found = heads_of(attention)
     if isinstance(found, str):
         return found
-    kind = type(found.attention)
+    kind = type(found.part)
     if found.kept < 2:
         return f"an attention ({kind.__name__}) with one head of keys, and the best of a layer stays"
     if kind.__module__.startswith(_OURS):
         return ""
-    plain = {name: of for name, of in vars(found.attention).items() if isinstance(of, str | int | float)}
-    tried = f"{kind.__module__} {found.attention!r} {plain}"
+    plain = {name: of for name, of in vars(found.part).items() if isinstance(of, str | int | float)}
+    tried = f"{kind.__module__} {found.part!r} {plain}"
     if tried not in _tried:
         _tried[tried] = _fails(block, found)
     return _tried[tried]
@@ -142,14 +88,14 @@ def prepare(attention: nn.Module) -> None:
     attention = _inner(attention)
     replace_linears(attention, shrinking)
     found = heads_of(attention)
-    assert isinstance(found, Heads)
+    assert isinstance(found, Units)
     setattr(attention, _HAD, found.kept)
 
 
-def prepared(module: nn.Module) -> list[Heads]:
+def prepared(module: nn.Module) -> list[Units]:
     """The attentions in a layer that :func:`prepare` has seen."""
     found = [heads_of(part) for part in module.modules() if hasattr(part, _HAD)]
-    return [heads for heads in found if isinstance(heads, Heads)]
+    return [heads for heads in found if isinstance(heads, Units)]
 
 
 def _inner(attention: nn.Module) -> nn.Module:
@@ -160,22 +106,22 @@ def _inner(attention: nn.Module) -> nn.Module:
 
 
 @torch.no_grad()
-def _fails(block: nn.Module, heads: Heads) -> str:
+def _fails(block: nn.Module, heads: Units) -> str:
     """Why a block does not compute the same with a head less as with a head that gives nothing."""
     with host_seeded(0):
         tried = _alone(block)
         width = heads.into[0][0].in_features
         hidden = torch.randn(1, _TRIED_POSITIONS, width)
-        (path,) = [name for name, module in block.named_modules() if module is heads.attention]
+        (path,) = [name for name, module in block.named_modules() if module is heads.part]
         prepare(tried.get_submodule(path))
         whole = heads_of(tried.get_submodule(path))
-        assert isinstance(whole, Heads)
+        assert isinstance(whole, Units)
         whole.out.weight[:, -whole.columns :] = 0
         less = copy.deepcopy(tried)
         fewer = heads_of(less.get_submodule(path))
-        assert isinstance(fewer, Heads)
+        assert isinstance(fewer, Units)
         fewer.remove(torch.arange(fewer.kept) < fewer.kept - 1, None)
-        name = type(heads.attention).__name__
+        name = type(heads.part).__name__
         try:
             wanted = tried(hidden)
         except Exception as error:  # a user's block may do anything with its input

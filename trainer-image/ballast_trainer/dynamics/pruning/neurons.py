@@ -1,7 +1,7 @@
-"""Inner neurons of MLPs as the unit of pruning: products become smaller, at any sparsity.
+"""Units of pruning that are removed, so that products become smaller, at any sparsity; neurons of MLPs.
 
-A neuron is a row of each linear layer that widens, and the column of the one that narrows again; so it can be
-removed wherever what lies between works element by element (GELU, SwiGLU).
+An inner neuron is a row of each linear layer that widens, and the column of the one that narrows again; so
+it can be removed wherever what lies between works element by element (GELU, SwiGLU).
 """
 
 import dataclasses
@@ -19,6 +19,9 @@ from ballast_trainer.seeding import host_seeded
 
 _HAD = "ballast_neurons"
 """Attribute of an MLP: how many neurons it had, and which of its linear layers narrows."""
+
+_FUSED_SPLIT = "split_size"
+"""Attribute of GPT-2's attention: rows of the fused map that belong to each of query, key and value."""
 
 _ORIGIN = "ballast_origin"
 """Attribute of a parameter: what it was made from."""
@@ -72,37 +75,61 @@ class ShrinkingLinear(nn.Linear):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Neurons:
-    """Inner neurons of ``mlp``: outputs of the linear layers ``wide``, inputs of ``narrow``."""
+class Units:
+    """The units of a part of a block: inner neurons of an MLP, or heads of an attention.
 
-    mlp: nn.Module
-    wide: tuple[nn.Linear, ...]
-    narrow: nn.Linear
+    Attributes:
+        part: the module.
+        into: maps that lead to them: the linear layer, parts in it, and rows of a unit in each part.
+        out: the map that leads away from them.
+        columns: of ``out`` that a unit has.
+        scored: how many of the maps into them, the last ones, count in a unit's score, by their last part.
+        had: how many units there were.
+    """
 
-    @property
-    def had(self) -> int:
-        """How many there were."""
-        had: int = getattr(self.mlp, _HAD)[0]
-        return had
+    part: nn.Module
+    into: tuple[tuple[nn.Linear, int, int], ...]
+    out: nn.Linear
+    columns: int
+    scored: int
+    had: int
 
     @property
     def kept(self) -> int:
         """How many are left."""
-        return int(self.narrow.weight.shape[1])
+        return int(self.out.weight.shape[1]) // self.columns
 
     def scores(self) -> torch.Tensor:
-        """Of each neuron left, float32: the norm of what leads to it times that of what leads away."""
-        into = torch.stack([linear.weight.detach().float().square().sum(1) for linear in self.wide]).sum(0)
-        away = self.narrow.weight.detach().float().square().sum(0)
+        """Of each unit left, float32: the norm of what leads to it times that of what leads away."""
+        into = torch.stack(
+            [
+                linear.weight.detach().float().square().sum(1).view(parts, -1, rows)[-1].sum(1)
+                for linear, parts, rows in self.into[-self.scored :]
+            ]
+        ).sum(0)
+        away = self.out.weight.detach().float().square().sum(0).view(-1, self.columns).sum(1)
         return torch.sqrt(into * away)
 
     def remove(self, keep: torch.Tensor, layer: Layer | None) -> None:
-        """Keep the neurons of a bool mask, the best one at least; the optimizer state of the layer stays."""
-        keep = with_best(keep, self.scores)
-        for linear in self.wide:
-            cut_outputs(layer, linear, keep)
-        cut(layer, self.narrow, "weight", keep, 1)
-        self.narrow.in_features = int(keep.sum())
+        """Keep the units of a bool mask, the best one at least; the optimizer state of the layer stays."""
+        if not bool(keep.any()):
+            keep = keep.clone()
+            keep[self.scores().argmax()] = True
+        for linear, parts, rows in self.into:
+            outputs = keep.repeat_interleave(rows).repeat(parts)
+            cut(layer, linear, "weight", outputs, 0)
+            if linear.bias is not None:
+                cut(layer, linear, "bias", outputs, 0)
+        cut(layer, self.out, "weight", keep.repeat_interleave(self.columns), 1)
+        self.follow_shapes()
+
+    def follow_shapes(self) -> None:
+        """Set the counts that the modules keep beside their weights, after these were cut or loaded."""
+        for linear, parts, _ in self.into:
+            linear.out_features = int(linear.weight.shape[0])
+            if parts > 1 and hasattr(self.part, _FUSED_SPLIT):
+                setattr(self.part, _FUSED_SPLIT, linear.out_features // parts)
+        self.out.in_features = int(self.out.weight.shape[1])
 
 
 def replace_linears(module: nn.Module, made: Callable[[nn.Linear], nn.Module]) -> None:
@@ -128,36 +155,21 @@ def prepare(mlp: nn.Module) -> None:
     setattr(mlp, _HAD, (_linears(mlp)[narrows_at].in_features, narrows_at))
 
 
-def prepared(module: nn.Module) -> list[Neurons]:
+def prepared(module: nn.Module) -> list[Units]:
     """The neurons of the MLPs in a layer that :func:`prepare` has seen."""
     found = []
     for mlp in module.modules():
         if hasattr(mlp, _HAD):
+            had, narrows_at = getattr(mlp, _HAD)
             wide = _linears(mlp)
-            narrow = wide.pop(getattr(mlp, _HAD)[1])
-            found.append(Neurons(mlp, tuple(wide), narrow))
+            narrow = wide.pop(narrows_at)
+            into = tuple((linear, 1, 1) for linear in wide)
+            found.append(Units(mlp, into, narrow, columns=1, scored=len(wide), had=had))
     return found
 
 
 def _linears(mlp: nn.Module) -> list[ShrinkingLinear]:
     return [module for module in mlp.modules() if isinstance(module, ShrinkingLinear)]
-
-
-def with_best(keep: torch.Tensor, scores: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """The mask of units to keep, or the unit of the best score where it keeps none."""
-    if bool(keep.any()):
-        return keep
-    keep = keep.clone()
-    keep[scores().argmax()] = True
-    return keep
-
-
-def cut_outputs(layer: Layer | None, linear: nn.Linear, keep: torch.Tensor) -> None:
-    """Keep the outputs of a bool mask: rows of the weight, and of the bias where there is one."""
-    cut(layer, linear, "weight", keep, 0)
-    if linear.bias is not None:
-        cut(layer, linear, "bias", keep, 0)
-    linear.out_features = int(keep.sum())
 
 
 def cut(layer: Layer | None, linear: nn.Linear, name: str, keep: torch.Tensor, dim: int) -> None:

@@ -131,6 +131,12 @@ class UnitPruning(GradualPruning):
             self.units.prepare(self._part(module))
         return module
 
+    def conform(self, step: int, layers: LayerSet) -> None:
+        """Layers that were received or loaded may have lost units."""
+        for layer in layers:
+            for found in self.units.prepared(layer.module):
+                found.follow_shapes()
+
     def counts(self, layer: Layer) -> tuple[int, int]:
         """Units."""
         found = self.units.prepared(layer.module)
@@ -159,12 +165,6 @@ class HeadPruning(UnitPruning):
 
     path = "attention_path"
     units = heads
-
-    def conform(self, step: int, layers: LayerSet) -> None:
-        """Layers that were received or loaded may have lost heads."""
-        for layer in layers:
-            for found in heads.prepared(layer.module):
-                found.follow_shapes()
 
 
 def prunable(module: nn.Module) -> list[PrunableLinear]:
