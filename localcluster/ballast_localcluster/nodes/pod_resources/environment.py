@@ -80,7 +80,8 @@ async def declared_environment(
     declared: dict[str, str] = {}
     literal: set[str] = set()
     for source in container.get("envFrom") or []:
-        data = await _source_data(source, references)
+        kind = "configmap" if source.get("configMapRef") else "secret"
+        data = await references.data(kind, source.get("configMapRef") or source["secretRef"])
         for key, content in data.items():
             if _NAME.fullmatch(name := source.get("prefix", "") + key):
                 declared[name] = content.decode(errors="replace")
@@ -97,30 +98,20 @@ async def declared_environment(
     return declared, frozenset(literal)
 
 
-async def _source_data(source: Manifest, references: References) -> dict[str, bytes]:
-    if reference := source.get("configMapRef"):
-        found = await references.config_map(reference["name"], optional=reference.get("optional", False))
-    else:
-        reference = source["secretRef"]
-        found = await references.secret(reference["name"], optional=reference.get("optional", False))
-    return found or {}
-
-
 async def _referred(
     name: str, source: Manifest, pod: Manifest, references: References, address: str, host_address: str
 ) -> str | None:
     if field := source.get("fieldRef"):
         return field_value(field["fieldPath"], pod, address, host_address)
     if reference := source.get("configMapKeyRef"):
-        kind, look = "configmap", references.config_map
+        kind = "configmap"
     elif reference := source.get("secretKeyRef"):
-        kind, look = "secret", references.secret
+        kind = "secret"
     else:
         raise ConfigurationError(f"env {name}: process nodes do not emulate {', '.join(source)}")
-    optional = reference.get("optional", False)
-    data = await look(reference["name"], optional=optional) or {}
+    data = await references.data(kind, reference)
     if reference["key"] not in data:
-        if optional:
+        if reference.get("optional", False):
             return None
         raise ConfigurationError(f"couldn't find key {reference['key']} in {kind} {reference['name']}")
     return data[reference["key"]].decode(errors="replace")

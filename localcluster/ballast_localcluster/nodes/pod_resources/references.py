@@ -22,21 +22,14 @@ class References:
         self._namespace = namespace
         self._found: dict[tuple[str, str], Manifest | None] = {}
 
-    async def config_map(self, name: str, *, optional: bool) -> dict[str, bytes] | None:
-        """The ConfigMap's data; None where it is optional and missing."""
-        found = await self._get("configmaps", name, optional)
-        if found is None:
-            return None
-        text = {key: value.encode() for key, value in (found.get("data") or {}).items()}
-        binary = {key: base64.b64decode(value) for key, value in (found.get("binaryData") or {}).items()}
-        return text | binary
-
-    async def secret(self, name: str, *, optional: bool) -> dict[str, bytes] | None:
-        """The Secret's data; None where it is optional and missing."""
-        found = await self._get("secrets", name, optional)
-        if found is None:
-            return None
-        return {key: base64.b64decode(value) for key, value in (found.get("data") or {}).items()}
+    async def data(self, kind: str, source: Manifest) -> dict[str, bytes]:
+        """What the ConfigMap or Secret (``kind``) has that ``source`` names; nothing of an optional one."""
+        name = source["secretName" if "secretName" in source else "name"]
+        found = await self._get(f"{kind}s", name, source.get("optional", False)) or {}
+        secret = kind == "secret"
+        text = {} if secret else {key: value.encode() for key, value in (found.get("data") or {}).items()}
+        encoded = (found.get("data" if secret else "binaryData") or {}).items()
+        return text | {key: base64.b64decode(value) for key, value in encoded}
 
     async def _get(self, plural: str, name: str, optional: bool) -> Manifest | None:
         key = (plural, name)

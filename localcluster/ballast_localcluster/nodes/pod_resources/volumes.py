@@ -110,47 +110,37 @@ class Volumes:
         if kind == "hostPath":
             return _host_path(name, source)
         directory.mkdir(parents=True, exist_ok=True)
-        match kind:
-            case "emptyDir":
-                pass
-            case "configMap":
-                data = await references.config_map(source["name"], optional=source.get("optional", False))
-                _write_items(directory, source, data or {}, f"configmap {source['name']}")
-            case "secret":
-                secret = source["secretName"]
-                data = await references.secret(secret, optional=source.get("optional", False))
-                _write_items(directory, source, data or {}, f"secret {secret}")
-            case "downwardAPI":
-                self._write_fields(directory, source)
-            case "projected":
-                for part in source.get("sources") or []:
-                    await self._project(directory, part, references)
-            case _:
-                raise ConfigurationError(
-                    f"volume {name}: process nodes do not emulate {kind}. "
-                    "To fix: use emptyDir, hostPath, configMap, secret, downwardAPI or projected."
-                )
+        for part in source.get("sources") or [] if kind == "projected" else []:
+            projected, of = next(iter(part.items()))
+            if not await self._write(directory, projected, of, references):
+                raise ConfigurationError(f"process nodes do not emulate the projection {', '.join(part)}")
+        known = kind in ("emptyDir", "projected") or await self._write(directory, kind, source, references)
+        if not known:
+            raise ConfigurationError(
+                f"volume {name}: process nodes do not emulate {kind}. "
+                "To fix: use emptyDir, hostPath, configMap, secret, downwardAPI or projected."
+            )
         return directory
 
-    async def _project(self, directory: Path, part: Manifest, references: References) -> None:
-        match part:
-            case {"serviceAccountToken": source}:
+    async def _write(self, directory: Path, kind: str, source: Manifest, references: References) -> bool:
+        """Write what a volume, or a part of a projected one, has; False: such are not emulated."""
+        match kind:
+            case "configMap" | "secret":
+                data = await references.data(kind.lower(), source)
+                what = f"{kind.lower()} {source.get('secretName') or source['name']}"
+                _write_items(directory, source, data, what)
+            case "downwardAPI":
+                self._write_fields(directory, source)
+            case "serviceAccountToken":
                 path = _inside(directory, source["path"])
                 try:
                     refresh_at = await write_token(self._api, self._pod, source, path)
                 except ApiError as error:
                     raise ConfigurationError(f"token: {error}") from error
                 self._tokens.append(Token(path, source, refresh_at))
-            case {"configMap": source}:
-                data = await references.config_map(source["name"], optional=source.get("optional", False))
-                _write_items(directory, source, data or {}, f"configmap {source['name']}")
-            case {"secret": source}:
-                data = await references.secret(source["name"], optional=source.get("optional", False))
-                _write_items(directory, source, data or {}, f"secret {source['name']}")
-            case {"downwardAPI": source}:
-                self._write_fields(directory, source)
             case _:
-                raise ConfigurationError(f"process nodes do not emulate the projection {', '.join(part)}")
+                return False
+        return True
 
     def _write_fields(self, directory: Path, source: Manifest) -> None:
         for item in source.get("items") or []:
