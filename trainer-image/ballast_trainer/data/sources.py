@@ -232,9 +232,10 @@ class ShuffledDataset:
 
     def __init__(self, dataset: Any, form: BatchForm | None = None) -> None:
         self._form = form or BatchForm()
-        self._length = length_of(dataset)
+        field = f"{self._form.field}.name"
+        self._length = length_of(dataset, field)
         if self._length == 0:
-            raise ConfigurationError(FIELD, "the dataset has no sample. To fix: one at least")
+            raise ConfigurationError(field, "the dataset has no sample. To fix: one at least")
         self._dataset = dataset
         self.bad = BadSamples()
         self._ahead: dict[int, int] = {}
@@ -305,6 +306,14 @@ class ShuffledDataset:
         for known in told:
             self.bad.add(known)
         return any(known.keys() != self.bad.known.keys() for known in told)
+
+
+class OrderedDataset(ShuffledDataset):
+    """One that is not shuffled: batch s has the samples s * size to (s + 1) * size - 1."""
+
+    def indices(self, seed: int, step: int, size: int) -> list[int]:
+        """Which samples the batch is made of."""
+        return list(range(step * size, (step + 1) * size))
 
 
 def sample_of(dataset: Any, index: int) -> Any:
@@ -445,6 +454,9 @@ class ReplayedLoader:
     gave, or is read again from the first epoch.
     """
 
+    _kept = _RECENT_BATCHES
+    _asks_for_state = True
+
     def __init__(self, source: Iterable[Any], form: BatchForm | None = None) -> None:
         self._form = form or BatchForm()
         if not yields_samples(source):
@@ -452,7 +464,7 @@ class ReplayedLoader:
         self._source = source
         self.bad = BadSamples()
         self._left_out = 0
-        self._has_state = all(
+        self._has_state = self._asks_for_state and all(
             callable(getattr(source, name, None)) for name in ("state_dict", "load_state_dict")
         )
         if self._has_state and _drops_its_buffer(source):
@@ -481,7 +493,7 @@ class ReplayedLoader:
             batch = self._next(seed, size)
             self._step += 1
             self._recent[self._step] = batch
-            self._recent.pop(self._step - _RECENT_BATCHES, None)
+            self._recent.pop(self._step - self._kept, None)
             self._note_position(seed)
         return self._form.checked(self._recent[step], size)
 
@@ -568,13 +580,33 @@ class ReplayedLoader:
                 break
             self._begin_epoch(seed, size)
             anew = True
+        raise self._ended()
+
+    def _ended(self) -> ConfigurationError:
+        """The error for a loader that has no batch for the next step."""
         reason = "the loader yields no batch. To fix: one at least, of globalBatchSize samples"
         if self._step >= 0:
             reason = (
                 f"the loader has ended after {self._step + 1} batches, and yields none when read again. "
                 "To fix: let __iter__ begin anew, or return as many batches as totalSteps"
             )
-        raise ConfigurationError(FIELD, reason)
+        return ConfigurationError(FIELD, reason)
+
+
+class OrderedLoader(ReplayedLoader):
+    """A loader, or an iterable dataset, read from its first batch in every evaluation, and never twice."""
+
+    _kept = 1
+    _asks_for_state = False
+
+    def _begin_epoch(self, seed: int, size: int, state: Any = None) -> None:
+        if self._epoch == 0:
+            raise self._ended()
+        super()._begin_epoch(seed, size, state)
+
+    def _ended(self) -> ConfigurationError:
+        reason = f"the loader of evaluation.data yields {self._step + 1}. To fix: at most that many"
+        return ConfigurationError("evaluation.batches", reason)
 
 
 def seeded_data(seed: int, part: int) -> contextlib.AbstractContextManager[None]:

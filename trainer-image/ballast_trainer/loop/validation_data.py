@@ -6,23 +6,21 @@ whole batches count.
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.job.training import EvaluationConfig
 
-from ballast_trainer.data.collate import Batch, BatchForm, BatchFunction
+from ballast_trainer.data.collate import Batch, BatchFunction
 from ballast_trainer.data.sources import (
-    batches_of,
+    OrderedDataset,
+    OrderedLoader,
+    batches_from,
     is_dataset,
     is_loader,
     length_of,
     no_length,
     no_source,
-    refuse_form,
-    sample_of,
-    seed_generators,
     seeded_data,
     yields_samples,
 )
@@ -72,18 +70,21 @@ def validation_data(config: JobConfig, model: Model) -> ValidationData | None:
     source = data_source(evaluation.data, "evaluation.data", seed=seed)
     form = batch_form(evaluation.data, model, config.pipeline.microbatches, "evaluation.data")
     size = config.pipeline.global_batch_size
-    batch: BatchFunction
-    available: int | None
+    available = None
     if is_dataset(source):
-        available, batch = length_of(source, FIELD) // size, functools.partial(_in_order, source, form)
+        available = length_of(source, FIELD) // size
     elif is_loader(source):
-        available, batch = _length(source, size), OrderedLoader(source, form)
-    elif callable(source):
-        refuse_form(source, form)
-        available, batch = None, functools.partial(_checked, source, form)
-    else:
+        available = _length(source, size)
+    elif not callable(source):
         raise no_source(source, FIELD)
     count = _count(evaluation, available, size)
+    batch: BatchFunction
+    if is_dataset(source):
+        batch = OrderedDataset(source, form)
+    elif is_loader(source):
+        batch = OrderedLoader(source, form)
+    else:
+        batch = functools.partial(_seeded, batches_from(source, form))
     return ValidationData(batch=batch, count=count, seed=seed, name=evaluation.data.name)
 
 
@@ -116,40 +117,6 @@ def _length(loader: Any, size: int) -> int | None:
         raise no_length(loader, error, FIELD) from error
 
 
-def _checked(batch: BatchFunction, form: BatchForm, seed: int, number: int, size: int) -> Batch:
+def _seeded(batch: BatchFunction, seed: int, number: int, size: int) -> Batch:
     with seeded_data(seed, number):
-        return form.checked(batch(seed, number, size), size)
-
-
-def _in_order(dataset: Any, form: BatchForm, seed: int, number: int, size: int) -> Batch:
-    """Batch ``number`` of a dataset that can be indexed: samples number * size to (number + 1) * size - 1."""
-    with seeded_data(seed, number):
-        samples = [sample_of(dataset, index) for index in range(number * size, (number + 1) * size)]
-        return form.checked(form.of_samples(samples), size)
-
-
-class OrderedLoader:
-    """A loader, or an iterable dataset, read from its first batch in every evaluation."""
-
-    def __init__(self, loader: Iterable[Any], form: BatchForm) -> None:
-        if not yields_samples(loader):
-            refuse_form(loader, form)
-        self._loader, self._form = loader, form
-        self._batches: Iterator[Any] = iter(())
-        self._next = 0
-
-    def __call__(self, seed: int, number: int, size: int) -> Batch:
-        """Inputs and targets of batch ``number``. Raises ConfigurationError: it has fewer batches."""
-        if number == 0 or number < self._next:
-            with seeded_data(seed, -1):
-                seed_generators(self._loader)
-                self._batches, self._next = batches_of(self._loader, self._form, size), 0
-        while True:
-            with seeded_data(seed, self._next):
-                batch = next(self._batches, None)
-            if batch is None:
-                reason = f"the loader of evaluation.data yields {self._next}. To fix: at most that many"
-                raise ConfigurationError("evaluation.batches", reason)
-            self._next += 1
-            if self._next > number:
-                return self._form.checked(batch, size)
+        return batch(seed, number, size)
