@@ -117,18 +117,25 @@ def test_optimizers_that_a_pipeline_cannot_use_are_refused_with_the_reason():
             layers.make(1)
 
 
+def stepping(optimizer, gradient=1.0):
+    """Layers under an optimizer of this module, which all have gradients; and what makes a step of them."""
+    config = TrainingConfig(optimizer=f"{__name__}:{optimizer}")
+    layers = all_layers(build_gpt(layers=4, dim=16, heads=2, context=8), config)
+    for parameter in layers.parameters():
+        parameter.grad = torch.full_like(parameter, gradient)
+    meter = Meter(4, CPU, None)
+    return layers, lambda: optimizer_step(layers, config, meter, step=0, total_steps=1, squared_norm=0.0)
+
+
 def matrices(parameters, learning_rate):
     return torch.optim.SGD([p for p in parameters if p.requires_grad and p.ndim > 1], lr=learning_rate)
 
 
 def test_gradients_of_parameters_that_an_optimizer_leaves_out_do_not_add_up(caplog):
     """The norm of each step is that of its own gradients, as after ``zero_grad`` of a module; a warning."""
-    config = TrainingConfig(optimizer=f"{__name__}:matrices")
-    layers = all_layers(build_gpt(layers=4, dim=16, heads=2, context=8), config)
+    layers, step = stepping("matrices")
     assert "matrices leaves out parameters of a layer" in caplog.text
-    for parameter in layers.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    optimizer_step(layers, config, Meter(4, CPU, None), step=0, total_steps=1, squared_norm=1.0)
+    step()
     assert squared_gradient_norm(layers.parameters()) == 0
 
 
@@ -158,12 +165,9 @@ def stumbling(parameters, learning_rate):
 
 def test_an_optimizer_that_fails_in_a_step_is_named():
     """The error of a step says which field's function it is of."""
-    config = TrainingConfig(optimizer=f"{__name__}:stumbling")
-    layers = all_layers(build_gpt(layers=4, dim=16, heads=2, context=8), config)
+    _, step = stepping("stumbling", 0.0)
     with pytest.raises(ZeroDivisionError) as failed:
-        for parameter in layers.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        optimizer_step(layers, config, Meter(4, CPU, None), step=0, total_steps=1, squared_norm=0.0)
+        step()
     assert f"in a step of training.optimizer {__name__}:stumbling" in describe(failed.value)
 
 
@@ -304,11 +308,8 @@ class Tabled(torch.optim.SGD):
 
 def test_a_table_of_an_optimizer_is_no_state():
     """It has the values that it had, as a NaN has."""
-    config = TrainingConfig(optimizer=f"{__name__}:Tabled")
-    layers = all_layers(build_gpt(layers=4, dim=16, heads=2, context=8), config)
-    for parameter in layers.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    optimizer_step(layers, config, Meter(4, CPU, None), step=0, total_steps=1, squared_norm=0.0)
+    layers, step = stepping("Tabled")
+    step()
     assert all(layer.state() for layer in layers)
 
 
@@ -330,11 +331,8 @@ def cycled(parameters, learning_rate):
 )
 def test_what_an_optimizer_does_that_would_be_lost_is_refused(name, words):
     """Its own schedule, which the trainer's rate replaces; state that no move and no checkpoint has."""
-    config = TrainingConfig(optimizer=f"{__name__}:{name}")
-    layers = all_layers(build_gpt(layers=4, dim=16, heads=2, context=8), config)
+    layers, step = stepping(name)
     assert all(layer.state() for layer in layers)
-    for parameter in layers.parameters():
-        parameter.grad = torch.ones_like(parameter)
     with pytest.raises(TrainerError, match=rf"{words}.*To fix: "):
-        optimizer_step(layers, config, Meter(4, CPU, None), step=0, total_steps=1, squared_norm=0.0)
+        step()
         layers[1].state()

@@ -24,6 +24,14 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("transformers")
 
 
+def assert_refused(config, field, words):
+    """Before any rank starts, with what is wrong and what to change; returns the text."""
+    with pytest.raises(ConfigurationError, match=rf"{words}.*To fix") as caught:
+        ValidatedJob.from_mapping(config)
+    assert caught.value.field == field
+    return str(caught.value)
+
+
 class Alone(Axis):
     """A tensor group from whose other rank nothing comes."""
 
@@ -170,21 +178,17 @@ def test_layers_that_are_cut_move_and_continue_whole_from_a_checkpoint(gang, tmp
     ],
 )
 def test_a_family_that_cannot_be_cut_is_refused_by_name(name, change, words):
-    """Before any rank starts, with what to change."""
+    """Whatever does not divide, has no plan, or would be drawn otherwise."""
     config = job(name, parallelism={"tensor": 2})
     config["model"]["args"] |= change
-    with pytest.raises(ConfigurationError, match=rf"{words}.*To fix") as caught:
-        ValidatedJob.from_mapping(config)
-    assert caught.value.field == "parallelism.tensor"
+    assert_refused(config, "parallelism.tensor", words)
 
 
 @pytest.mark.parametrize(("name", "policy"), [("mamba2", "resize"), ("mamba", "migrate")])
 def test_a_policy_for_stragglers_of_layers_without_pairs_is_refused_by_name(name, policy):
     """It would do nothing: between the products of a state space are parameters that are not handed over."""
     config = job(name, parallelism={"tensor": 2, "stragglers": {"policy": policy}})
-    with pytest.raises(ConfigurationError, match=r"Mamba2?Block .*without pairs of products") as caught:
-        ValidatedJob.from_mapping(config)
-    assert caught.value.field == "parallelism.stragglers.policy"
+    assert_refused(config, "parallelism.stragglers.policy", r"Mamba2?Block .*without pairs of products")
 
 
 def test_units_of_a_layer_that_insists_on_their_number_are_not_handed_over(monkeypatch):
@@ -197,11 +201,10 @@ def test_units_of_a_layer_that_insists_on_their_number_are_not_handed_over(monke
 
     monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", forward)
     config = job("llama", parallelism={"tensor": 2, "stragglers": {"policy": "semi"}})
-    with pytest.raises(
-        ConfigurationError, match=r"LlamaDecoderLayer, with units handed over, .*resize"
-    ) as caught:
-        ValidatedJob.from_mapping(config)
-    assert caught.value.field == "parallelism.stragglers.policy"
+    text = assert_refused(
+        config, "parallelism.stragglers.policy", "LlamaDecoderLayer, with units handed over"
+    )
+    assert "resize" in text
     config["parallelism"]["stragglers"]["policy"] = "resize"
     ValidatedJob.from_mapping(config)
 
@@ -323,6 +326,9 @@ def adafactor(parameters, learning_rate):
     return torch.optim.Adafactor(parameters, lr=learning_rate)
 
 
+WHOLE = r"whole matrix .*parallelism\.tensor"
+
+
 @pytest.mark.parametrize("rate", [0.1, 1e-6])
 @pytest.mark.parametrize("name", [*(name.replace(" ", "_") for name in OPTIMIZERS), "adafactor"])
 def test_an_optimizer_that_needs_whole_matrices_is_refused(name, rate):
@@ -332,9 +338,7 @@ def test_an_optimizer_that_needs_whole_matrices_is_refused(name, rate):
     if name in ("sign", "sophia"):
         ValidatedJob.from_mapping(config)
         return
-    with pytest.raises(ConfigurationError, match=r"whole matrix .*parallelism\.tensor.*To fix") as caught:
-        ValidatedJob.from_mapping(config)
-    assert caught.value.field == "training.optimizer"
+    assert_refused(config, "training.optimizer", WHOLE)
 
 
 def on_gpus_alone(parameters, learning_rate):
@@ -344,33 +348,11 @@ def on_gpus_alone(parameters, learning_rate):
     return Scaled(parameters, learning_rate, how)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="it is tried on the GPU")
-def test_an_optimizer_that_cannot_be_tried_here_is_refused_in_words():
-    """A kernel of a GPU's: whether it can have parts is not known."""
-    config = job("llama", parallelism={"tensor": 2})
-    config["training"]["optimizer"] = f"{__name__}:on_gpus_alone"
-    with pytest.raises(
-        ConfigurationError, match=r"not step on a CPU .*CUDA device.*no GPU.*To fix"
-    ) as caught:
-        ValidatedJob.from_mapping(config)
-    assert caught.value.field == "training.optimizer"
-
-
 def of_curvature(parameters, learning_rate):
     def how(gradient, parameter, step):
         return torch.autograd.grad(gradient.sum(), parameter)[0]
 
     return Scaled(parameters, learning_rate, how)
-
-
-def test_an_optimizer_that_ends_in_its_trial_is_refused_by_its_own_error():
-    """One of second derivatives, for which gradients would need a graph: a GPU changes nothing."""
-    config = job("llama", parallelism={"tensor": 2})
-    config["training"]["optimizer"] = f"{__name__}:of_curvature"
-    words = r"an error of its own .*does not require grad.*To fix: an optimizer that steps by gradients"
-    with pytest.raises(ConfigurationError, match=words) as caught:
-        ValidatedJob.from_mapping(config)
-    assert caught.value.field == "training.optimizer" and "GPU" not in str(caught.value)
 
 
 class SlowlyLarger(torch.optim.SGD):
@@ -388,15 +370,6 @@ def slowly_larger(parameters, learning_rate):
     return SlowlyLarger(parameters, lr=learning_rate)
 
 
-def test_an_optimizer_that_sums_over_all_gradients_is_refused():
-    """Also where its updates do not show it yet: ranks would take steps of other sizes."""
-    config = job("llama", parallelism={"tensor": 2})
-    config["training"]["optimizer"] = f"{__name__}:slowly_larger"
-    with pytest.raises(ConfigurationError, match=r"whole matrix .*parallelism\.tensor.*To fix") as caught:
-        ValidatedJob.from_mapping(config)
-    assert caught.value.field == "training.optimizer"
-
-
 def no_optimizer(parameters, learning_rate):
     return None
 
@@ -405,17 +378,28 @@ def matrices_alone(parameters, learning_rate):
     return torch.optim.Muon(parameters, lr=learning_rate)
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("no_optimizer", "returned NoneType"), ("matrices_alone", "does not take a layer.s parameters")],
-)
-def test_an_optimizer_that_cannot_be_made_is_a_mistake_of_its_field(name, words):
-    """As it is where layers are whole, and no rank has started."""
+REFUSED = {
+    # Its step size may not show yet what it sums over all gradients: ranks would take steps of other sizes.
+    "slowly_larger": WHOLE,
+    # A kernel of a GPU's: whether it can have parts is not known here.
+    "on_gpus_alone": r"not step on a CPU .*CUDA device.*no GPU",
+    # Of second derivatives, for which gradients would need a graph: a GPU changes nothing.
+    "of_curvature": r"an error of its own .*does not require grad",
+    # As where layers are whole.
+    "no_optimizer": "returned NoneType",
+    "matrices_alone": "does not take a layer.s parameters",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_optimizer_that_cannot_be_made_or_tried_is_a_mistake_of_its_field(name):
+    """In words, before any rank has started."""
+    if name == "on_gpus_alone" and torch.cuda.is_available():
+        pytest.skip("it is tried on the GPU")
     config = job("llama", parallelism={"tensor": 2})
     config["training"]["optimizer"] = f"{__name__}:{name}"
-    with pytest.raises(ConfigurationError, match=words) as caught:
-        ValidatedJob.from_mapping(config)
-    assert caught.value.field == "training.optimizer"
+    text = assert_refused(config, "training.optimizer", REFUSED[name])
+    assert (name == "on_gpus_alone") == ("GPU" in text)
 
 
 ADAPTERS = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, "target_modules": "all-linear"}
@@ -483,9 +467,7 @@ def test_adapters_that_cannot_be_cut_are_refused(tmp_path, fields, words):
     if words is None:
         ValidatedJob.from_mapping(config)
         return
-    with pytest.raises(ConfigurationError, match=rf"{words}.*To fix") as caught:
-        ValidatedJob.from_mapping(config)
-    assert caught.value.field == "parallelism.tensor"
+    assert_refused(config, "parallelism.tensor", words)
 
 
 def test_maps_of_one_input_give_its_gradient_after_a_forward_that_ended_between_them():
@@ -505,23 +487,17 @@ def test_maps_of_one_input_give_its_gradient_after_a_forward_that_ended_between_
     torch.testing.assert_close(leaves[0].grad, leaves[1].grad)
 
 
-def test_a_plan_with_an_unknown_way_is_refused(monkeypatch):
-    """By the way, the part and the layer."""
+@pytest.mark.parametrize(
+    ("part", "way", "words"),
+    [
+        ("act_fn", "by_turns", r"by_turns of mlp\.act_fn, in the plan of LlamaDecoderLayer"),
+        ("down_proj", "colwise_gather_output", "LlamaDecoderLayer, cut by its plan, "),
+    ],
+)
+def test_a_plan_that_is_not_known_or_does_not_fit_its_layer_is_refused(monkeypatch, part, way, words):
+    """By the way, the part and the layer; or what the cut layer computes is compared with the whole one."""
     from transformers import LlamaConfig
 
-    plan = {**LlamaConfig.base_model_tp_plan, "layers.*.mlp.act_fn": "by_turns"}
+    plan = {**LlamaConfig.base_model_tp_plan, f"layers.*.mlp.{part}": way}
     monkeypatch.setattr(LlamaConfig, "base_model_tp_plan", plan)
-    with pytest.raises(
-        ConfigurationError, match=r"by_turns of mlp\.act_fn, in the plan of LlamaDecoderLayer.*To fix: 1"
-    ):
-        ValidatedJob.from_mapping(job("llama", parallelism={"tensor": 2}))
-
-
-def test_a_plan_that_does_not_fit_its_layer_is_refused(monkeypatch):
-    """What the cut layer computes is compared with the whole one."""
-    from transformers import LlamaConfig
-
-    plan = {**LlamaConfig.base_model_tp_plan, "layers.*.mlp.down_proj": "colwise_gather_output"}
-    monkeypatch.setattr(LlamaConfig, "base_model_tp_plan", plan)
-    with pytest.raises(ConfigurationError, match=r"LlamaDecoderLayer, cut by its plan, .*To fix: 1"):
-        ValidatedJob.from_mapping(job("llama", parallelism={"tensor": 2}))
+    assert_refused(job("llama", parallelism={"tensor": 2}), "parallelism.tensor", words)
