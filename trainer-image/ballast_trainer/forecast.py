@@ -24,7 +24,7 @@ from ballast_policies.contract.job.pipeline import ParallelismConfig
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.memory.rank_bytes import rank_bytes
 from ballast_policies.planning.partition import Partition, even_partition
-from ballast_policies.planning.profile import ProfiledLayer
+from ballast_policies.planning.profile import LayerProfile, ProfiledLayer
 from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.schedules.costs import StageCosts, stage_costs
 from ballast_policies.planning.schedules.registry import SCHEDULES
@@ -376,7 +376,7 @@ def _rank_forecasts(
         partition,
         schedule,
         facts,
-        rows,
+        LayerProfile.of(rows).sums,
         averaged=parallelism.data > 1,
         gradient_shares=parallelism.gradient_shares,
         weights_shared=parallelism.weight_shares > 1,

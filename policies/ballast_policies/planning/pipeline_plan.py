@@ -14,8 +14,8 @@ from ballast_policies.planning.balancers.exact import partition_by_rank
 from ballast_policies.planning.balancers.network import network_aware_partition
 from ballast_policies.planning.balancers.several_stages import refine
 from ballast_policies.planning.memory.measured_layers import PipelineForm
-from ballast_policies.planning.memory.rank_bytes import rank_bytes
-from ballast_policies.planning.memory.stage_bytes import ROUNDING, LayerSums, StageBytes
+from ballast_policies.planning.memory.rank_bytes import LayerSums, rank_bytes
+from ballast_policies.planning.memory.stage_bytes import ROUNDING, StageBytes
 from ballast_policies.planning.partition import Partition, PlanningError, even_partition, imbalance
 from ballast_policies.planning.profile import GpuKind, LayerProfile
 from ballast_policies.planning.rank_capacity import TakenBytes, taken_by_sums
@@ -247,8 +247,12 @@ class _Problem:
         return np.array([speed[types[self._rank(stage)]] for stage in self._all])
 
     @functools.cached_property
+    def _sums(self) -> LayerSums:
+        return self.profile.sums
+
+    @functools.cached_property
     def _one_stage(self) -> StageBytes:
-        return StageBytes(LayerSums.of(self.profile.rows), self.form)
+        return StageBytes(self._sums, self.form)
 
     def _stage_bytes(self) -> TakenBytes:
         """What layers take as a stage; of several stages a rank, without what is there for a moment."""
@@ -266,7 +270,7 @@ class _Problem:
         if self._one_stage_a_rank:
             found: list[float] = self._one_stage.of_cut(partition).tolist()
             return found
-        ranks = rank_bytes(partition, self.schedule, self.facts, self.profile.rows)
+        ranks = rank_bytes(partition, self.schedule, self.facts, self._sums)
         return [ranks[self._rank(stage)].total for stage in self._all]
 
     def _fullness(self, partition: Partition, types: Sequence[str]) -> float:

@@ -15,7 +15,7 @@ from ballast_policies.contract.decode import decode
 from ballast_policies.contract.errors import ContractError, Problem, camel
 from ballast_policies.contract.limits import MOST_SECONDS
 from ballast_policies.contract.model import Model, Settings
-from ballast_policies.planning.memory.measured_layers import MeasuredLayer
+from ballast_policies.planning.memory.rank_bytes import LayerSums
 from ballast_policies.planning.partition import PlanningError
 
 
@@ -60,11 +60,16 @@ class LayerProfile:
         return cls(**{name: tuple(getattr(layer, name) for layer in layers) for name in names})
 
     @property
-    def rows(self) -> tuple[MeasuredLayer, ...]:
-        """Bytes of the layers, one by one."""
-        names = [field.name for field in dataclasses.fields(MeasuredLayer)]
-        columns = zip(*(getattr(self, name) for name in names), strict=True)
-        return tuple(MeasuredLayer(**dict(zip(names, values, strict=True))) for values in columns)
+    def sums(self) -> LayerSums:
+        """Bytes of neighbouring layers."""
+        return LayerSums(
+            held=self.held_bytes,
+            weights=self.weight_bytes,
+            activations=self.activation_bytes,
+            outputs=self.output_bytes,
+            repeated=self.repeated_bytes,
+            gradients=self.gradient_bytes,
+        )
 
     @property
     def layers(self) -> int:

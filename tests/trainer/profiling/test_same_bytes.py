@@ -94,9 +94,10 @@ def test_forecast_launch_and_balancer_answer_the_same_bytes(data):
     inner = st.sets(st.integers(1, 12), min_size=len(placement) - 1, max_size=len(placement) - 1)
     cut = Partition(bounds=(0, *sorted(data.draw(inner)), 13))
     layers = data.draw(measured())
+    columns = {name: values for name, values in dataclasses.asdict(layers).items() if name != "seconds"}
     rows = [
-        ProfiledLayer(forward_seconds=1.0, backward_seconds=1.0, **dataclasses.asdict(row))
-        for row in layers.rows(config.training.optimizer)
+        ProfiledLayer(forward_seconds=1.0, backward_seconds=1.0, **dict(zip(columns, row, strict=True)))
+        for row in zip(*columns.values(), strict=True)
     ]
     expected = [rank.bytes for rank in forecast(config, rows, cut, ranks=ranks).ranks]
 

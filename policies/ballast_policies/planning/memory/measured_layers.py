@@ -6,18 +6,6 @@ WEIGHT_PARTS = {"adamw": 1 / 4, "sgd": 1 / 2}
 """Part of the held bytes that are weights: beside them are a gradient and the optimizer's numbers."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredLayer:
-    """One of them; see :class:`.rank_bytes.LayerBytes`."""
-
-    held_bytes: float
-    weight_bytes: float
-    activation_bytes: float
-    output_bytes: float
-    gradient_bytes: float
-    repeated_bytes: float
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class MeasuredLayers:
     """Layers as a trainer has measured them; tuples of shape (L,), or empty: not measured.
@@ -26,7 +14,7 @@ class MeasuredLayers:
         seconds: of a step, in any unit.
         held_bytes: parameters, gradients and optimizer state, on one rank that holds the layer.
         activation_bytes: kept for the backward, of one microbatch.
-        output_bytes, gradient_bytes, repeated_bytes: as of :class:`.rank_bytes.LayerBytes`.
+        output_bytes, gradient_bytes, repeated_bytes: as of :class:`.rank_bytes.LayerSums`.
         weight_bytes: the parameters alone; not measured: the optimizer's part of the held bytes.
     """
 
@@ -42,23 +30,6 @@ class MeasuredLayers:
         """Bytes of the parameters of each layer."""
         part = WEIGHT_PARTS.get(optimizer, WEIGHT_PARTS["adamw"])
         return self.weight_bytes or tuple(part * size for size in self.held_bytes)
-
-    def rows(self, optimizer: str) -> tuple["MeasuredLayer", ...]:
-        """The layers one by one; what was not measured takes nothing."""
-        held, none = self.held_bytes, (0,) * len(self.held_bytes)
-        measured = (self.activation_bytes, self.output_bytes, self.gradient_bytes, self.repeated_bytes)
-        columns = zip(held, self.weights(optimizer), *(values or none for values in measured), strict=True)
-        return tuple(
-            MeasuredLayer(
-                held_bytes=size,
-                weight_bytes=weights,
-                activation_bytes=kept,
-                output_bytes=output,
-                gradient_bytes=gradients,
-                repeated_bytes=repeated,
-            )
-            for size, weights, kept, output, gradients, repeated in columns
-        )
 
     @property
     def largest(self) -> tuple[int, float]:

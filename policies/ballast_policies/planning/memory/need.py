@@ -12,7 +12,7 @@ from ballast_policies.planning.balancers.several_stages import refine
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.memory.moments import schedule_of
 from ballast_policies.planning.memory.rank_bytes import rank_bytes
-from ballast_policies.planning.memory.stage_bytes import ROUNDING, stage_bytes
+from ballast_policies.planning.memory.stage_bytes import ROUNDING, stage_bytes, sums_of_layers
 from ballast_policies.planning.partition import Partition, even_partition
 
 MOST_PLAYED = 200_000
@@ -29,14 +29,14 @@ def bytes_of_cuts(
     if found is None or found[0].stages <= found[0].ranks or found[0].stages > len(layers.held_bytes):
         return None
     schedule, facts = found
-    rows = layers.rows(form.optimizer)
+    sums = sums_of_layers(layers, form.optimizer)
 
     def taken(cut: Partition) -> tuple[float, ...]:
         sizes = rank_bytes(
             cut,
             schedule,
             facts,
-            rows,
+            sums,
             averaged=form.averaged,
             gradient_shares=form.gradient_shares,
             weights_shared=form.weights_shared,
@@ -57,7 +57,8 @@ def smallest_cut(
     assert found is not None
     schedule, facts = found
     kept = max(facts.stage_in_flight)
-    sizes = [row.held_bytes + kept * row.activation_bytes for row in layers.rows(form.optimizer)]
+    activations = layers.activation_bytes or (0,) * len(layers.held_bytes)
+    sizes = [held + kept * each for held, each in zip(layers.held_bytes, activations, strict=True)]
     starts = [even_partition(len(sizes), schedule.stages), exact_partition(sizes, schedule.stages)]
     actions = sum(len(row) for row in schedule.actions)
     return refine(min(starts, key=fullness), fullness, most_evaluations=max(2, MOST_PLAYED // actions))

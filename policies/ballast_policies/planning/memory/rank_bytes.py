@@ -23,11 +23,13 @@ one layer at a time.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
-from ballast_policies.planning.partition import Partition
+import numpy as np
+
+from ballast_policies.planning.partition import Partition, sums_of
 from ballast_policies.planning.schedules.schedule import Kind, Schedule
 from ballast_policies.planning.schedules.validate import ScheduleFacts
 
@@ -37,32 +39,155 @@ WHOLE_GRADIENTS = 2
 """Of a layer, at the end of each of its backwards where replicas share them: those, and their copy."""
 
 
-class LayerBytes(Protocol):
-    """Bytes of one layer, as :class:`ballast_policies.planning.profile.ProfiledLayer` has them."""
+Numbers = Sequence[float] | np.ndarray
+Layers = int | np.ndarray
 
-    @property
-    def held_bytes(self) -> float:
-        """Parameters, gradients and optimizer state."""
 
-    @property
-    def weight_bytes(self) -> float:
-        """The parameters alone."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageSizes:
+    """Bytes of stages, which broadcast; None: nothing.
 
-    @property
-    def activation_bytes(self) -> float:
-        """Kept for the backward, of one microbatch."""
+    Attributes:
+        held: parameters, gradients and optimizer state.
+        weights: the parameters alone.
+        kept: of one microbatch, from the forward to the backward.
+        gradients: into the weights of all layers, and what was repeated: kept between the halves of a split
+            backward.
+        own_gradients: those of the weights that the rank holds.
+        passing: while one layer's backward runs.
+        message: the larger one of the input that another stage sends, and the output that one receives.
+    """
 
-    @property
-    def repeated_bytes(self) -> float:
-        """Kept by the repeated forward while the layer's backward runs; 0: forwards are not repeated."""
+    held: np.ndarray
+    weights: np.ndarray
+    kept: np.ndarray
+    gradients: np.ndarray | None
+    own_gradients: np.ndarray
+    passing: np.ndarray | None
+    message: np.ndarray
 
-    @property
-    def gradient_bytes(self) -> float:
-        """Gradients from which those of the weights are computed."""
 
-    @property
-    def output_bytes(self) -> float:
-        """Sent to the next layer, of one microbatch."""
+class LayerSums:
+    """Sums and maxima of neighbouring layers.
+
+    Args, each of shape (L,), empty: nothing:
+        held: parameters, gradients and optimizer state.
+        weights: the parameters alone.
+        activations: kept for the backward, of one microbatch.
+        outputs: sent to the next layer, of one microbatch.
+        repeated: kept by the repeated forward while the layer's backward runs.
+        gradients: from which those of the weights are computed.
+    """
+
+    def __init__(
+        self,
+        *,
+        held: Numbers,
+        weights: Numbers,
+        activations: Numbers = (),
+        outputs: Numbers = (),
+        repeated: Numbers = (),
+        gradients: Numbers = (),
+    ) -> None:
+        self.layers = len(held)
+        none = np.zeros(self.layers)
+        activations, outputs, repeated, gradients = (
+            values if len(values) else none for values in (activations, outputs, repeated, gradients)
+        )
+        # [j]: of layer j - 1, received where a stage begins with layer j.
+        self._output = np.concatenate([[0.0], np.asarray(outputs, dtype=float)])
+        self._held, self._weights, self._activations = sums_of(held), sums_of(weights), sums_of(activations)
+        self._each_weight, self._each_passing = np.asarray(weights, dtype=float), np.add(repeated, gradients)
+        self._passing = sums_of(self._each_passing)
+
+    def largest_weights(self, first: Layers, end: Layers) -> np.ndarray:
+        """The most of one of the layers ``first`` to ``end - 1``, at least one."""
+        return _largest_between(self._weight_table, first, end)
+
+    def sizes(self, first: Layers, end: Layers, gradient_shares: int = 1) -> StageSizes:
+        """Those of stages of layers ``first`` to ``end - 1``, at least one."""
+        weights = self._weights[end] - self._weights[first]
+        gradients = passing = None
+        if self._passes:
+            gradients = self._passing[end] - self._passing[first]
+            passing = _largest_between(self._passing_table, first, end)
+        if gradient_shares > 1:
+            whole = WHOLE_GRADIENTS * self.largest_weights(first, end)
+            passing = whole if passing is None else passing + whole
+        return StageSizes(
+            held=self._held[end] - self._held[first],
+            weights=weights,
+            kept=self._activations[end] - self._activations[first] + self._output[end],
+            gradients=gradients,
+            own_gradients=weights / gradient_shares,
+            passing=passing,
+            message=np.maximum(
+                self._output[first], np.where(np.less(end, self.layers), self._output[end], 0.0)
+            ),
+        )
+
+    def taken(
+        self,
+        moments: np.ndarray,
+        versions: float | np.ndarray,
+        first: Layers,
+        end: Layers,
+        *,
+        averaged: bool = False,
+        gradient_shares: int = 1,
+        weights_shared: bool = False,
+    ) -> np.ndarray:
+        """Bytes of a stage of layers ``first`` to ``end - 1``.
+
+        ``moments``: of its rank, shape (..., moments, 4); ``versions``: of the weights; all broadcast against
+        each other. ``averaged`` and what is shared: as of :class:`PipelineForm`.
+        """
+        of = self.sizes(first, end, gradient_shares)
+        step: np.ndarray = np.zeros(())
+        for k in range(moments.shape[-2]):
+            at = moments[..., k, :]
+            moment = at[..., 0] * of.kept
+            for number, size in enumerate((of.gradients, of.own_gradients, of.passing), start=1):
+                if size is not None and at[..., number].any():
+                    moment = moment + at[..., number] * size
+            step = np.maximum(step, moment)
+        if averaged:
+            step = np.maximum(step, self.largest_weights(first, end))
+        taken: np.ndarray = of.held + step + RECEIVED_AHEAD * of.message
+        if weights_shared:
+            taken = taken + self.largest_weights(first, end)
+        further = np.subtract(versions, 1)
+        return taken + further * of.weights if further.any() else taken
+
+    @functools.cached_property
+    def _passes(self) -> bool:
+        return bool(self._each_passing.any())
+
+    @functools.cached_property
+    def _passing_table(self) -> np.ndarray:
+        return _largest_table(self._each_passing)
+
+    @functools.cached_property
+    def _weight_table(self) -> np.ndarray:
+        return _largest_table(self._each_weight)
+
+
+def _largest_table(values: np.ndarray) -> np.ndarray:
+    """[k][l]: the largest of 2^k values from l on."""
+    rows = [values]
+    while 2 ** len(rows) <= len(values):
+        half = 2 ** (len(rows) - 1)
+        wider = rows[-1].copy()
+        wider[:-half] = np.maximum(wider[:-half], rows[-1][half:])
+        rows.append(wider)
+    return np.stack(rows)
+
+
+def _largest_between(table: np.ndarray, first: Layers, end: Layers) -> np.ndarray:
+    """The largest value from ``first`` to ``end - 1``, at least one."""
+    level = np.frexp(np.subtract(end, first))[1] - 1
+    both: np.ndarray = np.maximum(table[level, first], table[level, end - (1 << level)])
+    return both
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +212,7 @@ def rank_bytes(
     partition: Partition,
     schedule: Schedule,
     facts: ScheduleFacts,
-    rows: Sequence[LayerBytes],
+    layers: LayerSums,
     *,
     averaged: bool = False,
     gradient_shares: int = 1,
@@ -99,7 +224,7 @@ def rank_bytes(
         partition: layers to stages.
         schedule: of one step, or of a run without a flush.
         facts: of the schedule.
-        rows: the layers.
+        layers: their bytes.
         averaged: gradients are averaged over replicas of the pipeline.
         gradient_shares: how many of these share a layer's gradients.
         weights_shared: they share its weights, too.
@@ -107,89 +232,43 @@ def rank_bytes(
     cuts, found = list(itertools.pairwise(partition.bounds)), []
     for rank in range(schedule.ranks):
         own = [stage for stage, holders in enumerate(schedule.stage_ranks) if rank in holders]
-        held = 0.0
-        for stage in own:
-            layers = rows[slice(*cuts[stage])]
-            held += sum(row.held_bytes for row in layers)
-            held += (facts.versions_held[stage] - 1) * sum(row.weight_bytes for row in layers)
-        sizes = {stage: _StageBytes.of(rows, cuts, stage, gradient_shares) for stage in own}
-        step = _fullest(schedule, rank, sizes)
-        if averaged:
-            step = max(step, *(of_stage.largest_weights for of_stage in sizes.values()))
-        messages = (max(of_stage.received, of_stage.handed_on) for of_stage in sizes.values())
-        step += RECEIVED_AHEAD * max(messages, default=0.0)
-        if weights_shared:
-            step += max(of_stage.largest_weights for of_stage in sizes.values())
-        found.append(RankBytes(held=held, step=step))
+        sizes = {stage: layers.sizes(*cuts[stage], gradient_shares) for stage in own}
+        largest = max(float(layers.largest_weights(*cuts[stage])) for stage in own)
+        held = sum(of.held + (facts.versions_held[at] - 1) * of.weights for at, of in sizes.items())
+        step = max(_fullest(schedule, rank, sizes), largest if averaged else 0.0)
+        step += RECEIVED_AHEAD * max(float(of.message) for of in sizes.values())
+        step += largest if weights_shared else 0.0
+        found.append(RankBytes(held=float(held), step=step))
     return tuple(found)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _StageBytes:
-    """Bytes of one microbatch in one stage.
-
-    Attributes:
-        weights: bytes of their gradients that the rank holds, not of one microbatch.
-        largest_weights: those of one layer, whole.
-        kept: from the forward to the backward.
-        received: of its input, which another stage sends.
-        handed_on: the same, where another stage receives it.
-        gradients: into the weights of all layers, and what was repeated: kept between the halves of a split
-            backward.
-        passing: while one layer's backward runs.
-    """
-
-    weights: float
-    largest_weights: float
-    kept: float
-    received: float
-    output: float
-    handed_on: float
-    gradients: float
-    passing: float
-
-    @classmethod
-    def of(
-        cls, rows: Sequence[LayerBytes], cuts: Sequence[tuple[int, int]], stage: int, gradient_shares: int
-    ) -> "_StageBytes":
-        """Those of a stage of the whole model."""
-        first, end = cuts[stage]
-        layers = rows[first:end]
-        weights = [row.weight_bytes for row in layers]
-        return cls(
-            weights=sum(weights) / gradient_shares,
-            largest_weights=max(weights),
-            kept=sum(row.activation_bytes for row in layers) + layers[-1].output_bytes,
-            received=rows[first - 1].output_bytes if first else 0.0,
-            output=layers[-1].output_bytes,
-            handed_on=layers[-1].output_bytes if end < len(rows) else 0.0,
-            # The first stage does the whole backward in the weights' half.
-            gradients=sum(row.gradient_bytes + row.repeated_bytes for row in layers) if first else 0.0,
-            passing=max(row.repeated_bytes + row.gradient_bytes for row in layers)
-            + WHOLE_GRADIENTS * max(weights) * (gradient_shares > 1),
-        )
-
-
-def _fullest(schedule: Schedule, rank: int, sizes: Mapping[int, _StageBytes]) -> float:
+def _fullest(schedule: Schedule, rank: int, sizes: Mapping[int, StageSizes]) -> float:
     """Most bytes of the microbatches in flight at once; gradients that are not there yet come off."""
-    now = most = -sum(stage.weights for stage in sizes.values())
+    bytes_of = {
+        # The first stage does the whole backward in the weights' half.
+        at: [
+            float(size or 0.0) for size in (of.own_gradients, of.kept, of.gradients if at else 0, of.passing)
+        ]
+        for at, of in sizes.items()
+    }
+    now = most = -sum(own for own, *_ in bytes_of.values())
     learnt: set[int] = set()
     for action in schedule.actions[rank]:
-        stage = sizes.get(action.stage)
-        if stage is None:
+        if action.stage not in bytes_of:
             continue
+        own, kept, gradients, passing = bytes_of[action.stage]
         if action.kind is Kind.FORWARD:
-            now += stage.kept
+            now += kept
         elif action.kind is Kind.BACKWARD_INPUT:
-            now += stage.gradients
+            now += gradients
         elif action.kind is Kind.UPDATE:
-            now -= stage.weights * (action.stage in learnt)
+            now -= own * (action.stage in learnt)
             learnt.discard(action.stage)
         else:
-            whole = action.kind is Kind.BACKWARD or not stage.gradients
-            most = max(most, now + stage.passing * whole)
-            now -= stage.kept + stage.gradients * (action.kind is Kind.BACKWARD_WEIGHT)
-            now += stage.weights * (action.stage not in learnt)
+            whole = action.kind is Kind.BACKWARD or not gradients
+            most = max(most, now + passing * whole)
+            now -= kept + gradients * (action.kind is Kind.BACKWARD_WEIGHT)
+            now += own * (action.stage not in learnt)
             learnt.add(action.stage)
         most = max(most, now)
     return max(0.0, most)

@@ -5,119 +5,17 @@ the formula, which may find a little less.
 """
 
 import functools
-from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.memory.moments import Moments, moments_of, schedule_of
-from ballast_policies.planning.memory.rank_bytes import RECEIVED_AHEAD, WHOLE_GRADIENTS, LayerBytes
-from ballast_policies.planning.partition import Partition, best_cuts, smallest_largest, sums_of
-
-Numbers = Sequence[float] | np.ndarray
-Layers = int | np.ndarray
+from ballast_policies.planning.memory.rank_bytes import RECEIVED_AHEAD, WHOLE_GRADIENTS, Layers, LayerSums
+from ballast_policies.planning.partition import Partition, best_cuts, smallest_largest
 
 ROUNDING = 1 + 1e-9
 """What fits exactly fits, also after rounding."""
-
-
-class LayerSums:
-    """Sums and maxima of neighbouring layers; arguments as of :class:`.rank_bytes.LayerBytes`, shape (L,)."""
-
-    def __init__(
-        self,
-        *,
-        held: Numbers,
-        weights: Numbers,
-        activations: Numbers,
-        outputs: Numbers,
-        repeated: Numbers,
-        gradients: Numbers,
-    ) -> None:
-        self.layers = len(held)
-        # [j]: of layer j - 1, received where a stage begins with layer j.
-        self.output = np.concatenate([[0.0], np.asarray(outputs, dtype=float)])
-        self.held, self.weights, self.activations = sums_of(held), sums_of(weights), sums_of(activations)
-        self.each_gradient = np.asarray(weights, dtype=float)
-        self.gradient_of_weights = sums_of(self.each_gradient)
-        self.each_passing = np.add(repeated, gradients)
-        self.all_passing = sums_of(self.each_passing)
-
-    @classmethod
-    def of(cls, rows: Sequence[LayerBytes]) -> "LayerSums":
-        """Those of some layers."""
-        return cls(
-            held=[row.held_bytes for row in rows],
-            weights=[row.weight_bytes for row in rows],
-            activations=[row.activation_bytes for row in rows],
-            outputs=[row.output_bytes for row in rows],
-            repeated=[row.repeated_bytes for row in rows],
-            gradients=[row.gradient_bytes for row in rows],
-        )
-
-    @functools.cached_property
-    def passes(self) -> bool:
-        """Whether anything is there for a moment."""
-        return bool(self.each_passing.any())
-
-    def largest_passing(self, first: Layers, end: Layers) -> np.ndarray:
-        """The most of one of the layers ``first`` to ``end - 1``, at least one."""
-        return _largest_between(self._passing_table, first, end)
-
-    def handed_on(self, end: Layers) -> np.ndarray:
-        """The output of layer ``end - 1``, where there is a next one."""
-        return np.where(np.less(end, self.layers), self.output[end], 0.0)
-
-    def taken(
-        self,
-        moments: np.ndarray,
-        versions: float | np.ndarray,
-        first: Layers,
-        end: Layers,
-        *,
-        averaged: bool = False,
-        gradient_shares: int = 1,
-        weights_shared: bool = False,
-    ) -> np.ndarray:
-        """Bytes of a stage of layers ``first`` to ``end - 1``.
-
-        ``moments``: of its rank, shape (..., moments, 4); ``versions``: of the weights; all broadcast against
-        each other. ``averaged`` and what is shared: as of :class:`PipelineForm`.
-        """
-        weights = self.gradient_of_weights[end] - self.gradient_of_weights[first]
-        kept = self.activations[end] - self.activations[first] + self.output[end]
-        sizes: list[np.ndarray | None] = [None, None, weights / gradient_shares, None]
-        if self.passes:
-            sizes[1] = self.all_passing[end] - self.all_passing[first]
-            sizes[3] = self.largest_passing(first, end)
-        if gradient_shares > 1:
-            whole = WHOLE_GRADIENTS * _largest_between(self._gradient_table, first, end)
-            sizes[3] = whole if sizes[3] is None else sizes[3] + whole
-        step: np.ndarray = np.zeros(())
-        for k in range(moments.shape[-2]):
-            at = moments[..., k, :]
-            moment = at[..., 0] * kept
-            for number, size in enumerate(sizes):
-                if size is not None and at[..., number].any():
-                    moment = moment + at[..., number] * size
-            step = np.maximum(step, moment)
-        if averaged:
-            step = np.maximum(step, _largest_between(self._gradient_table, first, end))
-        message = np.maximum(self.output[first], self.handed_on(end))
-        taken: np.ndarray = self.held[end] - self.held[first] + step + RECEIVED_AHEAD * message
-        if weights_shared:
-            taken = taken + _largest_between(self._gradient_table, first, end)
-        further = np.subtract(versions, 1)
-        return taken + further * (self.weights[end] - self.weights[first]) if further.any() else taken
-
-    @functools.cached_property
-    def _passing_table(self) -> np.ndarray:
-        return _largest_table(self.each_passing)
-
-    @functools.cached_property
-    def _gradient_table(self) -> np.ndarray:
-        return _largest_table(self.each_gradient)
 
 
 class StageBytes:
@@ -161,45 +59,26 @@ class StageBytes:
         )[0]
 
 
-def _largest_table(values: np.ndarray) -> np.ndarray:
-    """[k][l]: the largest of 2^k values from l on."""
-    rows = [values]
-    while 2 ** len(rows) <= len(values):
-        half = 2 ** (len(rows) - 1)
-        wider = rows[-1].copy()
-        wider[:-half] = np.maximum(wider[:-half], rows[-1][half:])
-        rows.append(wider)
-    return np.stack(rows)
-
-
-def _largest_between(table: np.ndarray, first: Layers, end: Layers) -> np.ndarray:
-    """The largest value from ``first`` to ``end - 1``, at least one."""
-    level = np.frexp(np.subtract(end, first))[1] - 1
-    both: np.ndarray = np.maximum(table[level, first], table[level, end - (1 << level)])
-    return both
-
-
 @functools.lru_cache(maxsize=256)
 def stage_bytes(layers: MeasuredLayers, form: PipelineForm) -> StageBytes:
     """Those of measured layers; kept."""
-    return StageBytes(_sums_of_layers(layers, form.optimizer), form)
+    return StageBytes(sums_of_layers(layers, form.optimizer), form)
 
 
 _SUMS: WeakKeyDictionary[MeasuredLayers, dict[str, LayerSums]] = WeakKeyDictionary()
 
 
-def _sums_of_layers(layers: MeasuredLayers, optimizer: str) -> LayerSums:
+def sums_of_layers(layers: MeasuredLayers, optimizer: str) -> LayerSums:
     """Kept for all numbers of positions, as long as the layers are: a round asks jobs' by turns."""
     known = _SUMS.setdefault(layers, {})
     if optimizer not in known:
-        none = (0,) * len(layers.held_bytes)
         known[optimizer] = LayerSums(
             held=layers.held_bytes,
             weights=layers.weights(optimizer),
-            activations=layers.activation_bytes or none,
-            outputs=layers.output_bytes or none,
-            repeated=layers.repeated_bytes or none,
-            gradients=layers.gradient_bytes or none,
+            activations=layers.activation_bytes,
+            outputs=layers.output_bytes,
+            repeated=layers.repeated_bytes,
+            gradients=layers.gradient_bytes,
         )
     return known[optimizer]
 

@@ -341,12 +341,15 @@ class CostModel:
         largest = max(self.devices.memory)
         # More replicas than all GPUs do not share it.
         shares = zero_shares(self.zero_stage, self.devices.count)
-        for layer, row in enumerate(self.profile.rows):
-            kept = scale * row.activation_bytes
-            held = float(held_by_replica(row.held_bytes, row.weight_bytes, *shares))
+        each = zip(
+            self.profile.held_bytes, self.profile.weight_bytes, self.profile.activation_bytes, strict=True
+        )
+        for layer, (whole, weights, activations) in enumerate(each):
+            kept = scale * activations
+            held = float(held_by_replica(whole, weights, *shares))
             needed = (held + kept) / most_tensor
             # Of one microbatch, gradients are not there before the backward.
-            least = held + max(0.0, kept - min(row.weight_bytes / shares[1], held))
+            least = held + max(0.0, kept - min(weights / shares[1], held))
             if least / most_tensor > largest * ROUNDING:
                 raise PlanningError(
                     f"layer {layer} needs {needed / 1e9:.3g} GB, the largest GPU has {largest / 1e9:.3g}"

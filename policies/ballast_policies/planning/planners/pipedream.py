@@ -25,7 +25,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ballast_policies.planning.memory.moments import RUN_ALONE, stashed
-from ballast_policies.planning.memory.stage_bytes import ROUNDING, LayerSums
+from ballast_policies.planning.memory.rank_bytes import LayerSums
+from ballast_policies.planning.memory.stage_bytes import ROUNDING
 from ballast_policies.planning.partition import PlanningError
 
 

@@ -17,7 +17,8 @@ import numpy as np
 
 from ballast_policies.planning.gpu_profiles import GpuProfiles
 from ballast_policies.planning.memory.measured_layers import PipelineForm
-from ballast_policies.planning.memory.stage_bytes import LayerSums, StageBytes
+from ballast_policies.planning.memory.rank_bytes import LayerSums
+from ballast_policies.planning.memory.stage_bytes import StageBytes
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.planners.layout import Layout
 from ballast_policies.planning.profile import LayerProfile, held_by_replica, zero_shares

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from ballast_policies.planning.memory.stage_bytes import LayerSums
 from ballast_policies.planning.partition import PlanningError, even_partition
 from ballast_policies.planning.planners.amp import Grid, Strategy, search
 from ballast_policies.planning.planners.answers import FoundPlan, PlannerAnswer, PlanRequest, layouts_answer
@@ -192,7 +191,7 @@ def _pipedream(request: PlanRequest) -> PipeDreamPlan:
             Level(components=per_server, bandwidth=devices.inside),
             Level(components=servers, bandwidth=devices.between),
         ],
-        memory=None if np.isinf(memory) else DeviceMemory(limit=memory, layers=LayerSums.of(profile.rows)),
+        memory=None if np.isinf(memory) else DeviceMemory(limit=memory, layers=profile.sums),
     )
 
 

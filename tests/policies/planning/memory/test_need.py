@@ -8,6 +8,7 @@ from ballast_policies.planning.memory.measured_layers import MeasuredLayers, Pip
 from ballast_policies.planning.memory.moments import schedule_of
 from ballast_policies.planning.memory.need import MemoryNeed
 from ballast_policies.planning.memory.rank_bytes import rank_bytes
+from ballast_policies.planning.memory.stage_bytes import sums_of_layers
 from ballast_policies.planning.schedules.registry import trained_schedules
 from ballast_policies.planning.stages import first_stages, partition_of
 
@@ -46,7 +47,7 @@ def test_what_fits_is_launched_with_stages_that_fit_by_the_forecast(schedule):
         placement = tuple(holders[0] for holders in built.stage_ranks)
         ranks = LaunchRanks(placement=placement, memory=(memory,) * positions)
         launched = partition_of(launch_partition(first_stages(10, placement), layers, form, ranks))
-        taken = rank_bytes(launched, built, facts, layers.rows(form.optimizer), averaged=averaged)
+        taken = rank_bytes(launched, built, facts, sums_of_layers(layers, form.optimizer), averaged=averaged)
         assert max(each.total for each in taken) <= memory * (1 + 1e-6)
 
 

@@ -6,7 +6,12 @@ import pytest
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.memory.moments import schedule_of
 from ballast_policies.planning.memory.rank_bytes import rank_bytes
-from ballast_policies.planning.memory.stage_bytes import bytes_on_positions, reserves, stage_bytes
+from ballast_policies.planning.memory.stage_bytes import (
+    bytes_on_positions,
+    reserves,
+    stage_bytes,
+    sums_of_layers,
+)
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.schedules.registry import SCHEDULES, trained_schedules
 from hypothesis import given
@@ -49,7 +54,7 @@ def by_playing(layers, form, cut):
         cut,
         schedule,
         facts,
-        layers.rows(form.optimizer),
+        sums_of_layers(layers, form.optimizer),
         averaged=form.averaged,
         gradient_shares=form.gradient_shares,
         weights_shared=form.weights_shared,

@@ -5,9 +5,7 @@ from math import ceil
 
 import numpy as np
 import pytest
-from ballast_policies.planning.memory.measured_layers import MeasuredLayer
-from ballast_policies.planning.memory.rank_bytes import rank_bytes
-from ballast_policies.planning.memory.stage_bytes import LayerSums
+from ballast_policies.planning.memory.rank_bytes import LayerSums, rank_bytes
 from ballast_policies.planning.partition import Partition, PlanningError, even_partition
 from ballast_policies.planning.planners.amp import (
     Grid,
@@ -41,17 +39,16 @@ def pipelines(layers, first, end, components):
 class PipeDream:
     """The slowest stage of the best pipeline, by trying all pipelines of pipelines."""
 
-    def __init__(self, seconds, weights, outputs, levels, memory, rows):
+    def __init__(self, seconds, weights, outputs, levels, memory, held_and_kept):
         self.seconds, self.weights, self.outputs = seconds, weights, outputs
-        self.levels, self.memory, self.rows = levels, memory, rows
+        self.levels, self.memory, self.bytes = levels, memory, held_and_kept
 
     def best(self, level, first, end, copies, after):
         """``copies`` of it exist, and ``after`` ranks come after them all."""
         if level == 0:
             active = ceil((after + copies) / copies)
-            own = self.rows[first:end]
-            held, weights = (sum(getattr(row, f"{name}_bytes") for row in own) for name in ("held", "weight"))
-            kept = sum(row.activation_bytes for row in own) + self.outputs[end - 1]
+            held, kept, weights = (sum(each[first:end]) for each in (*self.bytes, self.weights))
+            kept += self.outputs[end - 1]
             # Gradients are there from a backward to the update right after it, but for one rank alone.
             step = active * kept - min(weights, held) * (after + copies > 1)
             messages = [self.outputs[at - 1] for at in (first, end) if 0 < at < len(self.outputs)]
@@ -83,24 +80,13 @@ def test_pipedream_within_memory_equals_brute_force(seed):
     seconds, outputs, kept = (random.uniform(0.1, 5, layers).tolist() for _ in range(3))
     held = random.uniform(0.1, 9, layers)
     weights = (held * random.uniform(0.2, 1, layers)).tolist()
-    columns = zip(held.tolist(), weights, kept, outputs, strict=True)
-    rows = [
-        MeasuredLayer(
-            held_bytes=state,
-            weight_bytes=weight,
-            activation_bytes=activation,
-            output_bytes=output,
-            gradient_bytes=0.0,
-            repeated_bytes=0.0,
-        )
-        for state, weight, activation, output in columns
-    ]
+    sums = LayerSums(held=held, weights=weights, activations=kept, outputs=outputs)
     levels = [
         Level(components=int(random.integers(1, 4)), bandwidth=20.0),
         Level(components=int(random.integers(1, 3)), bandwidth=float(random.uniform(0.5, 10))),
     ]
-    memory = DeviceMemory(limit=float(random.uniform(5, 90)), layers=LayerSums.of(rows))
-    want = PipeDream(seconds, weights, outputs, levels, memory, rows).best(2, 0, layers, 1, 0)
+    memory = DeviceMemory(limit=float(random.uniform(5, 90)), layers=sums)
+    want = PipeDream(seconds, weights, outputs, levels, memory, (held, kept)).best(2, 0, layers, 1, 0)
     if np.isinf(want):
         with pytest.raises(PlanningError, match="weight versions and activations"):
             plan_pipedream(seconds, weights, outputs, levels, memory)
@@ -115,7 +101,7 @@ def test_pipedream_within_memory_equals_brute_force(seed):
     schedule = build_schedule("PipeDream", ranks=len(gpus), microbatches=60, replicas=replicas)
     if len(gpus) == 1:
         schedule = build_schedule("1F1B", ranks=1, microbatches=60)
-    for taken in rank_bytes(cut, schedule, validate(schedule), rows):
+    for taken in rank_bytes(cut, schedule, validate(schedule), sums):
         assert taken.total <= memory.limit * (1 + 1e-9)
 
 
@@ -189,17 +175,14 @@ def stages_fit(model, stages, degrees, microbatches, recompute, schedule, memory
     tensor, data, size = degrees
     profile, scale = model.profile, size / model.profiled_size
     inputs = (0.0, *profile.output_bytes[:-1])
-    rows = [
-        MeasuredLayer(
-            held_bytes=profile.held_bytes[j] / tensor,
-            weight_bytes=profile.weight_bytes[j] / tensor,
-            activation_bytes=scale * (inputs[j] if recompute else profile.activation_bytes[j] / tensor),
-            output_bytes=scale * profile.output_bytes[j],
-            gradient_bytes=0.0,
-            repeated_bytes=scale * profile.activation_bytes[j] / tensor if recompute else 0.0,
-        )
-        for j in range(model.layers)
-    ]
+    kept = scale * np.array(profile.activation_bytes) / tensor
+    sums = LayerSums(
+        held=np.array(profile.held_bytes) / tensor,
+        weights=np.array(profile.weight_bytes) / tensor,
+        activations=scale * np.array(inputs) if recompute else kept,
+        outputs=scale * np.array(profile.output_bytes),
+        repeated=kept if recompute else (),
+    )
     if stages == 1 or schedule == "1F1B":
         played = build_schedule("1F1B", ranks=stages, microbatches=microbatches)
     else:
@@ -208,7 +191,7 @@ def stages_fit(model, stages, degrees, microbatches, recompute, schedule, memory
         even_partition(model.layers, stages),
         played,
         validate(played),
-        rows,
+        sums,
         averaged=data > 1,
     )
     return all(each.total <= limit * (1 + 1e-9) for each, limit in zip(taken, memory, strict=True))
