@@ -44,6 +44,15 @@ EXTRAS = {"ballast_localcluster": "local", "ballast_trainer": "local", "matplotl
 """Package -> the extra of ``ballast-operator`` that installs it."""
 
 
+_ELSEWHERE = "use another folder; local clusters are built in $XDG_CACHE_HOME and kept in $XDG_STATE_HOME"
+_FIXES = {
+    errno.ENOSPC: "free some, or write elsewhere",
+    errno.EROFS: _ELSEWHERE,
+    errno.EACCES: _ELSEWHERE,
+}
+"""What to do about errors of the file system."""
+
+
 class _LazyGroup(click.Group):
     """Lists commands without importing them, so that ``ballast --help`` is quick."""
 
@@ -64,10 +73,10 @@ class _LazyGroup(click.Group):
             click.echo(err=True)  # after the terminal's ^C
             raise click.exceptions.Exit(128 + signal.SIGINT) from error
         except OSError as error:
-            if error.errno != errno.ENOSPC:
+            if error.errno not in _FIXES:
                 raise
-            fix = "free some, or write elsewhere"
-            raise click.ClickException(f"{error.strerror or error}. To fix: {fix}") from error
+            what = f"{error.filename}: " if error.filename is not None else ""
+            raise click.ClickException(f"{what}{error.strerror}. To fix: {_FIXES[error.errno]}") from error
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
             if package not in EXTRAS:
