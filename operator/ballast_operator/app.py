@@ -100,7 +100,8 @@ class Operator:
         """Run until :meth:`stop`, or until SIGTERM or SIGINT if ``signals``: then in the main thread.
 
         Raises:
-            LeaseLapsed: the lease is lost, and nobody was seen to hold it; the process should start afresh.
+            LeaseLapsed: the lease is lost, and nobody was seen to hold it, or the API server's storage was
+                set back; the process should start afresh.
             NotLeader: another replica has taken the lease over; the process should exit and restart.
         """
         self._loop = asyncio.get_running_loop()
@@ -234,7 +235,8 @@ class Operator:
         """Stand by, then lead for one term.
 
         Raises:
-            LeaseLapsed: the lease is lost, and no other replica was seen to hold it.
+            LeaseLapsed: the lease is lost, and no other replica was seen to hold it; or the storage was set
+                back, and what this replica has worked out is of another past.
             NotLeader: another replica leads now.
         """
         if not await side.run(leadership.attempt()):
@@ -253,18 +255,24 @@ class Operator:
         )
         cluster.on_write, cluster.on_refused = term.wrote, term.refused
         working = asyncio.create_task(term.run())
+        set_back = asyncio.create_task(informers.caches.set_back.wait())
         try:
-            await self._before_stop(working, holding)
+            await self._before_stop(working, holding, set_back)
+            if set_back.done():
+                raise LeaseLapsed("the API server's storage was set back")
+        except LeaseLapsed:
+            raise
         except NotLeader as error:
             if leadership.replaced:
                 raise
-            raise LeaseLapsed(str(error)) from error
+            raise LeaseLapsed(f"{error}: the lease is lost") from error
         finally:
             await term.end(working)
             holding.cancel()
-            await asyncio.gather(holding, return_exceptions=True)
+            set_back.cancel()
+            await asyncio.gather(holding, set_back, return_exceptions=True)
 
-    async def _before_stop(self, *awaited: asyncio.Future[None]) -> bool:
+    async def _before_stop(self, *awaited: asyncio.Future[Any]) -> bool:
         """Wait until one of ``awaited`` ends or a stop is asked; returns whether it was the former.
 
         An error of any of them is raised; of the others, the first is cancelled.

@@ -14,7 +14,7 @@ class NotLeader(OperatorError):  # noqa: N818 - reads as a sentence where it is 
 
 
 class LeaseLapsed(NotLeader):
-    """The Lease is not this replica's any more, and no other one was seen to hold it."""
+    """This replica's term is over, and no other one was seen to hold the Lease."""
 
 
 class HistoryError(OperatorError):

@@ -95,8 +95,8 @@ def operator(history_days: float, history_jobs: int, log_level: str, **given: An
     try:
         asyncio.run(Operator(options, settings).run())
     except LeaseLapsed as error:
-        logging.getLogger(__name__).warning("%s: the lease is lost; restarting", error)
-        # A new process holds no state of the lapsed term while it waits for the lease.
+        logging.getLogger(__name__).warning("%s; restarting", error)
+        # A new process holds no state of the term that has ended while it waits for the lease.
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     except NotLeader as error:
         raise click.ClickException(

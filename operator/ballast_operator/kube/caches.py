@@ -2,10 +2,11 @@
 
 A store keeps the newest version of each object by resourceVersion, so that feeds may overlap: the
 answer to a write is in the store before the watch brings it, and an old watch event cannot undo it.
-What two fresh lists in succession contradict is not believed any more, whatever its resourceVersion.
+What a list contradicts that was asked for later is not believed any more, whatever its resourceVersion.
 Reading never blocks; objects are shared and must not be changed. They are slim: see :mod:`.slim`.
 """
 
+import asyncio
 import logging
 import time
 from collections import defaultdict
@@ -33,6 +34,9 @@ K = TypeVar("K")
 
 logger = logging.getLogger(__name__)
 
+Known = tuple[dict[Key, int], dict[str, int]]
+"""(the versions of a kind's objects; of its deleted ones, by UID)."""
+
 Listener = Callable[[Kind, Object], None]
 StoreListener = Callable[[Kind, Object | None, Object | None], None]
 """Takes (kind, the version that was known, the version that is known now)."""
@@ -52,7 +56,6 @@ class Store:
         self._stored = stored
         self._objects: dict[Key, Object] = {}
         self._deleted: dict[str, int] = {}
-        self._doubted: dict[Key, int] = {}
         self._by_job: defaultdict[Key, set[Key]] = defaultdict(set)
         self._of_no_job: set[Key] = set()
         self._by_node: defaultdict[str, set[Key]] = defaultdict(set)
@@ -127,34 +130,31 @@ class Store:
             if item["metadata"].get("uid", "") not in uids and version_of(item) <= version
         ]
 
-    def doubt(self, present: Iterable[Object], version: int) -> list[Object]:
-        """Forget what this list contradicts as the one before did; returns it.
+    def known(self) -> Known:
+        """What a list that is asked for now shows as it is known, or newer."""
+        return {key: version_of(item) for key, item in self._objects.items()}, dict(self._deleted)
 
-        A list says what is true when it is asked for. What came in meanwhile may be newer, once; an object
-        that is known in a version that two lists do not have was told of wrongly, or the API server's
-        storage was set back to a backup.
+    def doubt(self, known: Known, present: Iterable[Object], version: int) -> list[Object]:
+        """Forget what a list contradicts of what was ``known`` when it was asked for; returns those objects.
+
+        A list says what is true when it is asked for: what was known then in a newer version was told of
+        wrongly, or the API server's storage was set back to a backup.
         """
-        listed = {key_of(item): item for item in present}
-        doubted = {}
-        for key, known in self._objects.items():
-            item, own = listed.get(key), version_of(known)
-            if own > (version if item is None else version_of(item)):
-                doubted[key] = own
-        for key, item in listed.items():
-            deleted = self._deleted.get(item["metadata"].get("uid", ""), -1)
-            if key not in self._objects and version_of(item) <= deleted:
-                doubted[key] = deleted
-        twice = [key for key, own in doubted.items() if self._doubted.get(key) == own]
-        self._doubted = {key: own for key, own in doubted.items() if key not in twice}
-        forgotten = []
-        for key in twice:
-            if key in listed:
-                self._deleted.pop(listed[key]["metadata"].get("uid", ""), None)
-            if key in self._objects:
-                forgotten.append(self._objects[key])
+        (versions, deleted), listed = known, {key_of(item): item for item in present}
+        contradicted = []
+        for item in listed.values():
+            uid = item["metadata"].get("uid", "")
+            if version_of(item) <= deleted.get(uid, -1) == self._deleted.get(uid):
+                del self._deleted[uid]
+                contradicted.append(item)
+        for key, own in versions.items():
+            shown, now = listed.get(key), self._objects.get(key)
+            newer = own > (version if shown is None else version_of(shown))
+            if newer and now is not None and version_of(now) == own:
+                contradicted.append(now)
                 self._forget(key)
-                self._stored(self._kind, forgotten[-1], None)
-        return forgotten
+                self._stored(self._kind, now, None)
+        return contradicted
 
     def _forget(self, key: Key) -> None:
         known = self._objects.pop(key, None)
@@ -196,6 +196,7 @@ class Caches:
         listeners: hear of changes that others made: watches and lists bring them.
         store_listeners: hear of every change of a store, own writes included, first.
         listed_at: the version of the last list of a kind that was taken in whole.
+        set_back: a list has contradicted what was known: watches are to begin anew, each with a list.
     """
 
     def __init__(self) -> None:
@@ -205,6 +206,7 @@ class Caches:
         self.last_event: dict[Kind, float] = {}
         self.lagging_since: dict[Kind, float] = {}
         self.listed_at: dict[Kind, int] = {}
+        self.set_back = asyncio.Event()
 
     def __getitem__(self, kind: Kind) -> Store:
         return self.stores[kind]
@@ -229,17 +231,23 @@ class Caches:
         if kind in self.stores:
             self.stores[kind].put(item)
 
-    def doubt(self, kind: Kind, present: list[Object], version: int) -> None:
-        """Before a list is taken in: see :meth:`Store.doubt`. ``present``: at least metadata of all."""
-        forgotten = self.stores[kind].doubt(present, version)
-        if forgotten:
+    def doubt(self, kind: Kind, known: Known, present: list[Object], version: int) -> bool:
+        """Before a list is taken in: see :meth:`Store.doubt`. ``present``: at least metadata of all.
+
+        Says whether it contradicts anything.
+        """
+        contradicted = self.stores[kind].doubt(known, present, version)
+        if contradicted:
+            self.listed_at.clear()
+            self.set_back.set()
             logger.warning(
-                "%d %s were known otherwise than two lists show them: the lists are believed",
-                len(forgotten),
+                "%d %s were known otherwise than a list shows them: the list is believed",
+                len(contradicted),
                 kind.plural,
             )
-        for item in forgotten:
+        for item in contradicted:
             self._tell(kind, item)
+        return bool(contradicted)
 
     def listed(
         self, kind: Kind, items: list[Object], version: int, *, present: list[Object] | None = None

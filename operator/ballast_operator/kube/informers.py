@@ -162,9 +162,16 @@ class Informers:
 
     async def _watch(self) -> None:
         await self._listed.wait()
-        async with asyncio.TaskGroup() as group:
-            for kind in WATCHED:
-                group.create_task(Reflector(self.caches, self._cluster, kind, self._namespace).run())
+        while True:
+            self.caches.set_back.clear()
+            async with asyncio.TaskGroup() as group:
+                watches = [
+                    group.create_task(Reflector(self.caches, self._cluster, kind, self._namespace).run())
+                    for kind in WATCHED
+                ]
+                await self.caches.set_back.wait()
+                for watch in watches:
+                    watch.cancel()
 
 
 async def resync(
@@ -195,9 +202,10 @@ async def resync(
 async def _list(caches: Caches, cluster: Cluster, kind: Kind, asked: Where) -> None:
     """Of many objects that are mostly known, the metadata, and those that the caches lack."""
     store = caches[kind]
+    known = store.known()
     if kind in READ_SINGLY and len(store) > MOST_READ_SINGLY:
         present, version = await cluster.list(kind, **asked, accept=METADATA)
-        caches.doubt(kind, present, version)
+        caches.doubt(kind, known, present, version)
         lacking = [key_of(item) for item in present if store.lacks(item)]
         if len(lacking) <= MOST_READ_SINGLY:
             items = []
@@ -207,7 +215,7 @@ async def _list(caches: Caches, cluster: Cluster, kind: Kind, asked: Where) -> N
             caches.listed(kind, items, version, present=present)
             return
     items, version = await cluster.list(kind, **asked)
-    caches.doubt(kind, items, version)
+    caches.doubt(kind, known, items, version)
     caches.listed(kind, items, version)
 
 

@@ -34,6 +34,8 @@ CHANGES = ("ADDED", "MODIFIED", "DELETED")
 NOT_THIS = (ValueError, LookupError, TypeError, AttributeError)
 """What reading a value raises that is not of the shape that the API server gives it."""
 
+_IDENTITY = ("namespace", "name", "uid", "resourceVersion")
+
 logger = logging.getLogger(__name__)
 
 
@@ -101,8 +103,14 @@ class Reflector:
         logger.warning("%s: %s; %s", self._kind.plural, error, then)
 
     async def _list(self) -> None:
-        """Take in a list. Of one with what is no object of the kind, the others; nothing is gone then."""
+        """Take in a list. Of one with what is no object of the kind, the others; nothing is gone then.
+
+        Raises:
+            OperatorError: it was refused.
+            Expired: it contradicts what was known, which is forgotten now: it is to be read anew.
+        """
         present: list[Object] = []
+        known = self._caches[self._kind].known()
         whole, version, pace = True, "", Pace()
         async for items, read_at in self._cluster.pages(self._kind, **self._where):
             version = read_at
@@ -114,9 +122,11 @@ class Reflector:
                     whole = False
                     continue
                 self._take(None, item)
-                present.append({"metadata": {"uid": item["metadata"]["uid"]}})
+                present.append({"metadata": {k: v for k, v in item["metadata"].items() if k in _IDENTITY}})
                 await pace.turn()
         if whole:
+            if self._caches.doubt(self._kind, known, present, int(version)):
+                raise Expired("the storage was set back")
             self._caches.left_out(self._kind, present, int(version))
         self._version = version
 

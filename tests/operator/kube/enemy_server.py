@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import json
 from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable
@@ -107,6 +108,15 @@ class EnemyServer:
         """Tell those who watch of an event as it is, whatever the objects are."""
         self.history[kind].append((self.version, event, item))
         self._wake()
+
+    def backup(self) -> Callable[[], None]:
+        """What sets everything back to now, as an administrator does with etcd's storage."""
+        version, objects, history = self.version, copy.deepcopy(self._objects), copy.deepcopy(self.history)
+
+        def restore() -> None:
+            self.version, self._objects, self.history = version, objects, history
+
+        return restore
 
     def delete(self, kind: Kind, name: str) -> None:
         """Delete an object; those who watch are told."""

@@ -288,6 +288,38 @@ async def test_what_a_watch_has_said_wrongly_is_put_right_by_the_next_lists(serv
         await until(lambda: agrees(known, server, POD) and agrees(known, server, NODE))
 
 
+@pytest.mark.parametrize("notices", ["a watch", "a list"])
+async def test_a_storage_that_is_set_back_to_a_backup_is_watched_from_the_first_list_on(server, notices):
+    """Watches that go on from its future hear nothing."""
+    is_back = asyncio.Event()
+
+    async def until_it_is_back(stream):
+        await is_back.wait()
+        await stream.event("ERROR", GONE)
+
+    if notices == "a watch":
+        server.acts[POD].append(until_it_is_back)
+    async with Running(server) as known:
+        await until(lambda: all(server.watches[kind] for kind in WATCHED))
+        restore = server.backup()
+        server.put(JOB, "first", spec={"suspend": True})
+        server.put(JOB, "second")
+        server.put(LEASE, "first", spec={"holderIdentity": "a"})
+        await until(lambda: agrees(known, server, JOB) and agrees(known, server, LEASE))
+        known.caches.watched(POD, "DELETED", pod(str(server.version), name="first", uid=uid_of(server, POD)))
+        restore()
+        is_back.set()
+        if notices == "a list":
+            await informers.resync(known.caches, server.cluster, "", Waits())
+        await until(lambda: all(agrees(known, server, kind) for kind in (JOB, LEASE, POD)))
+        server.put(LEASE, "first", spec={"holderIdentity": "b"})
+        await until(lambda: agrees(known, server, LEASE))
+
+
+def uid_of(server, kind):
+    return server.items(kind)[0]["metadata"]["uid"]
+
+
 async def test_definitions_that_are_deleted_and_come_back_are_watched_again(server):
     """The kind is not served for a while: others are watched all the time, it is once it is there again."""
     async with Running(server) as known:
