@@ -66,6 +66,13 @@ class PolicyReport:
     twin: TwinResult | None = None
     lacking: Sequence[str] = ()
 
+    @property
+    def failure(self) -> bool:
+        """Whether decisions failed, or the solver did: the next report may not say so any more."""
+        return bool(self.failed) or (
+            self.made is not None and self.made.solve.health is not PolicyReason.SOLVER_ANSWERS
+        )
+
 
 def decided(made: MadeDecision) -> Decided:
     """What history keeps of a decision."""
@@ -370,7 +377,8 @@ logger = logging.getLogger(__name__)
 class PolicyReporter:
     """Brings statuses up to the newest report.
 
-    ``in_background``: :meth:`report` only takes note, and :meth:`run` writes the newest.
+    ``in_background``: :meth:`report` only takes note, and :meth:`run` writes the newest; before it the newest
+    of a failure, so that the conditions and an Event tell of one that has passed meanwhile.
     ``history`` is told of decisions, and knows how far their replay is off; None: none is kept. ``waits``: of
     the operator.
     """
@@ -393,11 +401,11 @@ class PolicyReporter:
         self._clock = clock
         self._in_background = in_background
         self.history = history
-        self._waiting: dict[str, tuple[str, PolicyReport]] = {}
+        self._waiting: dict[str, tuple[str, tuple[PolicyReport, ...]]] = {}
         self._arrived = asyncio.Event()
 
     async def report(self, item: Object, report: PolicyReport) -> None:
-        """Write ``report`` on the ClusterPolicy ``item``; one that waits is replaced."""
+        """Write ``report`` on the ClusterPolicy ``item``; one that waits is replaced, unless of a failure."""
         if self.history is not None and report.made is not None:
             self.history.decided(decided(report.made))
             report = dataclasses.replace(report, twin=self.history.twin)
@@ -405,7 +413,14 @@ class PolicyReporter:
         if not self._in_background:
             await self._write(item, report)
             return
-        self._waiting[item["metadata"]["name"]] = (item["metadata"]["uid"], report)
+        name, uid = item["metadata"]["name"], item["metadata"]["uid"]
+        of, waiting = self._waiting.get(name, (uid, ()))
+        self._await_turn(name, uid, (*waiting, report) if of == uid else (report,))
+
+    def _await_turn(self, name: str, uid: str, reports: Sequence[PolicyReport]) -> None:
+        *before, newest = reports
+        failures = [] if newest.failure else [report for report in before if report.failure]
+        self._waiting[name] = (uid, (*failures[-1:], newest))
         self._arrived.set()
 
     async def run(self) -> None:
@@ -414,11 +429,13 @@ class PolicyReporter:
             await self._arrived.wait()
             self._arrived.clear()
             for name in tuple(self._waiting):
-                await self._write_newest(name)
+                await self._write_next(name)
             await asyncio.sleep(PAUSE_SECONDS)
 
-    async def _write_newest(self, name: str) -> None:
-        uid, report = self._waiting.pop(name)
+    async def _write_next(self, name: str) -> None:
+        uid, (report, *later) = self._waiting.pop(name)
+        if later:
+            self._await_turn(name, uid, later)
         item = self._caches[POLICY].get(("", name))
         if item is None or item["metadata"]["uid"] != uid:
             return
@@ -426,8 +443,9 @@ class PolicyReporter:
             await self._write(item, report)
         except (Conflict, NotFound, Unavailable) as error:
             logger.info("report on ClusterPolicy %s repeated: %s", name, error)
-            self._waiting.setdefault(name, (uid, report))
-            self._arrived.set()
+            of, waiting = self._waiting.get(name, (uid, ()))
+            if of == uid:
+                self._await_turn(name, uid, (report, *waiting))
         except Rejected as error:
             logger.error("round not reported on ClusterPolicy %s: %s", name, error)
 

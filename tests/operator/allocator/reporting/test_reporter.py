@@ -34,6 +34,10 @@ class Answers:
         return body
 
 
+def wrong(message):
+    return PolicyReport(misconfigured=message)
+
+
 async def write_all(answers, reports, monkeypatch):
     """All reports come before the first write begins."""
     monkeypatch.setattr(reporting, "PAUSE_SECONDS", 0.0)
@@ -42,8 +46,8 @@ async def write_all(answers, reports, monkeypatch):
     caches.watched(POLICY, "ADDED", item)
     cluster = Answers(*answers)
     reporter = PolicyReporter(cluster, caches, Recorder(cluster), clock=now, in_background=True)
-    for message in reports:
-        await reporter.report(item, PolicyReport(misconfigured=message))
+    for report in reports:
+        await reporter.report(item, report if isinstance(report, PolicyReport) else wrong(report))
     running = asyncio.create_task(reporter.run())
     await cluster.done.wait()
     await asyncio.sleep(0)
@@ -55,6 +59,17 @@ async def write_all(answers, reports, monkeypatch):
 
 async def test_of_several_reports_the_newest_is_written(monkeypatch):
     assert await write_all(["ok"], ["first", "second", "third"], monkeypatch=monkeypatch) == ["third"]
+
+
+@pytest.mark.parametrize(
+    ("answers", "later"),
+    [(["ok"] * 2, []), (["ok"] * 2, ["third"]), ([Unavailable("away"), *["ok"] * 2], [])],
+)
+async def test_a_failure_that_has_passed_before_it_was_written_is_told(answers, later, monkeypatch):
+    """The newest of several, before the report that follows it; also where the API server was away."""
+    failures = [PolicyReport(failed=message) for message in ("before", "it")]
+    written = await write_all(answers, ["first", *failures, "second", *later], monkeypatch=monkeypatch)
+    assert written == ["it", (later or ["second"])[0]]
 
 
 @pytest.mark.parametrize("error", [Unavailable("away"), Rejected("no")])
