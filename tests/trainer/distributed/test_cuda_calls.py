@@ -11,12 +11,15 @@ from ballast_policies.contract.job.training import TrainingConfig
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import World, join
+from ballast_trainer.layers import packing
 from ballast_trainer.layers.layer import Layer
 from ballast_trainer.layers.optimizer_state import from_tensor
-from ballast_trainer.layers.packing import pack, unpack
+from ballast_trainer.layers.packing import as_bytes, pack, unpack
 from ballast_trainer.pipeline.executor import links
 from ballast_trainer.pipeline.gradients import squared_norm_once
 from ballast_trainer.pipeline.layout import ScheduleRequest
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainer.layers.trained_layers import CPU, trained_layers
 
@@ -101,6 +104,32 @@ def test_weights_that_move_stay_on_their_device(monkeypatch):
     unpacked = unpack(pack(tensors))
     assert all(torch.equal(unpacked[name], tensor) for name, tensor in tensors.items())
     assert sum(read) < 1024
+
+
+class ToHost(TorchDispatchMode):
+    """Counts the bytes that leave a GPU for the host's memory."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        copied = func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
+        if copied and result.device.type == "cpu" and any(one.is_cuda for one in args[:2] if one is not None):
+            self.bytes += result.nbytes
+        return result
+
+
+def test_what_is_packed_on_a_gpu_does_not_pass_through_the_host(monkeypatch):
+    """Nor does what follows the message; with tensors that are said to be there."""
+    monkeypatch.setattr(packing, "_counts_to_send", lambda flats: {})
+    with FakeTensorMode(allow_non_fake_inputs=True), ToHost() as to_host:
+        tensors = {name: torch.empty(64, 32, device="cuda") for name in ("weight", "moment")}
+        message = pack(tensors, ["moment"], device="cuda")
+        rest = as_bytes(tensors["moment"])
+        assert {message.device.type, rest.device.type} == {"cuda"}
+        assert message.numel() < 1.5 * rest.numel() and to_host.bytes == 0
+        as_bytes(tensors["moment"].cpu())
+        assert to_host.bytes == rest.numel()
 
 
 def test_links_connect_in_one_order(monkeypatch):

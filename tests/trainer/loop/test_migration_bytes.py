@@ -1,5 +1,6 @@
 """What travels between ranks when layers move, and when links are measured; none of it is lost."""
 
+import dataclasses
 import functools
 import shutil
 
@@ -7,13 +8,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from ballast_policies.contract.job.model import ModelConfig
+from ballast_policies.contract.job.training import Precision, TrainingConfig, WeightType
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.stages import stages_over
 from ballast_trainer.distributed.mesh import Mesh
-from ballast_trainer.layers.packing import pack
+from ballast_trainer.layers.layer import OPTIMIZER
+from ballast_trainer.layers.packing import as_bytes, pack
 from ballast_trainer.loop.migrate import migrate, plan_moves
 from ballast_trainer.models.registry import build_model
 from ballast_trainer.profiling.rank_speeds import TRIALS, link_seconds
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.examples import first_daily
 from tests.support.gang import assert_same_curve
@@ -80,54 +84,120 @@ def test_only_the_bytes_of_moved_layers_travel():
     assert [sorted(rank["held"]) for rank in ranks] == [[0, 1, 2, 3], [3, 4], [5, 6, 7]]
 
 
-def moved_in_two_messages(world):
-    """Layer 3 moves as in a rebalance; what each rank waits for, and the layer's state before and after."""
-    layers = held_layers(build_model(MODEL), BEFORE, world.rank)
+class Quantized(torch.optim.Optimizer):
+    """Keeps state as quantizing optimizers do: codes with scales, by numbers that are no tensors, too."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            state["count"] = state.get("count", 0) + 1
+            state["codes"] = torch.arange(parameter.numel(), dtype=torch.uint8).view(parameter.shape)
+            state["scales"] = torch.full((3, 1), 0.5, dtype=torch.bfloat16)
+            state["signs"] = parameter > 0
+            state["small"] = torch.full((4, 2), 1.25).to(torch.float8_e4m3fn)
+            state["turned"] = torch.arange(6.0, dtype=torch.float64).view(2, 3).t()
+            state["none"] = torch.empty(0)
+
+
+class Computed(TorchDispatchMode):
+    """Counts what is computed or copied; messages are not."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.namespace == "aten"
+        return func(*args, **(kwargs or {}))
+
+
+def moved_in_two_messages(world, optimizer, dtype, on_gpu):
+    """Layer 3 moves as in a rebalance; what each rank waits for, and the layer's state before and after.
+
+    ``on_gpu``: its tensors follow as if they were there.
+    """
+    config = TrainingConfig(optimizer=optimizer, dtype=WeightType(dtype), precision=Precision(dtype))
+    layers = held_layers(build_model(MODEL), BEFORE, world.rank, config)
     if world.rank == 1:
         layers[3].module.register_buffer("counted", torch.arange(5), persistent=False)
     before = {key: value.clone() for key, value in layers[3].state().items()} if world.rank == 1 else {}
-    messages, real_isend = [], dist.isend
+    messages, places = [], {"isend": set(), "irecv": set()}
 
-    def isend(tensor, *args, **kwargs):
-        if tensor.nbytes > AGREEING:
-            messages.append((tensor.nbytes, kwargs["group"] is world.patient_group))
-        return real_isend(tensor, *args, **kwargs)
+    def noted(name, real):
+        def transfer(tensor, *args, **kwargs):
+            places[name].add(tensor.untyped_storage().data_ptr())
+            if name == "isend":
+                messages.append((tensor.nbytes, kwargs.get("group") is world.patient_group))
+            return real(tensor, *args, **kwargs)
 
-    dist.isend = isend
+        return transfer
+
+    for name in places:
+        setattr(dist, name, noted(name, getattr(dist, name)))
     moves = plan_moves(*(stages_over(Partition(bounds=bounds), (0, 1, 2)) for bounds in (BEFORE, AFTER)))
     migration = migrate(world, layers, moves, overlap=moves)
-    migration.send_rest(world, layers, moves)
-    under_way = len(layers.under_way)
+    agreed = len(messages)
+    with Computed() as computed:
+        device = torch.device("cuda" if on_gpu else "cpu")
+        migration.send_rest(dataclasses.replace(world, device=device), layers, moves)
+    under_way, own = len(layers.under_way), {}
     if world.rank == 1:
-        # The sender no longer needs it: what is under way is a copy.
-        for value in layers[3].state().values():
-            value.zero_()
+        own = layers[3].state()
         layers.drop([3])
     layers.settle()
+    after = layers[3].state() if world.rank == 0 else {}
+    kept = {
+        value.untyped_storage().data_ptr()
+        for name, value in (own | after).items()
+        if name.startswith(OPTIMIZER) and value.dim() and value.numel() and value.is_contiguous()
+    }
     return {
         "before": before,
-        "after": layers[3].state() if world.rank == 0 else {},
+        "after": after,
         "counted": layers[3].module.counted.tolist() if world.rank == 0 else [],
-        "messages": messages,
+        "messages": [message for message in messages[:agreed] if message[0] > AGREEING],
+        "rest": messages[agreed:],
+        "computed": computed.count,
+        "elsewhere": len(kept.difference(*places.values())),
         "bytes": migration.byte_count,
         "under_way": (under_way, len(layers.under_way)),
     }
 
 
-def test_the_optimizers_state_follows_a_moved_layer():
-    """Two thirds of the bytes, in a group of their own, after the move is agreed; the same bit for bit."""
-    receiver, sender, neither = on_ranks(moved_in_two_messages, 3, mesh=Mesh())
+@pytest.mark.parametrize(
+    ("optimizer", "dtype", "on_gpu"),
+    first_daily(
+        [
+            ("adamw", "bf16", False),
+            (f"{__name__}:Quantized", "fp32", True),
+            ("adamw", "fp32", True),
+            ("torch.optim:Adamax", "fp32", False),
+            ("torch.optim:Adafactor", "fp32", False),
+            ("sgd", "fp32", False),
+        ],
+        2,
+    ),
+)
+def test_the_optimizers_state_follows_a_moved_layer(optimizer, dtype, on_gpu):
+    """After the move is agreed, from memory of the one optimizer to that of the other; the same bit for bit.
+
+    On CPUs in a group of their own; on GPUs by the backend that the weights have taken.
+    """
+    receiver, sender, neither = on_ranks(moved_in_two_messages, 3, optimizer, dtype, on_gpu, mesh=Mesh())
     assert sender["before"].keys() == receiver["after"].keys()
-    assert any(name.endswith(".exp_avg_sq") for name in sender["before"])
     for name, value in sender["before"].items():
-        assert torch.equal(value, receiver["after"][name]), name
+        assert value.dtype == receiver["after"][name].dtype
+        assert torch.equal(as_bytes(value), as_bytes(receiver["after"][name])), name
     assert receiver["counted"] == [0, 1, 2, 3, 4], "a buffer that no checkpoint has"
-    (first, first_patient), (second, second_patient) = sender["messages"]
-    assert (first_patient, second_patient) == (False, True)
-    assert second > 1.5 * first
-    assert {rank["bytes"] for rank in (receiver, sender, neither)} == {first + second}
+    ((weights, patient),) = sender["messages"]
+    assert not patient and {patient for _, patient in sender["rest"]} == {not on_gpu}
+    assert [rank["computed"] for rank in (receiver, sender, neither)] == [0, 0, 0]
+    assert [rank["elsewhere"] for rank in (receiver, sender)] == [0, 0]
+    rest = sum(sent for sent, _ in sender["rest"])
+    assert {rank["bytes"] for rank in (receiver, sender, neither)} == {weights + rest}
     assert [rank["under_way"] for rank in (receiver, sender, neither)] == [(1, 0), (1, 0), (0, 0)]
-    assert receiver["messages"] == neither["messages"] == []
 
 
 def links_measured(world):

@@ -65,13 +65,14 @@ def _rank(rank, folder, plan, mesh, function, arguments):
         raise
 
 
-def held_layers(model, bounds, rank):
+def held_layers(model, bounds, rank, config=None):
     """The layers of one rank of a partition, after a step of their optimizers."""
-    layers = LayerSet(model, TrainingConfig(), torch.device("cpu"), lambda index, module: module)
+    layers = LayerSet(model, config or TrainingConfig(), torch.device("cpu"), lambda index, module: module)
     layers.hold(layers.make(index) for index in range(bounds[rank], bounds[rank + 1]))
     for layer in layers:
         for parameter in layer.module.parameters():
             parameter.grad = torch.ones_like(parameter)
+        layer.handed_to_masters()
         layer.optimizer.step()
     return layers
 

@@ -151,7 +151,7 @@ class Layer:
         self._replicas, self._whole = replicas, whole
         self._by_parameter: dict[nn.Parameter, Share] = {}
         self._masters: dict[str, nn.Parameter] = {}
-        self._arrival: Callable[[], Mapping[str, torch.Tensor]] | None = None
+        self._arrival: Callable[[], object] | None = None
         self._optimizer = self._new_optimizer(in_bf16(module) if config.dtype == "bf16" else {})
         if whole is not None:
             named = module.named_parameters(remove_duplicate=False)
@@ -202,18 +202,21 @@ class Layer:
     def optimizer(self) -> torch.optim.Optimizer | None:
         """Its optimizer; waits for the state that is still on its way from another rank."""
         if self._arrival is not None:
-            assert self._optimizer is not None
-            for name, value in self._arrival().items():
-                parameter, key = _parameter_and_key(name)
-                held = self._updated(parameter)
-                assert held is not None, "only its state was sent"
-                (held.detach() if key == MASTER else self._optimizer.state[held][key]).copy_(value)
+            self._arrival()
             self._arrival = None
         return self._optimizer
 
     @optimizer.setter
     def optimizer(self, optimizer: torch.optim.Optimizer | None) -> None:
         self._arrival, self._optimizer = None, optimizer
+
+    def optimizer_tensor(self, name: str) -> torch.Tensor:
+        """The one that has this name in :meth:`state`; it does not wait for its values."""
+        parameter, key = _parameter_and_key(name)
+        held = self._updated(parameter)
+        assert held is not None and self._optimizer is not None, "only its state is sent"
+        found: torch.Tensor = held.detach() if key == MASTER else self._optimizer.state[held][key]
+        return found
 
     def handed_to_masters(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Give the masters the gradients of what is rounded from them; both, where there were any."""
@@ -368,8 +371,8 @@ class Layer:
                     plain, restored = from_tensor(self._optimizer, key, value, held.device)
                 self._optimizer.state[held][plain] = restored
 
-    def expect(self, arrival: Callable[[], Mapping[str, torch.Tensor]]) -> None:
-        """Let ``arrival``, which may wait, give the optimizer's tensors their values at the first look."""
+    def expect(self, arrival: Callable[[], object]) -> None:
+        """Let ``arrival``, which may wait, fill the optimizer's tensors before the first look at them."""
         self._arrival = arrival
 
     def replace_parameter(self, old: nn.Parameter, new: nn.Parameter, state: dict[str, torch.Tensor]) -> None:

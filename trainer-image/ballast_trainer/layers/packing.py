@@ -9,7 +9,7 @@ bytes travel in another message are described alone.
 
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 
@@ -60,7 +60,8 @@ def pack(
 
 def _counts_to_send(flats: Mapping[str, torch.Tensor]) -> dict[str, int]:
     """Of the tensors whose zeros cost more than a bit per element: how many elements differ from zero."""
-    counted = {name: flat for name, flat in flats.items() if flat.dtype != torch.bool and flat.numel()}
+    # Of elements of a byte the bits would save little, and not all types of them can be counted.
+    counted = {name: flat for name, flat in flats.items() if flat.itemsize > 1 and flat.numel()}
     if not counted:
         return {}
     # Looked at together: on a GPU each look waits for all of its work.
@@ -111,26 +112,9 @@ def unpack(data: torch.Tensor) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def join_bytes(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """A copy of the tensors' bytes, one after the other, as a uint8 vector without a description."""
-    parts = [value.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for value in tensors]
-    return torch.cat([torch.empty(0, dtype=torch.uint8), *_padded(parts)])
-
-
-def joined_size(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of :func:`join_bytes`."""
-    return sum(value.nbytes + -value.nbytes % _ALIGNED for value in tensors)
-
-
-def split_bytes(data: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Views of the tensors of :func:`join_bytes`, as ``like``. Raises ValueError: other numbers of bytes."""
-    found, offset = [], 0
-    for value in like:
-        found.append(data[offset : offset + value.nbytes])
-        offset += value.nbytes + -value.nbytes % _ALIGNED
-    if offset != data.numel():
-        raise ValueError(f"a message of {data.numel()} bytes, expected {offset}")
-    return [part.view(value.dtype).reshape(value.shape) for part, value in zip(found, like, strict=True)]
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's bytes as a uint8 vector without a description, in its memory where that is contiguous."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _padded(parts: Iterable[torch.Tensor]) -> list[torch.Tensor]:

@@ -5,14 +5,15 @@ agreed that there is room for it.  No rank releases a layer before every rank ha
 of its new layers, which is all that the ranks have to agree on together; if one fails, all keep their
 previous layers.
 
-From ranks that stay, the optimizer's state (two thirds of a layer's bytes for AdamW) goes as a second
-message during the next step: forward and backward do not need it.  There is memory for it, and its
-description has been read, before any rank releases a layer.
+From ranks that release the layer and stay, the optimizer's tensors (two thirds of a layer's bytes for AdamW)
+follow during the next step: forward and backward do not need them.  They go from where the one optimizer has
+them to where the other will, without a copy.  There is memory for them, and their description has been read,
+before any rank releases a layer.
 """
 
 import dataclasses
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from ballast_policies.contract import Stage
 
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.layers.layer import OPTIMIZER, Layer, LayerSet
-from ballast_trainer.layers.packing import join_bytes, joined_size, pack, split_bytes, unpack
+from ballast_trainer.layers.packing import as_bytes, pack, unpack
 from ballast_trainer.models.deferred import values_follow
 from ballast_trainer.pipeline.layout import holders_of
 from ballast_trainer.profiling.stopwatch import Stopwatch
@@ -45,46 +46,48 @@ class MigrationFailed(RuntimeError):  # noqa: N818
 
 
 class _Message:
-    """A message between two ranks, under way."""
+    """What goes between two ranks for a move, under way."""
 
-    def __init__(self, buffer: torch.Tensor, work: Any) -> None:
-        self._buffer, self._work = buffer, work
+    def __init__(self, parts: list[tuple[torch.Tensor, Any]]) -> None:
+        self._parts = parts
 
-    def wait(self) -> torch.Tensor:
-        """Its bytes, once it is complete."""
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
-        return self._buffer
+    def wait(self) -> None:
+        """Until it is complete; what is sent lives so long, and stays as it is."""
+        for _, work in self._parts:
+            if work is not None:
+                work.wait()
+        self._parts = []
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Messages:
     """What this rank sends and receives, by number of the move."""
 
-    sent: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
-    received: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
+    sent: dict[int, list[torch.Tensor]] = dataclasses.field(default_factory=dict)
+    received: dict[int, list[torch.Tensor]] = dataclasses.field(default_factory=dict)
 
     @property
     def byte_count(self) -> int:
         """Bytes that this rank sends."""
-        return sum(buffer.nbytes for buffer in self.sent.values())
+        return sum(part.nbytes for parts in self.sent.values() for part in parts)
 
     def start(
         self, world: World, moves: Sequence[LayerMove], group: Any = None, *, back: bool = False
     ) -> dict[int, _Message]:
-        """Send and receive, ``back`` from targets to sources; empty messages do not travel."""
+        """Send and receive, ``back`` from targets to sources; what is empty does not travel."""
         ranks, found = world.pipeline.ranks, {}
         for number, move in enumerate(moves):
-            buffer = self.received.get(number, self.sent.get(number))
-            if buffer is None or not buffer.numel():
+            parts = self.received.get(number, self.sent.get(number))
+            if parts is None:
                 continue
             source, target = (move.target, move.source) if back else (move.source, move.target)
             if number in self.received:
                 transfer = functools.partial(dist.irecv, src=ranks[source])
             else:
                 transfer = functools.partial(dist.isend, dst=ranks[target])
-            found[number] = _Message(buffer, transfer(buffer, group=group, tag=move.layer))
+            found[number] = _Message(
+                [(part, transfer(part, group=group, tag=move.layer)) for part in parts if part.numel()]
+            )
         return found
 
 
@@ -106,17 +109,16 @@ class _Parcels:
         self.received = [number for number, move in enumerate(moves) if move.target == world.position]
         self.now, self.later = _Messages(), _Messages()
         self.failure: Exception | None = None
-        self._rest: dict[int, list[torch.Tensor]] = {}
-        # Two numbers and one; 0 until it is known that there are bytes, and room for them.
-        zeros = functools.partial(torch.zeros, dtype=torch.int64, device=world.device)
-        self._sizes = _Messages({n: zeros(2) for n in sent}, {n: zeros(2) for n in self.received})
-        self._room = _Messages({n: zeros(1) for n in self.received}, {n: zeros(1) for n in sent})
+        # 0 until it is known that there are bytes, and room for them.
+        zero = functools.partial(torch.zeros, 1, dtype=torch.int64, device=world.device)
+        self._sizes = _Messages({n: [zero()] for n in sent}, {n: [zero()] for n in self.received})
+        self._room = _Messages({n: [zero()] for n in self.received}, {n: [zero()] for n in sent})
         self._sizes_under_way: dict[int, _Message] = {}
 
     def pack(self, layers: LayerSet) -> None:
         """Pack the layers that this rank sends, and tell their sizes, 0 of one that cannot be packed."""
         try:
-            for number, counts in self._sizes.sent.items():
+            for number, (size,) in self._sizes.sent.items():
                 move = self._moves[number]
                 state = layers[move.layer].moving_state()
                 delayed = [
@@ -125,9 +127,10 @@ class _Parcels:
                     if move in self._overlap and name.startswith(OPTIMIZER) and value.dim()
                 ]
                 message = pack(state, delayed, device=self._world.device)
-                self._rest[number] = [state[name] for name in delayed]
-                self.now.sent[number] = message
-                counts[0], counts[1] = message.numel(), joined_size(self._rest[number])
+                self.now.sent[number] = [message]
+                if delayed:
+                    self.later.sent[number] = [as_bytes(state[n].to(self._world.device)) for n in delayed]
+                size.fill_(message.numel())
         except _FAILURES as error:
             self.failure = error
         self._sizes_under_way = self._sizes.start(self._world, self._moves)
@@ -137,27 +140,17 @@ class _Parcels:
         for message in self._sizes_under_way.values():
             message.wait()
         try:
-            for number, counts in self._sizes.received.items():
-                now_bytes, later_bytes = counts.tolist()
-                self.later.received[number] = torch.empty(later_bytes, dtype=torch.uint8)
-                self.now.received[number] = torch.empty(
-                    now_bytes, dtype=torch.uint8, device=self._world.device
-                )
-                self._room.sent[number][0] = 1
+            for number, (size,) in self._sizes.received.items():
+                room = torch.empty(int(size), dtype=torch.uint8, device=self._world.device)
+                self.now.received[number] = [room]
+                self._room.sent[number][0].fill_(1)
         except _FAILURES as error:
             self.failure = self.failure or error
         for message in self._room.start(self._world, self._moves, back=True).values():
             message.wait()
-        for number, room in self._room.received.items():
-            if not room.item():
+        for number, (found,) in self._room.received.items():
+            if not found.item():
                 self.now.sent.pop(number, None)
-
-    def copy_rest(self) -> None:
-        """Copy what goes later, which the next step would change, while the first messages travel."""
-        try:
-            self.later.sent.update({number: join_bytes(rest) for number, rest in self._rest.items()})
-        except _FAILURES as error:
-            self.failure = self.failure or error
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +160,7 @@ class Migration:
     moves: tuple[LayerMove, ...]
     byte_count: int
     _rest: _Messages = dataclasses.field(default_factory=_Messages, repr=False)
-    _awaited: dict[int, dict[str, torch.Tensor]] = dataclasses.field(default_factory=dict, repr=False)
+    _awaited: dict[int, list[torch.Tensor]] = dataclasses.field(default_factory=dict, repr=False)
 
     def send_rest(self, world: World, layers: LayerSet, moves: Sequence[LayerMove]) -> None:
         """Start the messages with the optimizers' tensors that were left behind; every rank calls it.
@@ -178,13 +171,13 @@ class Migration:
                 :meth:`LayerSet.settle` for all.
             moves: as of the migration, ranks in the numbering of ``world``.
         """
-        # Through the host and a group of their own: on a GPU the pipeline's messages have an order.
-        under_way = self._rest.start(world, moves, world.patient_group)
+        # As the weights have gone; gloo's in a group of their own, beside the next step's messages.
+        group = world.patient_group if world.device.type == "cpu" else None
+        under_way = self._rest.start(world, moves, group)
         layers.under_way += [message.wait for message in under_way.values()]
         for number, awaited in self._awaited.items():
-            # Tensors without elements do not travel.
-            message = under_way.get(number, _Message(self._rest.received[number], None))
-            layers[moves[number].layer].expect(functools.partial(_arrival, message, awaited))
+            arrival = functools.partial(_arrive, under_way[number], self._rest.received[number], awaited)
+            layers[moves[number].layer].expect(arrival)
 
 
 def owners(stages: Sequence[Stage], replicas: Sequence[int] = ()) -> dict[int, tuple[int, ...]]:
@@ -219,7 +212,8 @@ def migrate(
 ) -> Migration:
     """Carry out the moves; collective over the world. Layers that are sent stay until the caller drops them.
 
-    Of the moves in ``overlap`` the optimizers' tensors stay behind until :meth:`Migration.send_rest`.
+    Of the moves in ``overlap`` the optimizers' tensors stay behind until :meth:`Migration.send_rest`; their
+    sources do not change them any more.
 
     Raises:
         MigrationFailed: some rank could not send, receive or unpack a layer; all ranks keep their layers.
@@ -231,7 +225,7 @@ def migrate(
     parcels.pack(layers)
     watch.lap("pack")
     arrived: dict[int, Layer] = {}
-    awaited: dict[int, dict[str, torch.Tensor]] = {}
+    awaited: dict[int, list[torch.Tensor]] = {}
     failure: Exception | None = None
     try:
         # While others pack.
@@ -242,20 +236,17 @@ def migrate(
     watch.lap("build")
     parcels.make_room()
     watch.lap("agree")
-    under_way = parcels.now.start(world, moves)
-    parcels.copy_rest()
-    for message in under_way.values():
+    for message in parcels.now.start(world, moves).values():
         message.wait()
     watch.lap("transfer")
     now, later, failure = parcels.now, parcels.later, failure or parcels.failure
     try:
         for number, layer in arrived.items():
-            tensors = unpack(now.received[number])
+            tensors = unpack(now.received[number][0])
             layer.load(tensors)
-            waits = {name: value for name, value in tensors.items() if value.is_meta}
-            split_bytes(later.received[number], list(waits.values()))
+            waits = [layer.optimizer_tensor(name) for name, value in tensors.items() if value.is_meta]
             if waits:
-                awaited[number] = waits
+                awaited[number], later.received[number] = waits, [as_bytes(value) for value in waits]
                 layer.expect(_not_sent)
     except _FAILURES as error:
         failure = failure or error
@@ -269,9 +260,12 @@ def migrate(
     return Migration(moves=tuple(moves), byte_count=byte_count, _rest=later, _awaited=awaited)
 
 
-def _not_sent() -> dict[str, torch.Tensor]:
+def _not_sent() -> None:
     raise RuntimeError("the optimizer's state of a layer is needed before it was sent")
 
 
-def _arrival(message: _Message, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return dict(zip(like, split_bytes(message.wait(), list(like.values())), strict=True))
+def _arrive(message: _Message, received: Sequence[torch.Tensor], state: Sequence[torch.Tensor]) -> None:
+    message.wait()
+    for part, value in zip(received, state, strict=True):
+        if not value.is_contiguous():
+            value.copy_(part.view(value.dtype).reshape(value.shape))

@@ -116,10 +116,11 @@ def _move_and_try(
     positions = range(model.world.positions)
     kept = positions if kept is None else kept
     moves = plan_moves(in_force, stages, replicas)
-    # What a rank has sent before it leaves cannot be lost with it, and a user's own change may look at the
-    # optimizers when layers arrive; of the others the optimizers' tensors may travel during the next step.
-    own = all(map(is_built_in, model.dynamics))
-    overlap = [move for move in moves if own and move.source in kept]
+    # What a rank has sent before it leaves cannot be lost with it, a user's own change may look at the
+    # optimizers when layers arrive, and a replica goes on with its own; of the others the optimizers' tensors
+    # may travel during the next step.
+    own, after = all(map(is_built_in, model.dynamics)), owners(stages, replicas)
+    overlap = [m for m in moves if own and m.source in kept and m.source not in after[m.layer]]
     joined = frozenset(positions).difference(*owners(in_force, replicas).values())
     migration = migrate(model.world, model.layers, moves, overlap=overlap, watch=watch)
     for dynamic in model.dynamics:
