@@ -20,7 +20,7 @@ from typing import Any
 
 from ballast_policies.contract.errors import camel
 from ballast_policies.contract.job.job import JobConfig
-from ballast_policies.contract.job.pipeline import ParallelismConfig
+from ballast_policies.contract.job.output import AsyncMode
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.memory.rank_bytes import rank_bytes
 from ballast_policies.planning.partition import Partition, even_partition
@@ -85,6 +85,7 @@ class RankForecast:
         weight_versions: most versions of a stage's weights it holds.
         held_bytes: weights, gradients, optimizer state, further versions of the weights.
         activation_bytes: at the fullest moment, besides what is held.
+        host_bytes: of the host's memory, for the copy from which a checkpoint is written beside the steps.
     """
 
     rank: int
@@ -94,6 +95,7 @@ class RankForecast:
     weight_versions: int
     held_bytes: float
     activation_bytes: float
+    host_bytes: float
 
     @property
     def bytes(self) -> float:
@@ -262,7 +264,7 @@ def forecast(
     return Forecast(
         name=name,
         schedule=schedule.name,
-        ranks=_rank_forecasts(partition, schedule, rows, busy, config.parallelism),
+        ranks=_rank_forecasts(partition, schedule, rows, busy, config),
         step_seconds=step_seconds,
         formula_seconds=formula,
         imbalance=max(busy) / (math.fsum(busy) / len(busy)) - 1 if any(busy) else 0.0,
@@ -369,9 +371,13 @@ def _rank_forecasts(
     schedule: Schedule,
     rows: Sequence[ProfiledLayer],
     busy: Sequence[float],
-    parallelism: ParallelismConfig,
+    config: JobConfig,
 ) -> tuple[RankForecast, ...]:
     facts, cuts = validate(schedule), list(itertools.pairwise(partition.bounds))
+    parallelism, saved = config.parallelism, config.checkpoint
+    is_copied = saved.path is not None and saved.async_mode is AsyncMode.ASYNC
+    # Replicas write a share each of all but the gradients, which are as large as the weights.
+    copied = [is_copied * (row.held_bytes - row.weight_bytes) / parallelism.data for row in rows]
     sizes = rank_bytes(
         partition,
         schedule,
@@ -394,6 +400,7 @@ def _rank_forecasts(
             weight_versions=max(facts.versions_held[stage] for stage in own),
             held_bytes=size.held,
             activation_bytes=size.step,
+            host_bytes=sum(sum(copied[slice(*cuts[stage])]) for stage in own),
         )
         for rank, (size, own) in enumerate(zip(sizes, stages, strict=True))
     )

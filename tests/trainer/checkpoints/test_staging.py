@@ -1,5 +1,6 @@
 """Checkpoints that are written beside the steps: of their step's state, one at a time."""
 
+import contextlib
 import dataclasses
 import logging
 import shutil
@@ -112,6 +113,94 @@ def test_memory_of_the_copies_is_used_again():
     second = staging.begin({"a": torch.zeros(8), "b": torch.zeros(4)}, later=()).tensors
     assert second["a"].data_ptr() == first["a"].data_ptr()
     assert second["a"].sum() == second["b"].sum() == 0 and second["b"].shape == (4,)
+
+
+class FakeGpu:
+    """Stands in for a GPU whose streams are one, and counts the host's memory that it is given."""
+
+    def __init__(self, monkeypatch):
+        self.locked, self.unlocked, self.threads = [], [], set()
+        for name in ("device", "stream"):
+            monkeypatch.setattr(torch.cuda, name, contextlib.nullcontext)
+        for name in ("current_stream", "Stream", "cudart"):
+            monkeypatch.setattr(torch.cuda, name, lambda: self)
+
+    def cudaHostRegister(self, place, size, flags):  # noqa: N802 - CUDA's names
+        self.threads.add(threading.current_thread())
+        self.locked.append(size)
+        return 2 if size == 13 else 0
+
+    def cudaHostUnregister(self, place):  # noqa: N802
+        self.unlocked.append(place)
+
+    def wait_stream(self, other):
+        pass
+
+    def record_event(self):
+        return self
+
+    def synchronize(self):
+        pass
+
+    wait_event = wait_stream
+
+
+def test_a_checkpoint_does_not_wait_for_memory_to_be_locked(monkeypatch):
+    """A thread locks what is missing before, once; without it, or too late, the one that writes does."""
+    gpu, staging = FakeGpu(monkeypatch), Staging(torch.device("cuda"))
+    state = {"a": torch.arange(8), "b": torch.ones(2, 3), "step": torch.tensor(2.0), "none": torch.ones(0)}
+    staging.make_room(state)
+    staging._making.join(WAIT_SECONDS)
+    assert sorted(gpu.locked) == [4, 24, 64]
+    for later in (), state.keys():
+        copy = staging.begin(state, later=later)
+        copy.finish()
+        assert all(torch.equal(copy.tensors[key], value) for key, value in state.items())
+    assert len(gpu.locked) == 3 and threading.current_thread() not in gpu.threads and not gpu.unlocked
+    # A layer has come in place of another, with a tensor of a new size; the system locks no more of these.
+    staging.begin({"c": torch.ones(8, dtype=torch.int64), "d": torch.ones(13, dtype=torch.bool)}, later=())
+    del copy
+    assert len(gpu.locked) == 3 and len(gpu.unlocked) == 2
+    staging.lock()
+    staging.lock()
+    assert sorted(gpu.locked) == [4, 13, 24, 64]
+
+
+def test_a_checkpoint_in_the_middle_of_the_locking_goes_on_without_the_rest(monkeypatch):
+    """It waits for one tensor's at most."""
+    gpu, staging = FakeGpu(monkeypatch), Staging(torch.device("cuda"))
+    began, go, register = threading.Event(), threading.Event(), gpu.cudaHostRegister
+
+    def held(*arguments):
+        began.set()
+        assert go.wait(WAIT_SECONDS)
+        return register(*arguments)
+
+    monkeypatch.setattr(gpu, "cudaHostRegister", held)
+    state = {str(number): torch.full((number,), number) for number in range(1, 9)}
+    staging.make_room(state)
+    assert began.wait(WAIT_SECONDS)
+    staging._enough.set()
+    go.set()
+    copy = staging.begin(state, later=())
+    assert gpu.locked == [8] and torch.equal(copy.tensors["8"], state["8"])
+
+
+@pytest.mark.slow
+def test_memory_is_made_before_a_checkpoint_is_due(small_config, tmp_path, monkeypatch):
+    """Once optimizers have their state; on a CPU nothing is looked at for it."""
+    asked, real, step_done = [], BesideSteps.make_room, []
+
+    def make_room(beside, world, layers):
+        with monkeypatch.context() as patched:
+            patched.setattr(tensors, "stored", lambda *_: pytest.fail("the state is looked at"))
+            real(beside, world, layers)
+        asked.append((len(step_done), all(layer.optimizer.state for layer in layers)))
+
+    monkeypatch.setattr(BesideSteps, "make_room", make_room)
+    monkeypatch.setattr(f"{__name__}.TOLD", lambda event, *_: step_done.append(event), raising=False)
+    train_here(job(small_config, tmp_path, totalSteps=3, callback={"name": f"{__name__}:calling"}))
+    assert asked == [(1, True)]
 
 
 def test_statistics_of_the_forward_are_copied_at_once(tmp_path):

@@ -135,6 +135,19 @@ def test_replicas_of_the_pipeline_hold_a_layers_gradients_twice_while_they_avera
     assert both["ranks"][1]["bytes"] == pytest.approx(3 * 40_000 + 10_000, abs=1000)
 
 
+def test_checkpoints_beside_the_steps_cost_memory_of_the_host(call):
+    """For weights and the optimizer's state; of replicas each writes a share; others take none."""
+    big, saved = {**LAYER, "weightBytes": 10_000, "heldBytes": 40_000}, {"path": "/checkpoints"}
+
+    def host(*options, **fields):
+        (only,) = simulated(call, *options, layers=(big,) * 12, **fields)
+        return {rank["hostBytes"] for rank in only["ranks"]}
+
+    assert host() == host(checkpoint={**saved, "asyncMode": "disabled"}) == {0}
+    assert host(checkpoint=saved) == {3 * 30_000}
+    assert host("--ranks", "8", checkpoint=saved, parallelism={"data": 2}) == {3 * 15_000}
+
+
 def test_weight_versions_cost_memory_where_there_is_no_flush(call):
     """PipeDream stashes p - r versions, 2BW two; an undisturbed pipeline does a step in m t."""
     for schedule, versions in (("PipeDream", [4, 3, 2, 1]), ("PipeDream2BW", [2, 2, 2, 2])):

@@ -6,6 +6,8 @@ next step computes its gradients, and it waits with its update until they are; a
 
 import dataclasses
 import threading
+import weakref
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
@@ -63,54 +65,101 @@ class StagedCopy:
 
 
 class Staging:
-    """The host's memory for the copies, which the next checkpoint uses again; pinned where a GPU copies."""
+    """The host's memory for the copies, which the next checkpoint uses again; page-locked where a GPU copies.
+
+    Locking takes seconds for gigabytes, so that threads do it beside the steps: :meth:`make_room` before the
+    first copy, else the thread that writes it (:meth:`lock`).
+    """
 
     def __init__(self, device: torch.device) -> None:
         """Prepare; ``device`` is where the state lives."""
         self._device = device
-        self._kept: dict[str, torch.Tensor] = {}
+        self._rooms: dict[str, torch.Tensor] = {}
+        self._unlocked: list[torch.Tensor] = []
+        self._making: threading.Thread | None = None
+        self._enough = threading.Event()
         self._stream: torch.cuda.Stream | None = None
+
+    def make_room(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Begin to make locked memory for copies of ``state``; none of those before is used any more."""
+        missing = self._take_over(state)
+
+        def make() -> None:
+            for key, size in missing.items():
+                if self._enough.is_set():
+                    return
+                # The system finds its pages now, and not while it keeps the GPU's other work waiting.
+                self._rooms[key] = torch.empty(size, dtype=torch.uint8).fill_(0)
+                self._unlocked.append(self._rooms[key])
+                self.lock()
+
+        self._making = threading.Thread(target=make, name="checkpoint-memory", daemon=True)
+        self._making.start()
+
+    def _take_over(self, state: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """Give the memory that there is to tensors of ``state``; the bytes of those that get none."""
+        self._enough.set()
+        if self._making is not None:
+            self._making.join()
+        self._enough.clear()
+        sizes = {key: value.nbytes for key, value in state.items()}
+        spare, rooms = defaultdict(list), {}
+        for key, room in self._rooms.items():
+            if sizes.get(key) == room.nbytes:
+                rooms[key] = room
+            else:
+                spare[room.nbytes].append(room)
+        for key, size in sizes.items():
+            if key not in rooms and spare[size]:
+                rooms[key] = spare[size].pop()
+        self._rooms = rooms
+        return {key: size for key, size in sizes.items() if key not in rooms}
+
+    def lock(self) -> None:
+        """Lock the memory that is not yet; not on the thread that trains."""
+        while self._unlocked:
+            room = self._unlocked.pop()
+            if self._device.type != "cuda" or not room.nbytes:
+                continue
+            with torch.cuda.device(self._device):
+                cuda = torch.cuda.cudart()
+                # Where the system locks no more, copies are slower, and right.
+                if int(cuda.cudaHostRegister(room.data_ptr(), room.nbytes, 1)) == 0:
+                    weakref.finalize(room, cuda.cudaHostUnregister, room.data_ptr())
 
     def begin(self, state: Mapping[str, torch.Tensor], *, later: Collection[str]) -> StagedCopy:
         """Begin to copy ``state``; none of the copies before is used any more.
 
         The tensors of ``later`` stay as they are until :meth:`StagedCopy.wait` has returned.
         """
-        self._kept = {key: self._room(key, value) for key, value in state.items()}
+        for key, size in self._take_over(state).items():
+            self._rooms[key] = torch.empty(size, dtype=torch.uint8)
+            self._unlocked.append(self._rooms[key])
+        copies = {key: self._rooms[key].view(of.dtype).view(of.shape) for key, of in state.items()}
         if self._device.type == "cuda":
-            return self._begin_on_gpu(state, later)
+            return self._begin_on_gpu(state, copies, later)
         for key, value in state.items():
             if key not in later:
-                self._kept[key].copy_(value)
-        return StagedCopy(self._kept, {key: state[key] for key in later}, None)
+                copies[key].copy_(value)
+        return StagedCopy(copies, {key: state[key] for key in later}, None)
 
-    def _begin_on_gpu(self, state: Mapping[str, torch.Tensor], later: Collection[str]) -> StagedCopy:
+    def _begin_on_gpu(
+        self, state: Mapping[str, torch.Tensor], copies: Mapping[str, torch.Tensor], later: Collection[str]
+    ) -> StagedCopy:
         """All copies are queued now: behind the kernels of the step that is done, beside the next one's."""
         now = torch.cuda.current_stream()
         if self._stream is None:
             self._stream = torch.cuda.Stream()
         for key, value in state.items():
             if key not in later:
-                self._kept[key].copy_(value, non_blocking=True)
+                copies[key].copy_(value, non_blocking=True)
         self._stream.wait_stream(now)
         with torch.cuda.stream(self._stream):
             for key in later:
-                self._kept[key].copy_(state[key], non_blocking=True)
+                copies[key].copy_(state[key], non_blocking=True)
             copied = self._stream.record_event()
         # They are held until the copying is done, so that nothing else gets their memory.
-        return StagedCopy(self._kept, {key: state[key] for key in later}, copied)
-
-    def _room(self, key: str, value: torch.Tensor) -> torch.Tensor:
-        kept = self._kept.get(key)
-        if kept is not None and kept.shape == value.shape and kept.dtype == value.dtype:
-            return kept
-        if self._device.type == "cuda":
-            try:
-                return torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
-            except RuntimeError:
-                # The system pins no more: the copy is slower, and right.
-                pass
-        return torch.empty(value.shape, dtype=value.dtype)
+        return StagedCopy(copies, {key: state[key] for key in later}, copied)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -126,10 +175,18 @@ class BesideSteps(Generic[Result]):
 
     def __init__(self, device: torch.device, name: str) -> None:
         """Prepare; ``device`` is where the state lives, ``name`` the thread's."""
-        self._name = name
+        self._name, self._device = name, device
         self._staging, self._kept = Staging(device), Staging(device)
         self._group: tuple[Any, Any] = (None, None)
         """The patient group of the ranks that it is for, and the one of the thread."""
+
+    def make_room(self, world: World, layers: LayerSet) -> None:
+        """Begin to lock memory for the next copy, beside the steps; after the work before has ended.
+
+        On a CPU, where no memory needs to be locked, it does nothing.
+        """
+        if self._device.type == "cuda":
+            self._staging.make_room(tensors.stored(world, layers))
 
     def begin(
         self,
@@ -149,7 +206,8 @@ class BesideSteps(Generic[Result]):
             self._group = world.patient_group, patient_group()
         state = tensors.stored(world, layers)
         later = set() if at_once else tensors.changed_by_optimizer(layers, state)
-        copy, result = self._staging.begin(state, later=later), Future[Result]()
+        staging, result = self._staging, Future[Result]()
+        copy = staging.begin(state, later=later)
         beside = dataclasses.replace(world, patient_group=self._group[1])
 
         def run() -> None:
@@ -157,6 +215,7 @@ class BesideSteps(Generic[Result]):
                 failure = None
                 try:
                     copy.finish()
+                    staging.lock()
                 except CheckpointNotWritten as error:
                     failure = str(error)
                 with peer_failures():

@@ -174,6 +174,9 @@ def _text(found: Forecast) -> str:
             f"{rank.weight_versions:8} {rank.held_bytes / 1e6:8.1f} {rank.activation_bytes / 1e6:8.1f} "
             f"{rank.bytes / 1e6:8.1f}"
         )
+    host = max(rank.host_bytes for rank in found.ranks)
+    if host:
+        lines.append(f"  copies for checkpoints take up to {host / 1e6:.1f} MB of the host's memory a rank")
     return "\n".join(lines)
 
 

@@ -67,6 +67,7 @@ class Saver:
         self._longest_write = 0.0
         self._in_flight: _InFlight | None = None
         self._beside = BesideSteps[float](model.device, "checkpoint")
+        self._room_for: tuple[int, ...] = ()
         self._slow = False
         self._step_seconds: float | None = None
         # Without a flush the weights depend on where the pipeline drains, so that must not be measured.
@@ -256,7 +257,24 @@ class Saver:
             self._begin()
         elif due:
             self.save()
+        else:
+            self._make_room()
         return due
+
+    def _make_room(self) -> None:
+        """Have memory for the copy before a checkpoint is due, for other layers than those before."""
+        layers = self._model.layers
+        if (
+            self._checkpoints is None
+            or self._model.config.checkpoint.async_mode is not AsyncMode.ASYNC
+            or self._in_flight is not None
+            or self._room_for == layers.indices()
+            # To look at the state that follows them would be to wait for it.
+            or layers.under_way
+        ):
+            return
+        self._room_for = layers.indices()
+        self._beside.make_room(self._model.world, layers)
 
     def _begin(self) -> None:
         """Write the state beside the steps that follow, after the checkpoint before; collective."""
