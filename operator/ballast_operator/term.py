@@ -69,7 +69,7 @@ class LeaderTerm:
         self._writes: deque[float] = deque(maxlen=100_000)
         throttle = DecisionThrottle(settings.solver.debounce_seconds)
         self._throttle = throttle
-        self._events = Recorder(cluster, in_background=True)
+        self._events = Recorder(cluster)
         self._changes = Changes(
             self._observer,
             self._queue,
@@ -82,7 +82,6 @@ class LeaderTerm:
             self._caches,
             self._events,
             clock=now,
-            in_background=True,
             history=history,
             waits=informers.waits,
         )

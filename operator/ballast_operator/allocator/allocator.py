@@ -200,7 +200,7 @@ class Allocator:
             logger.exception("round failed; it is tried again in %g s", RETRY_SECONDS)
             self._metrics.reconcile_errors.labels("Bug").inc()
             self._next_round = self._clock().timestamp() + RETRY_SECONDS
-            await self._failures.tell(error, self._in_force)
+            self._failures.tell(error, self._in_force)
 
     async def decide(self) -> None:
         """One decision: assignments for all jobs, and the policies' status."""
@@ -216,11 +216,11 @@ class Allocator:
                 policy = read_cluster_policy({**item, "status": {}})
             except InvalidObject as error:
                 problem = f"ClusterPolicy {item['metadata']['name']} cannot be used: {error}"
-                await self._reporter.report(item, PolicyReport(misconfigured=str(error)))
+                self._reporter.report(item, PolicyReport(misconfigured=str(error)))
                 continue
             if self._in_force is not None:
                 older = self._in_force["metadata"]["name"]
-                await self._reporter.report(item, PolicyReport(policy_in_force=older))
+                self._reporter.report(item, PolicyReport(policy_in_force=older))
                 continue
             self._in_force, problem = item, ""
             await self._decide_for(item, policy, jobs)
@@ -328,7 +328,7 @@ class Allocator:
         if self.decider.growth_at is not None:
             rest = max(GROWTH_REST_SECONDS, took_seconds)
             self._next_growth = max(self.decider.growth_at, self._clock().timestamp() + rest)
-        await self._reporter.report(item, PolicyReport(made=made, prices=prices))
+        self._reporter.report(item, PolicyReport(made=made, prices=prices))
         written = self._observer.caches[POLICY].get(("", item["metadata"]["name"]))
         set_cost_gauges(self._metrics, policy, written, jobs, started)
         if self.decider.memory.next_at != self._saved_until:  # once a round

@@ -1,7 +1,6 @@
 """The status of a ClusterPolicy after a decision."""
 
 import asyncio
-import contextlib
 import dataclasses
 import datetime
 import logging
@@ -375,10 +374,10 @@ logger = logging.getLogger(__name__)
 
 
 class PolicyReporter:
-    """Brings statuses up to the newest report.
+    """Brings statuses up to the newest report, in the background.
 
-    ``in_background``: :meth:`report` only takes note, and :meth:`run` writes the newest; before it the newest
-    of a failure, so that the conditions and an Event tell of one that has passed meanwhile.
+    Of those that wait the newest is written; before it the newest of a failure, so that the conditions and an
+    Event tell of one that has passed meanwhile.
     ``history`` is told of decisions, and knows how far their replay is off; None: none is kept. ``waits``: of
     the operator.
     """
@@ -390,7 +389,6 @@ class PolicyReporter:
         recorder: Recorder,
         *,
         clock: Callable[[], Time],
-        in_background: bool = False,
         history: HistoryWriter | None = None,
         waits: Waits | None = None,
     ) -> None:
@@ -399,20 +397,16 @@ class PolicyReporter:
         self._caches = caches
         self._recorder = recorder
         self._clock = clock
-        self._in_background = in_background
         self.history = history
         self._waiting: dict[str, tuple[str, tuple[PolicyReport, ...]]] = {}
         self._arrived = asyncio.Event()
 
-    async def report(self, item: Object, report: PolicyReport) -> None:
-        """Write ``report`` on the ClusterPolicy ``item``; one that waits is replaced, unless of a failure."""
+    def report(self, item: Object, report: PolicyReport) -> None:
+        """Have ``report`` written on the ClusterPolicy ``item``, in place of one that waits for it."""
         if self.history is not None and report.made is not None:
             self.history.decided(decided(report.made))
             report = dataclasses.replace(report, twin=self.history.twin)
         report = dataclasses.replace(report, lacking=self._waits.told(WaitReason.DEFINITIONS))
-        if not self._in_background:
-            await self._write(item, report)
-            return
         name, uid = item["metadata"]["name"], item["metadata"]["uid"]
         of, waiting = self._waiting.get(name, (uid, ()))
         self._await_turn(name, uid, (*waiting, report) if of == uid else (report,))
@@ -428,9 +422,13 @@ class PolicyReporter:
         while True:
             await self._arrived.wait()
             self._arrived.clear()
-            for name in tuple(self._waiting):
-                await self._write_next(name)
+            await self.write_waiting()
             await asyncio.sleep(PAUSE_SECONDS)
+
+    async def write_waiting(self) -> None:
+        """Write the next report on each ClusterPolicy. Raises NotLeader: another replica leads."""
+        for name in tuple(self._waiting):
+            await self._write_next(name)
 
     async def _write_next(self, name: str) -> None:
         uid, (report, *later) = self._waiting.pop(name)
@@ -465,7 +463,7 @@ class PolicyReporter:
             written = await self._cluster.write_status(POLICY, body)
         self._caches.wrote(POLICY, written)
         metadata = item["metadata"]
-        await self._recorder.post(POLICY, "", metadata["name"], metadata["uid"], notices)
+        self._recorder.post(POLICY, "", metadata["name"], metadata["uid"], notices)
 
 
 class Failures:
@@ -481,7 +479,7 @@ class Failures:
         self._in_a_row = 0
         self._waits.end(WaitReason.DECISIONS)
 
-    async def tell(self, error: Exception, item: Object | None) -> None:
+    def tell(self, error: Exception, item: Object | None) -> None:
         """A decision has failed; ``item``: the ClusterPolicy by which it was to be made."""
         self._in_a_row += 1
         if self._in_a_row < FAILURES_TOLD:
@@ -492,5 +490,4 @@ class Failures:
         )[:1000]
         self._waits.begin(WaitReason.DECISIONS, what, to_fix="report it, with the operator's log")
         if item is not None:
-            with contextlib.suppress(Conflict, NotFound, Rejected, Unavailable):
-                await self._reporter.report(item, PolicyReport(failed=what))
+            self._reporter.report(item, PolicyReport(failed=what))

@@ -6,6 +6,7 @@ A wait, a refusal and a user's error have different reasons, so that it is clear
 
 import enum
 from collections.abc import Sequence
+from typing import Self
 
 NO_POLICY = "there is no ClusterPolicy. To fix: create one"
 """Why no job gets GPUs before the first is there."""
@@ -37,15 +38,39 @@ class PolicyCondition(enum.StrEnum):
     """The policy is in force: rounds are decided by it."""
 
 
-class PolicyReason(enum.StrEnum):
+class Told(enum.Enum):
+    """How a condition that takes a reason is told by an Event."""
+
+    NORMALLY = enum.auto()
+    WARNING = enum.auto()
+    """It asks for a person's attention."""
+    NOT_AT_FIRST = enum.auto()
+    """A job's life may begin with it: the condition says it, thousands of Events would not help."""
+    NEVER = enum.auto()
+    """It lasts for a moment, or points to another condition."""
+
+
+class Reason(enum.StrEnum):
+    """A reason of conditions, in a stable word, and how Events tell of it."""
+
+    told: Told
+
+    def __new__(cls, word: str, told: Told = Told.NORMALLY) -> Self:
+        """The word itself, as the API has it."""
+        reason = str.__new__(cls, word)
+        reason._value_, reason.told = word, told
+        return reason
+
+
+class PolicyReason(Reason):
     """Reasons of the conditions of a ClusterPolicy."""
 
     # Valid
     VALID = "Valid"
     """Valid: pools match nodes, and no node matches two."""
-    MISCONFIGURED = "Misconfigured"
+    MISCONFIGURED = "Misconfigured", Told.WARNING
     """Not valid: the spec cannot be used; the message names the field."""
-    OVERLAPPING_POOLS = "OverlappingPools"
+    OVERLAPPING_POOLS = "OverlappingPools", Told.WARNING
     """Valid, with a warning: no gang is started on nodes that match two pools; the message names both."""
     NO_SUCH_NODES = "NoSuchNodes"
     """Valid, with a warning: the named pools match no node at present."""
@@ -57,9 +82,9 @@ class PolicyReason(enum.StrEnum):
     """Solved by the chosen policy; the message says how: optimal, in closed form, or by its heuristic."""
     NOTHING_TO_ALLOCATE = "NothingToAllocate"
     """Solved: no job wants GPUs."""
-    FALLBACK_AFTER_TIMEOUT = "FallbackAfterTimeout"
+    FALLBACK_AFTER_TIMEOUT = "FallbackAfterTimeout", Told.WARNING
     """Not solved: the solver took too long and was ended; the greedy fallback decided."""
-    FALLBACK_AFTER_SOLVER_ERROR = "FallbackAfterSolverError"
+    FALLBACK_AFTER_SOLVER_ERROR = "FallbackAfterSolverError", Told.WARNING
     """Not solved: the solver failed or died; the greedy fallback decided."""
     NO_CAPACITY = "NoCapacity"
     """Not solved: no pool has a GPU."""
@@ -67,15 +92,15 @@ class PolicyReason(enum.StrEnum):
     # SolverHealthy
     SOLVER_ANSWERS = "SolverAnswers"
     """Healthy: the last question was answered in time."""
-    SOLVER_TIMED_OUT = "SolverTimedOut"
+    SOLVER_TIMED_OUT = "SolverTimedOut", Told.WARNING
     """Not healthy: no answer within the time limit; the process was ended, the greedy fallback decided."""
-    SOLVER_DIED = "SolverDied"
+    SOLVER_DIED = "SolverDied", Told.WARNING
     """Not healthy: the process ended over the last question; the greedy fallback decided."""
 
     # InputsComplete
     COMPLETE = "Complete"
     """InputsComplete: no default is used."""
-    DEFAULTS_USED = "DefaultsUsed"
+    DEFAULTS_USED = "DefaultsUsed", Told.WARNING
     """InputsComplete is False: the message names pools and jobs, the fields, and what counts instead."""
 
     # PricesCurrent
@@ -97,7 +122,7 @@ class PolicyReason(enum.StrEnum):
     """CapacityTypesAgree is False: the message names pools, nodes and labels; the pool's type counts."""
 
     # NodesHealthy
-    SICK_NODES = "SickNodes"
+    SICK_NODES = "SickNodes", Told.WARNING
     """NodesHealthy is False: the message names nodes, why, and until when."""
 
     # WithinSpotLimits
@@ -123,7 +148,7 @@ class PolicyReason(enum.StrEnum):
     """Not ready: ``spec.dryRun`` is set; status says what the policy would do."""
     NOT_VALID = "NotValid"
     """Not ready: see Valid."""
-    DECISIONS_FAIL = "DecisionsFail"
+    DECISIONS_FAIL = "DecisionsFail", Told.WARNING
     """Not ready: the last decisions failed; the message has the error. Jobs that run continue."""
     ANOTHER_POLICY_IN_FORCE = "AnotherPolicyInForce"
     """Not ready: an older ClusterPolicy is in force; there is one at a time."""
@@ -197,7 +222,7 @@ class JobCondition(enum.StrEnum):
     """It failed for good. Excludes Succeeded."""
 
 
-class JobReason(enum.StrEnum):
+class JobReason(Reason):
     """Reasons of the conditions of a TrainingJob."""
 
     # Admitted=True
@@ -205,40 +230,40 @@ class JobReason(enum.StrEnum):
     """Admitted: GPUs are assigned; the message names pool, type and number."""
 
     # Admitted=False: waits
-    PENDING = "Pending"
+    PENDING = "Pending", Told.NEVER
     """Not admitted: the allocator has not looked at the job yet."""
-    WAITING_FOR_POLICY = "WaitingForPolicy"
+    WAITING_FOR_POLICY = "WaitingForPolicy", Told.NOT_AT_FIRST
     """Not admitted: there is no usable ClusterPolicy."""
-    WAITING_FOR_CAPACITY = "WaitingForCapacity"
+    WAITING_FOR_CAPACITY = "WaitingForCapacity", Told.NOT_AT_FIRST
     """Not admitted: it fits, but other jobs hold the GPUs this round."""
     WAITING_FOR_RELEASED_PODS = "WaitingForReleasedPods"
     """Not admitted: pods of another job that hold its GPUs are not gone yet."""
-    NOT_ALLOWED = "NotAllowed"
+    NOT_ALLOWED = "NotAllowed", Told.WARNING
     """Not admitted or not running: a quota, Pod Security, a webhook or a missing PriorityClass forbids
     the pods now; the message quotes the API server. Retried."""
     WAITING_FOR_VOLUMES = "WaitingForVolumes"
     """Not admitted: a volume claim of its pods is missing, not bound, or lost. Retried."""
-    NAME_TAKEN = "NameTaken"
+    NAME_TAKEN = "NameTaken", Told.WARNING
     """Not admitted or not running: an object of somebody else has a name that the job needs. Retried."""
     BACKING_OFF = "BackingOff"
     """Not admitted: it failed and is launched again after a pause that doubles each time."""
     DRY_RUN = "DryRun"
     """Not admitted: the ClusterPolicy only says what it would do."""
-    SUSPENDED = "Suspended"
+    SUSPENDED = "Suspended", Told.NOT_AT_FIRST
     """Not admitted or not running: ``spec.suspend`` is set."""
     QUEUED = "Queued"
     """Not admitted or not running: Kueue has not admitted the job's Workload, or has evicted it."""
 
     # Admitted=False: refusals
-    EXCEEDS_CAPACITY = "ExceedsCapacity"
+    EXCEEDS_CAPACITY = "ExceedsCapacity", Told.WARNING
     """Not admitted: even an empty cluster has too few GPUs of one pool for ``pipeline.minStages``."""
-    NO_MATCHING_GPU_TYPE = "NoMatchingGpuType"
+    NO_MATCHING_GPU_TYPE = "NoMatchingGpuType", Told.WARNING
     """Not admitted: no node pool has a GPU type that ``gpuTypes`` allows."""
     NO_MATCHING_CAPACITY_TYPE = "NoMatchingCapacityType"
     """Not admitted: ``spec.spot`` rules out all pools with its GPU types."""
     NO_DATA_PRICE = "NoDataPrice"
     """Not admitted: no pool that it may use has a price for reading ``spec.dataLocation`` there."""
-    EXCEEDS_MEMORY = "ExceedsMemory"
+    EXCEEDS_MEMORY = "ExceedsMemory", Told.WARNING
     """Not admitted: the job does not fit the memory of the GPUs; the message says what needs how much."""
 
     SPOT_LIMIT = "SpotLimit"
@@ -247,7 +272,7 @@ class JobReason(enum.StrEnum):
     """Not admitted: a limit of the ClusterPolicy's ``tenants`` is reached; the message says which."""
 
     # Admitted=False: user errors
-    MISCONFIGURED = "Misconfigured"
+    MISCONFIGURED = "Misconfigured", Told.WARNING
     """Not admitted or failed: the spec cannot be used; the message names the field; a gang stops."""
 
     # Reporting
@@ -259,7 +284,7 @@ class JobReason(enum.StrEnum):
     # Running
     ALL_RANKS_TRAIN = "AllRanksTrain"
     """Running: rank 0 has acknowledged the plan for all ranks."""
-    NOT_ADMITTED = "NotAdmitted"
+    NOT_ADMITTED = "NotAdmitted", Told.NEVER
     """Not running: see Admitted."""
     PODS_STARTING = "PodsStarting"
     """Not running: pods are made, bound, or pull their image."""
@@ -267,31 +292,31 @@ class JobReason(enum.StrEnum):
     """Not running: all pods have an address and the plan; ranks connect and load the checkpoint."""
     STOPPING = "Stopping"
     """Not running: the trainer saves and stops, or the pods are being deleted."""
-    NOT_BOUND = "NotBound"
+    NOT_BOUND = "NotBound", Told.WARNING
     """Not running: not every pod of the gang ran in time, so all were taken back."""
     FINISHED = "Finished"
     """Not admitted and not running: the job has ended."""
 
     # Running=False after a launch ended early; also the keys of status.restarts
-    USER_ERROR = "UserError"
+    USER_ERROR = "UserError", Told.WARNING
     """Restarts: the user's model, data, configuration or memory failed; counts toward ``backoffLimit``."""
-    HUNG = "Hung"
+    HUNG = "Hung", Told.WARNING
     """Restarts: pods ran, but nothing was heard from them in time; counts toward ``backoffLimit``."""
-    POD_LOST = "PodLost"
+    POD_LOST = "PodLost", Told.WARNING
     """Restarts: a pod was killed, evicted or deleted by someone else."""
-    NODE_LOST = "NodeLost"
+    NODE_LOST = "NodeLost", Told.WARNING
     """Restarts: a node went away under a pod."""
     NODE_LEAVING = "NodeLeaving"
     """NodesStay is False: nodes go; the message says which, when, and by what. Restarts: the gang could
     not continue without such a node, and saved first."""
-    PEER_LOST = "PeerLost"
+    PEER_LOST = "PeerLost", Told.WARNING
     """Restarts: ranks lost touch with each other."""
     STEPS_ADDED = "StepsAdded"
     """Restarts: ``totalSteps`` was raised while it trained; it goes on from the former last step."""
-    SHRINK_TIMEOUT = "ShrinkTimeout"
+    SHRINK_TIMEOUT = "ShrinkTimeout", Told.WARNING
     """Restarts: a shrink was not acknowledged in time."""
 
-    GROW_TIMEOUT = "GrowTimeout"
+    GROW_TIMEOUT = "GrowTimeout", Told.WARNING
     """Restarts: new ranks did not join in time."""
 
     # Rebalanced
@@ -303,7 +328,7 @@ class JobReason(enum.StrEnum):
     """Not repacked yet: a shrink is under way; the message names the pods that will go."""
     PODS_RELEASED = "PodsReleased"
     """Repacked: the named pods are gone and their GPUs are free."""
-    PROPOSAL_REFUSED = "ProposalRefused"
+    PROPOSAL_REFUSED = "ProposalRefused", Told.WARNING
     """Not repacked: the trainer's proposal breaks the spec's limits; the message says which."""
 
     # Grown
@@ -311,7 +336,7 @@ class JobReason(enum.StrEnum):
     """Not grown yet: the message names the pods that are to join."""
     RANKS_JOINED = "RanksJoined"
     """Grown: the named pods are ranks of the gang."""
-    GROWTH_GIVEN_UP = "GrowthGivenUp"
+    GROWTH_GIVEN_UP = "GrowthGivenUp", Told.WARNING
     """Not grown: new pods failed or did not run in time; the gang continues without them."""
 
     # Shrunk
@@ -333,28 +358,28 @@ class JobReason(enum.StrEnum):
     # InputsComplete
     COMPLETE = "Complete"
     """InputsComplete: no default is used."""
-    DEFAULTS_USED = "DefaultsUsed"
+    DEFAULTS_USED = "DefaultsUsed", Told.WARNING
     """InputsComplete is False: the message names the fields that are missing, and what counts instead."""
 
     # OnTime
-    DEADLINE_WITHIN_REACH = "DeadlineWithinReach"
+    DEADLINE_WITHIN_REACH = "DeadlineWithinReach", Told.NOT_AT_FIRST
     """On time, or not at risk: the job can meet its deadline."""
-    DEADLINE_PASSED = "DeadlinePassed"
+    DEADLINE_PASSED = "DeadlinePassed", Told.WARNING
     """Not on time, or at risk: the deadline has passed."""
-    DEADLINE_OUT_OF_REACH = "DeadlineOutOfReach"
+    DEADLINE_OUT_OF_REACH = "DeadlineOutOfReach", Told.WARNING
     """Not on time, or at risk: alone on its fastest GPUs it would be late."""
-    DEADLINE_CONTENDED = "DeadlineContended"
+    DEADLINE_CONTENDED = "DeadlineContended", Told.WARNING
     """Not on time, or at risk: earlier deadlines need the GPUs."""
 
-    DEADLINE_SPEED_TOO_LOW = "DeadlineSpeedTooLow"
+    DEADLINE_SPEED_TOO_LOW = "DeadlineSpeedTooLow", Told.WARNING
     """Deadline at risk: at its present speed the job would be late; faster GPUs could keep it."""
     DEADLINE_MET = "DeadlineMet"
     """Deadline not at risk: the job succeeded before it."""
-    DEADLINE_MISSED = "DeadlineMissed"
+    DEADLINE_MISSED = "DeadlineMissed", Told.WARNING
     """Not admitted or failed: the deadline has passed, and ``onDeadlineMissed`` ends the job."""
-    ACTIVE_DEADLINE_EXCEEDED = "DeadlineExceeded"
+    ACTIVE_DEADLINE_EXCEEDED = "DeadlineExceeded", Told.WARNING
     """Not admitted or failed: the job has held GPUs for ``activeDeadlineSeconds``."""
-    SPEED_UNKNOWN = "SpeedUnknown"
+    SPEED_UNKNOWN = "SpeedUnknown", Told.NOT_AT_FIRST
     """Deadline or budget: no speed of the job is stated or measured yet."""
 
     # Consolidated
@@ -362,35 +387,35 @@ class JobReason(enum.StrEnum):
     """Not consolidated: the message has the nodes, and both speeds where known."""
 
     # BudgetExhausted
-    BUDGET_SPENT = "BudgetSpent"
+    BUDGET_SPENT = "BudgetSpent", Told.WARNING
     """Budget exhausted, not admitted, or failed: the job has cost what ``spec.budget`` allows."""
-    TEAM_BUDGET_SPENT = "TeamBudgetSpent"
+    TEAM_BUDGET_SPENT = "TeamBudgetSpent", Told.WARNING
     """Budget exhausted or not admitted: the team's jobs have cost what the ClusterPolicy allows."""
-    BUDGET_SUFFICIENT = "BudgetSufficient"
+    BUDGET_SUFFICIENT = "BudgetSufficient", Told.NOT_AT_FIRST
     """Budget not exhausted: it is enough on the cheapest GPUs."""
-    BUDGET_TOO_SMALL = "BudgetTooSmall"
+    BUDGET_TOO_SMALL = "BudgetTooSmall", Told.WARNING
     """Budget not exhausted yet: even the cheapest GPUs would cost more than is left."""
-    PRICE_UNKNOWN = "PriceUnknown"
+    PRICE_UNKNOWN = "PriceUnknown", Told.NOT_AT_FIRST
     """Budget not exhausted: no pool that the job may use has a price."""
 
     # MessagesReadable
     ALL_MESSAGES_READ = "AllMessagesRead"
     """MessagesReadable again: the trainer's newest messages are in force."""
-    MESSAGE_REFUSED = "MessageRefused"
+    MESSAGE_REFUSED = "MessageRefused", Told.WARNING
     """Not readable: a trainer's message is malformed or out of range; the last good one counts."""
 
     # Reconciled
     PASS_COMPLETED = "PassCompleted"
     """Reconciled again: the error is gone."""
-    INTERNAL_ERROR = "InternalError"
+    INTERNAL_ERROR = "InternalError", Told.WARNING
     """Not reconciled, decided or admitted: an error of the operator, in the message; it tries again."""
     ACTION_REFUSED = "ActionRefused"
     """Not reconciled: the API server refuses an action, such as the deletion of a pod, for the reason in the
     message; it is tried again after growing pauses."""
-    STATUS_REFUSED = "StatusRefused"
+    STATUS_REFUSED = "StatusRefused", Told.WARNING
     """Not reconciled: the API server refuses what the operator writes of the job; the job goes on, and
     texts of its status are shortened."""
-    CHANGED_BY_OTHERS = "ChangedByOthers"
+    CHANGED_BY_OTHERS = "ChangedByOthers", Told.WARNING
     """Not reconciled: another controller changes what the operator writes of the job, again and again."""
 
     # Succeeded, Failed
@@ -398,7 +423,7 @@ class JobReason(enum.StrEnum):
     """Succeeded: the last step is saved."""
     ENDED_BY_CALLBACK = "EndedByCallback"
     """Succeeded: the job's callback ended the training early, for the reason in the message."""
-    BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded"
+    BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded", Told.WARNING
     """Failed: it failed more often than ``backoffLimit`` allows; lost pods and nodes do not count."""
 
 
@@ -412,6 +437,9 @@ SUSPENSIONS = frozenset(
     }
 )
 """Reasons of Admitted with which a job waits for its owner, and not for GPUs."""
+
+TOLD = {str(reason): reason.told for kind in (PolicyReason, JobReason) for reason in kind}
+"""Reason of a TrainingJob's or a ClusterPolicy's condition -> how Events tell of it."""
 
 
 MOST_NAMES = 5

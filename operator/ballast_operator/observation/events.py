@@ -8,6 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 
 from ballast_operator.api.base import Condition
+from ballast_operator.api.conditions import TOLD, JobCondition, JobReason, Told
 from ballast_operator.errors import Conflict, NotFound, Rejected, Unavailable
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import EVENT, Kind
@@ -15,53 +16,6 @@ from ballast_operator.views.clock import now, show
 
 COMPONENT = "ballast-operator"
 """Who reports, as ``kubectl describe`` shows it."""
-
-WARNING_REASONS = frozenset(
-    {
-        "ExceedsCapacity",
-        "NoMatchingGpuType",
-        "ExceedsMemory",
-        "Misconfigured",
-        "BackoffLimitExceeded",
-        "ProposalRefused",
-        "OverlappingPools",
-        "SickNodes",
-        "DecisionsFail",
-        "FallbackAfterTimeout",
-        "FallbackAfterSolverError",
-        "SolverTimedOut",
-        "SolverDied",
-        "DefaultsUsed",
-        "DeadlinePassed",
-        "DeadlineOutOfReach",
-        "DeadlineContended",
-        "DeadlineSpeedTooLow",
-        "DeadlineMissed",
-        "DeadlineExceeded",
-        "BudgetSpent",
-        "BudgetTooSmall",
-        "TeamBudgetSpent",
-        "NotBound",
-        "NotAllowed",
-        "NameTaken",
-        "UserError",
-        "Hung",
-        "PodLost",
-        "NodeLost",
-        "PeerLost",
-        "ShrinkTimeout",
-        "GrowTimeout",
-        "GrowthGivenUp",
-        "MessageRefused",
-        "InternalError",
-        "StatusRefused",
-        "ChangedByOthers",
-    }
-)
-"""Reasons that ask for a person's attention."""
-
-QUIET_REASONS = frozenset({"Pending", "NotAdmitted"})
-"""Reasons that last for a moment, or point to another condition: no Event."""
 
 logger = logging.getLogger(__name__)
 
@@ -75,38 +29,26 @@ class EventToPost:
     message: str
 
 
-QUIET_AT_FIRST = frozenset(
-    {
-        "WaitingForCapacity",
-        "WaitingForPolicy",
-        "Suspended",
-        "DeadlineWithinReach",
-        "BudgetSufficient",
-        "SpeedUnknown",
-        "PriceUnknown",
-    }
-)
-"""Reasons with which a job's life may begin: the condition says it, thousands of Events would not help."""
-
-
-BEGINS = ("", "Pending")
+BEGINS = ("", JobReason.PENDING.value)
 """(status, reason) of a condition that is not there yet."""
 
 
 def flips(old: Iterable[Condition], new: Iterable[Condition]) -> tuple[EventToPost, ...]:
     """A notice for each condition whose truth or reason has changed."""
     before = {condition.type: (condition.status, condition.reason) for condition in old}
-    return tuple(
-        EventToPost(
-            type="Warning" if condition.reason in WARNING_REASONS or condition.type == "Failed" else "Normal",
-            reason=condition.reason,
-            message=f"{condition.type} is {condition.status}: {condition.message}",
+    found = []
+    for condition in new:
+        was, told = before.get(condition.type, BEGINS), TOLD.get(condition.reason, Told.NORMALLY)
+        if was == (condition.status, condition.reason) or told is Told.NEVER:
+            continue
+        if told is Told.NOT_AT_FIRST and was[1] == JobReason.PENDING:
+            continue
+        warns = told is Told.WARNING or condition.type == JobCondition.FAILED
+        message = f"{condition.type} is {condition.status}: {condition.message}"
+        found.append(
+            EventToPost(type="Warning" if warns else "Normal", reason=condition.reason, message=message)
         )
-        for condition in new
-        if before.get(condition.type) != (condition.status, condition.reason)
-        and condition.reason not in QUIET_REASONS
-        and not (condition.reason in QUIET_AT_FIRST and before.get(condition.type, BEGINS)[1] == "Pending")
-    )
+    return tuple(found)
 
 
 MOST_WAITING = 2000
@@ -114,15 +56,14 @@ MOST_WAITING = 2000
 
 
 class Recorder:
-    """Posts Events. An Event is a courtesy: one that cannot be posted is logged and forgotten.
+    """Posts Events in the background: no launch waits for one.
 
-    ``in_background``: :meth:`post` only takes note, and :meth:`run` posts: no launch waits for an Event.
+    An Event is a courtesy: one that cannot be posted is logged and forgotten.
     """
 
-    def __init__(self, cluster: Cluster, *, in_background: bool = False) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._last: OrderedDict[tuple[str, str], str] = OrderedDict()
-        self._in_background = in_background
         self._waiting: deque[tuple[Kind, str, str, str, tuple[EventToPost, ...]]] = deque(maxlen=MOST_WAITING)
         self._arrived = asyncio.Event()
         self._drops = False
@@ -132,19 +73,18 @@ class Recorder:
         while True:
             await self._arrived.wait()
             self._arrived.clear()
-            while self._waiting:
-                await self._post(*self._waiting.popleft())
-            self._drops = False
+            await self.post_waiting()
 
-    async def post(
-        self, kind: Kind, namespace: str, name: str, uid: str, notices: Iterable[EventToPost]
-    ) -> None:
-        """Post notices about one object, leaving out those that repeat the last one of their reason."""
+    async def post_waiting(self) -> None:
+        """Post what waits now."""
+        while self._waiting:
+            await self._post(*self._waiting.popleft())
+        self._drops = False
+
+    def post(self, kind: Kind, namespace: str, name: str, uid: str, notices: Iterable[EventToPost]) -> None:
+        """Have notices about one object posted, without those that repeat the last one of their reason."""
         notices = tuple(notices)
         if not notices:
-            return
-        if not self._in_background:
-            await self._post(kind, namespace, name, uid, notices)
             return
         if len(self._waiting) == MOST_WAITING and not self._drops:
             self._drops = True  # told of once, however many follow

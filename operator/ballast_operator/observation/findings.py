@@ -15,7 +15,7 @@ from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.kube.kinds import Key, job_id
 from ballast_operator.views.clock import Time
-from ballast_operator.views.job import Blocked, JobView, SuspendCause
+from ballast_operator.views.job import JobView, Refusal
 
 AVOIDED_SECONDS = 600.0
 """How long a job is not started on a node on which its pods did not run in time, if there are others."""
@@ -44,13 +44,13 @@ class Found(NamedTuple):
     """Fields of a job's view that no object says; see :class:`JobView`."""
 
     avoided: frozenset[str] = frozenset()
-    blocked: Blocked | None = None
+    blocked: Refusal | None = None
     lacks_rights: bool = False
     lacks_account: bool = False
-    queued: SuspendCause | None = None
+    queued: Refusal | None = None
 
 
-NOT_ASKED = SuspendCause(JobReason.QUEUED, "Kueue has not been asked yet")
+NOT_ASKED = Refusal(JobReason.QUEUED, "Kueue has not been asked yet")
 
 _NOTHING, _LAUNCHED = Found(), Found(lacks_rights=True, lacks_account=True)
 
@@ -66,9 +66,9 @@ class _OfJob:
     uid: str
     rights_of: int = 0
     account_of: int = 0
-    blocked: tuple[int, Blocked] | None = None
+    blocked: tuple[int, Refusal] | None = None
     avoided: dict[str, float] = dataclasses.field(default_factory=dict)
-    queued: SuspendCause | None = NOT_ASKED
+    queued: Refusal | None = NOT_ASKED
     restorations: int = 0
     restored_at: float = 0.0
     restored_for: int = 0
@@ -155,13 +155,13 @@ class Findings:
         self.avoided_by_all = {node: found[node] for node in sorted(newest)}
         return news
 
-    def block(self, view: JobView, why: Blocked | None) -> bool:
+    def block(self, view: JobView, why: Refusal | None) -> bool:
         """Remember why this generation cannot be launched; says whether that begins or ends a wait."""
         if why is not None or view.key in self._jobs:
             self._of(view).blocked = None if why is None else (view.generation, why)
         return (why is None) != (view.blocked is None)
 
-    def queue(self, view: JobView, why: SuspendCause | None) -> bool:
+    def queue(self, view: JobView, why: Refusal | None) -> bool:
         """Remember what Kueue says of the job; says whether that begins or ends a wait."""
         self._of(view).queued = why
         return (why is None) != (view.queued is None)

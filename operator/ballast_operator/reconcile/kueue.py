@@ -15,12 +15,12 @@ from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import WORKLOAD, Object
 from ballast_operator.kube.ownership import controlled_by
 from ballast_operator.views.clock import Time
-from ballast_operator.views.job import JobView, SuspendCause, hold
+from ballast_operator.views.job import JobView, Refusal, hold
 
 
 async def ask_kueue(
     cluster: Cluster, view: JobView, gpu_resources: Collection[str], now: Time
-) -> SuspendCause | None:
+) -> Refusal | None:
     """Why the job must hold no GPUs by Kueue's word; None: its Workload is admitted, or it needs none.
 
     ``gpu_resources``: those that the pools have.
@@ -36,30 +36,30 @@ async def ask_kueue(
         found = None
     if found is not None and not controlled_by(found, view.uid):
         message = f"Workload {name} is not the job's. To fix: delete or rename it, or rename the job"
-        return SuspendCause(JobReason.NAME_TAKEN, message)
+        return Refusal(JobReason.NAME_TAKEN, message)
     wanted = not view.status.finished and hold(view.spec.asked, view.status, now) is None
     problem = _waits(view, found) if found is not None else ""
     if found is not None and not holds and (not wanted or _is_over(view, found)):
         await cluster.delete(WORKLOAD, namespace, name, uid=found["metadata"]["uid"])
-        return SuspendCause(JobReason.QUEUED, problem)
+        return Refusal(JobReason.QUEUED, problem)
     if found is not None or not wanted:
-        return SuspendCause(JobReason.QUEUED, problem) if problem else None
+        return Refusal(JobReason.QUEUED, problem) if problem else None
     if not gpu_resources:
-        return SuspendCause(JobReason.QUEUED, "Kueue is asked once the pools are known")
+        return Refusal(JobReason.QUEUED, "Kueue is asked once the pools are known")
     if len(gpu_resources) > 1:
         have = f"the pools have {len(gpu_resources)}: {', '.join(sorted(gpu_resources))}"
-        return SuspendCause(JobReason.QUEUED, f"Kueue counts GPUs of one resource, and {have}")
+        return Refusal(JobReason.QUEUED, f"Kueue counts GPUs of one resource, and {have}")
     (resource,) = gpu_resources
     try:
         await cluster.create(WORKLOAD, _workload(view, name, resource))
     except NotFound:
         fix = "install Kueue 0.15 or later, or take the label kueue.x-k8s.io/queue-name away"
-        return SuspendCause(JobReason.QUEUED, f"the cluster has no Workloads of Kueue. To fix: {fix}")
+        return Refusal(JobReason.QUEUED, f"the cluster has no Workloads of Kueue. To fix: {fix}")
     except Conflict:
         pass  # one that was deleted is on its way out
     except Rejected as error:
-        return SuspendCause(JobReason.QUEUED, f"its Workload is refused: {error}"[:1000])
-    return SuspendCause(JobReason.QUEUED, f"its Workload {name} waits in queue {view.queue}")
+        return Refusal(JobReason.QUEUED, f"its Workload is refused: {error}"[:1000])
+    return Refusal(JobReason.QUEUED, f"its Workload {name} waits in queue {view.queue}")
 
 
 def _workload(view: JobView, name: str, resource: str) -> dict[str, Any]:

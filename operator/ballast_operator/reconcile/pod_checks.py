@@ -45,7 +45,7 @@ from ballast_operator.kube.kinds import CLAIM, CONFIG_MAP, LEASE, POD, POD_GROUP
 from ballast_operator.kube.ownership import own_object
 from ballast_operator.settings import JobSettings
 from ballast_operator.views.clock import Time, parse
-from ballast_operator.views.job import Blocked, JobView
+from ballast_operator.views.job import JobView, Refusal
 from ballast_operator.views.spec import JobSpec
 
 ANSWER_LASTS_SECONDS = 600.0
@@ -72,10 +72,10 @@ class PodChecks:
         self._cluster = cluster
         self._settings = settings
         self._clock = clock
-        self._answers: OrderedDict[tuple[str, ...], tuple[Blocked | None, float]] = OrderedDict()
+        self._answers: OrderedDict[tuple[str, ...], tuple[Refusal | None, float]] = OrderedDict()
         self._turns = asyncio.Semaphore(AT_ONCE)
 
-    async def why_blocked(self, view: JobView, gpu_resources: frozenset[str], now: Time) -> Blocked | None:
+    async def why_blocked(self, view: JobView, gpu_resources: frozenset[str], now: Time) -> Refusal | None:
         """Why no pod of the job can be made, or run, now; None: one can.
 
         ``gpu_resources``: the extended resources that count as GPUs in the pools.
@@ -87,7 +87,7 @@ class PodChecks:
         assert spec is not None
         problem = gpus_elsewhere(spec.template, resources, spec.gpus_per_pod)
         if problem:
-            return Blocked(reason=JobReason.MISCONFIGURED, message=problem)
+            return Refusal(JobReason.MISCONFIGURED, problem)
         asked = _asked(view, spec, resources)
         answer = await self._remembered(asked, lambda: self._ask(view, spec, resources, now))
         if answer is None:
@@ -100,8 +100,8 @@ class PodChecks:
             self._answers.pop(_asked(view, view.spec, _sorted(gpu_resources)), None)
 
     async def _remembered(
-        self, asked: tuple[str, ...], ask: Callable[[], Awaitable[Blocked | None]], *, lasts: bool = True
-    ) -> Blocked | None:
+        self, asked: tuple[str, ...], ask: Callable[[], Awaitable[Refusal | None]], *, lasts: bool = True
+    ) -> Refusal | None:
         """The answer to ``asked``; ``lasts``: one that nothing but an edit changes is kept for long."""
         known = self._answers.get(asked)
         if known is not None and self._clock() < known[1]:
@@ -120,7 +120,7 @@ class PodChecks:
 
     async def _ask(
         self, view: JobView, spec: JobSpec, gpu_resources: Sequence[str], now: Time
-    ) -> Blocked | None:
+    ) -> Refusal | None:
         name = pod_name(view.name, view.status.launches + 1, 0)
         allocation = JobAllocation(
             launch=view.status.launches + 1,
@@ -137,7 +137,7 @@ class PodChecks:
             body = pod_object(view, spec, allocation, number=0, pod=name, gpu_resource=gpu_resources[0])
         except Exception as error:  # whatever the template holds that its schema lets through
             message = f"spec.template: no pod can be made of it: {type(error).__name__}: {error}"
-            return Blocked(reason=JobReason.MISCONFIGURED, message=message[:1024])
+            return Refusal(JobReason.MISCONFIGURED, message[:1024])
         body["spec"].pop("serviceAccountName", None)  # it is made at the launch
 
         def said(error: Exception) -> str:
@@ -148,20 +148,20 @@ class PodChecks:
         except (Conflict, NotFound):
             return None  # the launch will tell
         except Forbidden as error:
-            return Blocked(reason=JobReason.NOT_ALLOWED, message=error.told, may_pass=True)
+            return Refusal(JobReason.NOT_ALLOWED, error.told, may_pass=True)
         except (NotAllowed, ServerInternalError) as error:
             if "service account" in str(error):
                 return None  # the namespace's default one is missing; the job has its own
             message = f"the cluster does not allow the job's pods now: {said(error)}"
-            return Blocked(reason=JobReason.NOT_ALLOWED, message=message[:4096], may_pass=True)
+            return Refusal(JobReason.NOT_ALLOWED, message[:4096], may_pass=True)
         except Rejected as error:
             message = f"spec.template: the API server refuses its pod: {said(error)}"
-            return Blocked(reason=JobReason.MISCONFIGURED, message=message[:4096])
+            return Refusal(JobReason.MISCONFIGURED, message[:4096])
         if problem := changed_by_admission(body, made, gpu_resources):
-            return Blocked(reason=JobReason.NOT_ALLOWED, message=problem, may_pass=True)
+            return Refusal(JobReason.NOT_ALLOWED, problem, may_pass=True)
         return None
 
-    async def _volumes(self, view: JobView, spec: JobSpec, now: Time) -> Blocked | None:
+    async def _volumes(self, view: JobView, spec: JobSpec, now: Time) -> Refusal | None:
         """The first volume that keeps each pod of the job from being scheduled, if any does."""
         namespace = view.key[0]
         for volume in (spec.template.get("spec") or {}).get("volumes") or ():
@@ -181,7 +181,7 @@ class PodChecks:
                 return answer
         return None
 
-    async def _claim(self, namespace: str, name: str, now: Time) -> Blocked | None:
+    async def _claim(self, namespace: str, name: str, now: Time) -> Refusal | None:
         """Why no pod with the claim can be scheduled; None: one can, or that is not known.
 
         One that is young is left to Kubernetes: most volumes are there within seconds. One whose volume is
@@ -213,7 +213,7 @@ class PodChecks:
         why = f"its volume is being made for node {on}" if on else "no volume has been bound to it"
         return _waits_for(f"{what} is not bound: {why}. To fix: see kubectl describe pvc {name}")
 
-    async def _class(self, what: str, name: str, *, until_bound: bool = False) -> Blocked | None:
+    async def _class(self, what: str, name: str, *, until_bound: bool = False) -> Refusal | None:
         """Why no volume of the class can be made; None: one can, or that is not known.
 
         ``until_bound``: nor is one made for its first pod.
@@ -229,7 +229,7 @@ class PodChecks:
             return None
         return _waits_for(f"{what} is not bound by StorageClass {name}. To fix: see kubectl describe pvc")
 
-    async def _name_taken(self, view: JobView, spec: JobSpec) -> Blocked | None:
+    async def _name_taken(self, view: JobView, spec: JobSpec) -> Refusal | None:
         """Whether what was in the way of the last launch still is."""
         running = view.status.condition(JobCondition.RUNNING)
         if running is None or running.reason != JobReason.NAME_TAKEN:
@@ -254,11 +254,11 @@ class PodChecks:
             return None
         first, *others = taken
         message = taken[first] + (f". The same is true of {some_of(others, len(needed))}" if others else "")
-        return Blocked(reason=JobReason.NAME_TAKEN, message=message, may_pass=True)
+        return Refusal(JobReason.NAME_TAKEN, message, may_pass=True)
 
 
-def _waits_for(message: str) -> Blocked:
-    return Blocked(reason=JobReason.WAITING_FOR_VOLUMES, message=message, may_pass=True)
+def _waits_for(message: str) -> Refusal:
+    return Refusal(JobReason.WAITING_FOR_VOLUMES, message, may_pass=True)
 
 
 def _sorted(gpu_resources: frozenset[str]) -> Sequence[str]:

@@ -54,7 +54,7 @@ from ballast_operator.settings import JobSettings
 from ballast_operator.steps.context import DeletePod, JobCounter, StepResult, Surroundings, WritePlan
 from ballast_operator.steps.decide import decide, refused
 from ballast_operator.views.clock import Time, now
-from ballast_operator.views.job import JobView, SuspendCause
+from ballast_operator.views.job import JobView, Refusal
 
 PROGRESS_WRITES_PER_SECOND = 20.0
 """Writes of progress for all jobs together, at most: with more jobs, each is written less often."""
@@ -98,7 +98,7 @@ class Reconciler:
         settings: JobSettings,
         metrics: Metrics,
         allocate: Callable[[], None],
-        recorder: Recorder | None = None,
+        recorder: Recorder,
         clock: Callable[[], Time] = now,
     ) -> None:
         self._cluster = cluster
@@ -118,7 +118,7 @@ class Reconciler:
                 metrics.restarts.labels(cause)
         self._allocate = allocate
         self._clock = clock
-        self._recorder = recorder if recorder is not None else Recorder(cluster)
+        self._recorder = recorder
         self._checks = PodChecks(cluster, settings, clock=observer.clock)
         self._progress_written: dict[Key, float] = {}
         self._written: dict[Key, tuple[str, Object | None]] = {}
@@ -247,7 +247,7 @@ class Reconciler:
         else:
             fix = "helm upgrade ... --set kueue.enabled=true, or take the job's label away"
             message = f"it is in queue {view.queue}, and this operator does not ask Kueue. To fix: {fix}"
-            why = SuspendCause(JobReason.QUEUED, message)
+            why = Refusal(JobReason.QUEUED, message)
         if self._findings.queue(view, why):
             self._allocate()
         return dataclasses.replace(view, queued=why)
@@ -372,7 +372,7 @@ class Reconciler:
             )
         notice = EventToPost(type="Warning", reason=reason, message=message)
         try:
-            await self._recorder.post(JOB, *key, metadata["uid"], (notice,))
+            self._recorder.post(JOB, *key, metadata["uid"], (notice,))
             unreadable = False
             try:
                 old = read_job_status(item)
@@ -455,7 +455,7 @@ class Reconciler:
             notices = flips(old.conditions, written.conditions)
             for notice in notices:
                 logger.info("job=%s/%s reason=%s: %s", *view.key, notice.reason, notice.message)
-            await self._recorder.post(JOB, view.key[0], view.name, view.uid, notices)
+            self._recorder.post(JOB, view.key[0], view.name, view.uid, notices)
         if result.allocate or asks_or_frees(old, new):
             self._allocate()
         return again

@@ -16,7 +16,7 @@ from ballast_operator.kube.kinds import Kind, Object
 from ballast_operator.settings import JobSettings
 from ballast_operator.views.assignment import UNKNOWN_POOL, Assignment, PoolInfo
 from ballast_operator.views.clock import Time
-from ballast_operator.views.job import JobView, SuspendCause
+from ballast_operator.views.job import JobView, Refusal
 from ballast_operator.views.shared_gpus import Sharer
 from ballast_operator.views.spec import JobSpec
 
@@ -195,7 +195,7 @@ class ReconcileContext:
         return NewNode(node_selector=self.pool_of(pod).pool.node_selector, not_on=older)
 
     @property
-    def hold(self) -> SuspendCause | None:
+    def hold(self) -> Refusal | None:
         """Why the job must hold no GPUs; None: it may."""
         return self.view.hold(self.now)
 

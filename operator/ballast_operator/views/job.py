@@ -25,34 +25,36 @@ ROUNDING = 1e-9
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class SuspendCause:
-    """Why a job must hold no GPUs.
+class Refusal:
+    """Why a job gets no GPUs, or must hold none.
 
     Attributes:
         reason: of its condition Admitted, and of Failed.
-        message: what is the case, and what to change.
+        message: what is the case, with the field or the API server's words, and what to change.
         fails: it has failed for good once it holds nothing.
+        may_pass: the job itself may be right; it is looked at again.
     """
 
-    reason: JobReason
+    reason: str
     message: str
     fails: bool = False
+    may_pass: bool = False
 
 
-def hold(asked: TrainingJobSpec, status: TrainingJobStatus, now: Time) -> SuspendCause | None:
+def hold(asked: TrainingJobSpec, status: TrainingJobStatus, now: Time) -> Refusal | None:
     """Why the job must hold no GPUs; None: it may."""
     if asked.suspend:
-        return SuspendCause(JobReason.SUSPENDED, "spec.suspend is set")
+        return Refusal(JobReason.SUSPENDED, "spec.suspend is set")
     if asked.on_budget_exhausted is not OnLimit.CONTINUE and budget_spent(asked, status):
         fails = asked.on_budget_exhausted is OnLimit.FAIL
-        return SuspendCause(JobReason.BUDGET_SPENT, budget_message(asked), fails)
+        return Refusal(JobReason.BUDGET_SPENT, budget_message(asked), fails)
     if asked.on_deadline_missed is not OnLimit.CONTINUE and deadline_passed(asked, now):
         fails = asked.on_deadline_missed is OnLimit.FAIL
-        return SuspendCause(JobReason.DEADLINE_MISSED, deadline_message(asked), fails)
+        return Refusal(JobReason.DEADLINE_MISSED, deadline_message(asked), fails)
     limit = asked.active_deadline_seconds
     if limit is not None and active_seconds(status, now) >= limit * (1 - ROUNDING):
         message = f"the job has run for spec.activeDeadlineSeconds={limit}. To fix: ask for more in a new job"
-        return SuspendCause(JobReason.ACTIVE_DEADLINE_EXCEEDED, message, fails=True)
+        return Refusal(JobReason.ACTIVE_DEADLINE_EXCEEDED, message, fails=True)
     return None
 
 
@@ -109,21 +111,6 @@ MOST_FAILED_CHANGES = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Blocked:
-    """Why no pod of a job can be made, found before GPUs are reserved for it.
-
-    Attributes:
-        reason: of the condition Admitted.
-        message: with the field, or the API server's words.
-        may_pass: the job itself may be right; it is looked at again.
-    """
-
-    reason: str
-    message: str
-    may_pass: bool = False
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
     """One TrainingJob with all that belongs to it.
 
@@ -139,7 +126,7 @@ class JobView:
         plan_intact: whether the ConfigMap has the plan; otherwise someone has deleted or changed it.
         created: when the job was made.
         avoided: nodes on which its pods did not run in time lately.
-        blocked: why it is not launched, whatever GPUs are free; None: it may be.
+        blocked: why no pod of it can be made, whatever GPUs are free; None: one can.
         queue: of Kueue, in which it is; empty: none.
         queued: why it must hold no GPUs by Kueue's word; None: it may.
         lacks_rights: its launch's pods may lack what they need in order to report.
@@ -164,14 +151,14 @@ class JobView:
     plan_intact: bool = True
     created: Time | None = None
     avoided: frozenset[str] = frozenset()
-    blocked: Blocked | None = None
+    blocked: Refusal | None = None
     queue: str = ""
-    queued: SuspendCause | None = None
+    queued: Refusal | None = None
     lacks_rights: bool = False
     lacks_account: bool = False
     lost_pool: str = ""
 
-    def hold(self, now: Time) -> SuspendCause | None:
+    def hold(self, now: Time) -> Refusal | None:
         """Why the job must hold no GPUs; None: it may."""
         return None if self.spec is None else hold(self.spec.asked, self.status, now) or self.queued
 
@@ -187,7 +174,7 @@ class JobView:
         spec = spec_of_launch(self.plan_config, teams[-1].team if teams else "")
         if self.spec_problem.startswith(BEING_PLANNED):
             return dataclasses.replace(self, spec=spec)
-        cause = SuspendCause(JobReason.MISCONFIGURED, self.spec_problem)
+        cause = Refusal(JobReason.MISCONFIGURED, self.spec_problem)
         return dataclasses.replace(self, spec=spec, queued=cause)
 
     @property

@@ -147,10 +147,10 @@ async def test_decisions_that_fail_twice_are_told_and_recover():
         patch.setattr(
             simulation.allocator.decider, "build_problem", mock.Mock(side_effect=KeyError("pool x"))
         )
-        await simulation.allocator.attempt()
+        await simulation.attempt()
         assert simulation.policy_condition("Ready")["status"] == "True"
         assert not simulation.waits.broken
-        await simulation.allocator.attempt()
+        await simulation.attempt()
     ready = simulation.policy_condition("Ready")
     assert (ready["status"], ready["reason"]) == ("False", PolicyReason.DECISIONS_FAIL)
     assert "the last 2 decisions failed" in ready["message"] and "KeyError: 'pool x'" in ready["message"]
@@ -158,7 +158,7 @@ async def test_decisions_that_fail_twice_are_told_and_recover():
     assert simulation.policy()["status"]["gpus"] > 0
     assert simulation.waits.broken and not simulation.waits.ready
     await simulation.look()
-    await simulation.allocator.attempt()
+    await simulation.attempt()
     assert simulation.policy_condition("Ready")["status"] == "True"
     assert not simulation.waits.broken
 

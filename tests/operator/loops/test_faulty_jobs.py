@@ -185,7 +185,7 @@ async def test_an_error_that_is_nobodys_fails_the_decision(monkeypatch):
     before, ends = simulation.board.newest.assignments, simulation.allocator.decider.memory.next_at
     for _ in range(2):
         simulation.now += datetime.timedelta(seconds=61)
-        await simulation.allocator.attempt()
+        await simulation.attempt()
     assert simulation.board.newest.assignments == before
     ready = simulation.policy_condition("Ready")
     assert (ready["status"], ready["reason"]) == ("False", "DecisionsFail")

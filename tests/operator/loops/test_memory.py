@@ -2,9 +2,8 @@
 
 import pytest
 from ballast_operator.allocator.problem.layer_profiles import LayerProfiles
-from ballast_operator.api.conditions import JobReason
+from ballast_operator.api.conditions import TOLD, JobReason, Told
 from ballast_operator.kube.kinds import NODE, POLICY
-from ballast_operator.observation.events import WARNING_REASONS
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.memory.need import MemoryNeed
 
@@ -60,7 +59,7 @@ async def test_a_layer_that_no_gpu_holds_is_refused_with_its_number_and_an_event
     assert (condition.is_true, condition.reason) == (False, JobReason.EXCEEDS_MEMORY)
     assert condition.message.startswith("layer 2 needs 31 GB, the largest GPU has 16 GB")
     assert "To fix: make microbatches or layers smaller, or add a pool of larger GPUs" in condition.message
-    assert condition.reason in WARNING_REASONS
+    assert TOLD[condition.reason] is Told.WARNING
 
 
 @pytest.mark.slow

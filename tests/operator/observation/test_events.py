@@ -17,11 +17,11 @@ async def test_a_flood_of_events_is_told_of_once(caplog):
             if len(posted) % MOST_WAITING == 0:
                 all_posted.set()
 
-    recorder = Recorder(Slow(), in_background=True)
+    recorder = Recorder(Slow())
     for flood in ("one", "two"):
         for number in range(MOST_WAITING + 100):
             notice = EventToPost(type="Normal", reason="Assigned", message=flood)
-            await recorder.post(JOB, "n", f"job-{number}", f"uid-{number}", (notice,))
+            recorder.post(JOB, "n", f"job-{number}", f"uid-{number}", (notice,))
         running = asyncio.create_task(recorder.run())
         await all_posted.wait()
         all_posted.clear()

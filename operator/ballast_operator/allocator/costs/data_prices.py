@@ -4,11 +4,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ballast_policies.prices.egress import DataPrices, JobData
 
-from ballast_operator.allocator.problem.gang_size import Refusal
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.costs import DataPrice
 from ballast_operator.api.node_pool import NodePool
-from ballast_operator.views.job import JobView
+from ballast_operator.views.job import JobView, Refusal
 from ballast_operator.views.nodes import NodeView, region_of
 
 
@@ -72,8 +71,8 @@ def no_priced_pool(unpriced: Mapping[str, str], pools: Sequence[str]) -> Refusal
     if not pools or any(pool not in unpriced for pool in pools):
         return None
     return Refusal(
-        reason=JobReason.NO_DATA_PRICE,
-        message=f"what reading spec.dataLocation costs is not known in any pool of its GPU types: "
+        JobReason.NO_DATA_PRICE,
+        f"what reading spec.dataLocation costs is not known in any pool of its GPU types: "
         f"{_reasons(unpriced, pools)}. To fix: add dataPrices to the ClusterPolicy and nodePools[].region "
         "where it is missing, or leave out spec.dataLocation",
     )

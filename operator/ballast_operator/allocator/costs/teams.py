@@ -13,13 +13,12 @@ from ballast_policies.accounting import SECONDS_PER_HOUR
 
 from ballast_operator.allocator.costs.bill import Paid
 from ballast_operator.allocator.problem.admission import RefusedJob
-from ballast_operator.allocator.problem.gang_size import Refusal
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.costs import BudgetPeriod, OnTeamLimit, TeamBudget, TeamCost
 from ballast_operator.report.paid import first_of_month, month_of, team_costs
 from ballast_operator.views.clock import Time
-from ballast_operator.views.job import ROUNDING, JobView
+from ballast_operator.views.job import ROUNDING, JobView, Refusal
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +44,7 @@ def without_suspended_teams(
         if over is None or not over.suspends:
             kept.append(view)
             continue
-        refusal = Refusal(reason=JobReason.TEAM_BUDGET_SPENT, message=over.message)
+        refusal = Refusal(JobReason.TEAM_BUDGET_SPENT, over.message)
         refused.append(RefusedJob(view, refusal))
     return kept, refused
 

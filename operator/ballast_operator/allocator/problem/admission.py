@@ -27,7 +27,6 @@ from ballast_operator.allocator.problem.capacity import (
 )
 from ballast_operator.allocator.problem.gang_size import (
     GangMemory,
-    Refusal,
     Room,
     admission_error,
     gang_size,
@@ -42,7 +41,7 @@ from ballast_operator.api.cluster_policy import ClusterPolicySpec
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.training_job import JobTopology, can_mix
 from ballast_operator.kube.kinds import Key
-from ballast_operator.views.job import JobView
+from ballast_operator.views.job import JobView, Refusal
 from ballast_operator.views.planned_degrees import thinned
 from ballast_operator.views.spec import JobSpec
 
@@ -291,8 +290,8 @@ def _topology(asked: JobTopology | None, levels: Sequence[str]) -> TopologyReque
         return TopologyRequest(label, levels.index(label), asked.required is not None)
     field = "required" if asked.required else "preferred"
     return Refusal(
-        reason=JobReason.MISCONFIGURED,
-        message=f"topology.{field}={label} is none of the ClusterPolicy's topology.levels "
+        JobReason.MISCONFIGURED,
+        f"topology.{field}={label} is none of the ClusterPolicy's topology.levels "
         f"({', '.join(levels) or 'it has none'}). To fix: name one of these, or add it there",
     )
 

@@ -23,7 +23,6 @@ from ballast_policies.rounds.values import Node, Round, domains_of, gpus_by, own
 from ballast_policies.scheduling import Capacity
 
 from ballast_operator.allocator.costs.data_prices import pool_region
-from ballast_operator.allocator.problem.gang_size import Refusal
 from ballast_operator.allocator.problem.tolerance import Tolerance
 from ballast_operator.api.base import Verdict, memory_bytes
 from ballast_operator.api.cluster_policy import ClusterPolicy, ClusterPolicySpec
@@ -33,7 +32,7 @@ from ballast_operator.api.job_allocation import JobAllocation, coming_node, is_c
 from ballast_operator.api.node_pool import CapacityType, NodePool
 from ballast_operator.kube.kinds import Key, Object
 from ballast_operator.views.clock import Time
-from ballast_operator.views.job import JobView
+from ballast_operator.views.job import JobView, Refusal
 from ballast_operator.views.nodes import NodeView, foreign_use, orphans, zone_of
 from ballast_operator.views.notices import capacity_type_of
 from ballast_operator.views.shared_gpus import as_shared, once_a_gpu, why_not_shared
@@ -129,8 +128,8 @@ def no_pool_left(spot: SpotUse, closed: Collection[str], pools: Collection[str])
         return None
     what = "spot machines" if spot is SpotUse.FORBID else "machines that are not spot"
     return Refusal(
-        reason=JobReason.NO_MATCHING_CAPACITY_TYPE,
-        message=f"spec.spot is {spot}, and all pools of its GPU types have {what}: "
+        JobReason.NO_MATCHING_CAPACITY_TYPE,
+        f"spec.spot is {spot}, and all pools of its GPU types have {what}: "
         f"{', '.join(sorted(pools)[:5])}. To fix: set spec.spot to Allow, or add a pool",
     )
 

@@ -22,7 +22,7 @@ from ballast_policies.simulator.decisions import DEFAULT_PAUSE_SECONDS, DEFAULT_
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.node_pool import NodePool
 from ballast_operator.views.clock import Time
-from ballast_operator.views.job import JobView
+from ballast_operator.views.job import JobView, Refusal
 from ballast_operator.views.planned_degrees import thinned
 from ballast_operator.views.spec import JobSpec
 
@@ -98,14 +98,6 @@ def restart_seconds(view: JobView) -> float:
         return DEFAULT_RESTART_SECONDS
     started = (running.last_transition_time - allocation.since).total_seconds()
     return STOP_SECONDS + started if started > 0 else DEFAULT_RESTART_SECONDS
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """Why a job is not in the problem at all."""
-
-    reason: str
-    message: str
 
 
 def most_gpus(view: JobView) -> int:
@@ -297,22 +289,22 @@ def admission_error(
         each = f" with {spec.stages_per_rank} stages each" if spec.stages_per_rank > 1 else ""
         each += f" in pods of gpusPerPod={spec.gpus_per_pod}" if spec.gpus_per_pod > 1 else ""
         return Refusal(
-            reason=JobReason.MISCONFIGURED,
-            message=f"pipeline.minStages={pipeline.min_stages}{each} exceeds "
+            JobReason.MISCONFIGURED,
+            f"pipeline.minStages={pipeline.min_stages}{each} exceeds "
             f"model.layers={spec.layers}. To fix: lower minStages",
         )
     if not allowed:
         return Refusal(
-            reason=JobReason.NO_MATCHING_GPU_TYPE,
-            message=f"gpuTypes allows {', '.join(spec.gpu_types)}; the node pools have {have}. "
+            JobReason.NO_MATCHING_GPU_TYPE,
+            f"gpuTypes allows {', '.join(spec.gpu_types)}; the node pools have {have}. "
             "To fix: add one of these to gpuTypes, or a pool to the ClusterPolicy",
         )
     if not spec.suits(size):
         own = pipeline.microbatches // spec.config.parallelism.data
         unsuited = SCHEDULES[pipeline.schedule].unsuited(spec.positions(size), own)
         return Refusal(
-            reason=JobReason.MISCONFIGURED,
-            message=f"pipeline.microbatches={pipeline.microbatches} does not suit {pipeline.schedule} on "
+            JobReason.MISCONFIGURED,
+            f"pipeline.microbatches={pipeline.microbatches} does not suit {pipeline.schedule} on "
             f"{size} ranks: {unsuited or 'they do not fill its pods'}. To fix: set a multiple of the number "
             "of ranks",
         )
@@ -326,8 +318,8 @@ def admission_error(
         pods += f", in one domain of {room.within}" if room.within else ""
         have += " in one domain at most" if room.within else ""
         return Refusal(
-            reason=JobReason.EXCEEDS_CAPACITY,
-            message=f"needs {size} GPUs of one pool{pods}; its pools {have}: {sizes}. "
+            JobReason.EXCEEDS_CAPACITY,
+            f"needs {size} GPUs of one pool{pods}; its pools {have}: {sizes}. "
             f"To fix: lower {lower}, or add nodes",
         )
     if not room.holds(size):
@@ -341,13 +333,11 @@ def _exceeds_memory(spec: JobSpec, room: Room, size: int) -> Refusal:
     if enough:
         sizes = ", ".join(f"{pool} {room.gpus[pool]}" for pool in sorted(enough))
         return Refusal(
-            reason=JobReason.EXCEEDS_CAPACITY,
-            message=f"needs {size} GPUs of one pool; its pools whose GPUs have the memory have: {sizes}. "
+            JobReason.EXCEEDS_CAPACITY,
+            f"needs {size} GPUs of one pool; its pools whose GPUs have the memory have: {sizes}. "
             "To fix: lower pipeline.minStages, or add nodes",
         )
     most = min(spec.largest_gang, room.most)
     widest = next((count for count in range(most, size - 1, -1) if spec.suits(count)), size)
     wide = [pool for pool, gpus in room.gpus.items() if gpus >= widest]
-    return Refusal(
-        reason=JobReason.EXCEEDS_MEMORY, message=room.memory.shortfall(widest, tuple(room.gpus), wide)
-    )
+    return Refusal(JobReason.EXCEEDS_MEMORY, room.memory.shortfall(widest, tuple(room.gpus), wide))

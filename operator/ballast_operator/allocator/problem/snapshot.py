@@ -27,7 +27,6 @@ from ballast_operator.allocator.costs.teams import SpentBudget, without_suspende
 from ballast_operator.allocator.faults import FaultyJob, JobFaults, each_job
 from ballast_operator.allocator.problem.admission import Admissions, Admitted, RefusedJob
 from ballast_operator.allocator.problem.capacity import ClusterCapacity, read_capacity, spot_limits
-from ballast_operator.allocator.problem.gang_size import Refusal
 from ballast_operator.allocator.problem.snapshot_job import (
     SnapshotJob,
     colocation_candidates,
@@ -40,7 +39,7 @@ from ballast_operator.api.conditions import JobReason, some_of
 from ballast_operator.kube.kinds import Key, Object, job_id
 from ballast_operator.observation.findings import FailedThere
 from ballast_operator.views.clock import Time, show
-from ballast_operator.views.job import JobView
+from ballast_operator.views.job import JobView, Refusal
 from ballast_operator.views.nodes import NodeView, closed_by_condition
 
 
@@ -171,7 +170,7 @@ def _no_type(tenants: Tenants, gang: TypedGang, limits: Mapping[str, int]) -> Re
         + f". To fix: {'' if never else 'wait, '}allow other gpuTypes, or ask the cluster's administrator "
         f"to raise {tenants.field_of(gang.tenant, TenantLimit.GPUS_BY_TYPE)} of the ClusterPolicy"
     )
-    return Refusal(reason=JobReason.NAMESPACE_LIMIT, message=message)
+    return Refusal(JobReason.NAMESPACE_LIMIT, message)
 
 
 def _limits_nothing(tenants: Tenants, jobs: int) -> bool:
@@ -239,7 +238,7 @@ def _refusal(tenants: Tenants, namespace: str, limit: TenantLimit, *, gpus: int,
             f"namespace {namespace} may have {bound} {what} at a time, and its older jobs run or come first. "
             f"To fix: wait, or {raise_it}"
         )
-    return Refusal(reason=JobReason.NAMESPACE_LIMIT, message=message)
+    return Refusal(JobReason.NAMESPACE_LIMIT, message)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

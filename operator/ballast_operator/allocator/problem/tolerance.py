@@ -14,10 +14,9 @@ import numpy as np
 from ballast_policies.rounds.draft import TOLD_APART, barred_nodes
 from ballast_policies.rounds.values import Node, TopologyRequest
 
-from ballast_operator.allocator.problem.gang_size import Refusal
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.node_pool import NodePool
-from ballast_operator.views.job import JobView
+from ballast_operator.views.job import JobView, Refusal
 from ballast_operator.views.node_constraints import NodeRequirements, Taint, blocking
 from ballast_operator.views.nodes import NodeView, PodNeed
 

@@ -45,9 +45,9 @@ async def write_all(answers, reports, monkeypatch):
     item = {"metadata": {"name": "one", "uid": "u", "resourceVersion": "1"}, "spec": {}}
     caches.watched(POLICY, "ADDED", item)
     cluster = Answers(*answers)
-    reporter = PolicyReporter(cluster, caches, Recorder(cluster), clock=now, in_background=True)
+    reporter = PolicyReporter(cluster, caches, Recorder(cluster), clock=now)
     for report in reports:
-        await reporter.report(item, report if isinstance(report, PolicyReport) else wrong(report))
+        reporter.report(item, report if isinstance(report, PolicyReport) else wrong(report))
     running = asyncio.create_task(reporter.run())
     await cluster.done.wait()
     await asyncio.sleep(0)

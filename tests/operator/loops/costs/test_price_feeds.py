@@ -205,7 +205,7 @@ async def test_a_new_price_is_seen_while_nothing_else_happens():
     simulation.now += datetime.timedelta(seconds=READ_SECONDS)
     written = asyncio.Event()
     simulation.world.after_write = lambda number: written.set()
-    running = asyncio.create_task(simulation.allocator.run())
+    running = asyncio.gather(simulation.allocator.run(), simulation.reporter.run())
     try:
         async with asyncio.timeout(WAIT_SECONDS):
             await written.wait()

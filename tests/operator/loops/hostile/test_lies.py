@@ -129,6 +129,7 @@ async def test_a_status_that_cannot_be_read_hides_no_other_job(monkeypatch):
     worker, later = worker_of(simulation)
     for _ in range(3):
         await worker((NAMESPACE, "broken"))
+    await simulation.report()
     assert later == [5.0]  # then it can be read, without its number of launches
     assert simulation.world.events.count("InternalError") == 1
     assert simulation.condition("broken", "Admitted").reason == "Misconfigured"
@@ -204,6 +205,7 @@ async def test_a_status_that_the_clusters_policies_refuse_is_told_by_an_event(mo
         simulation.change("one", suspend=True)
         await simulation.look()
         await worker((NAMESPACE, "one"))
+        await simulation.report()
     reason, message = said
     assert reason == "ActionRefused" and "an admission policy refuses" in message and "To fix: exc" in message
     await simulation.until(lambda: simulation.state("one") == "Suspended")

@@ -200,12 +200,22 @@ class Simulation:
         self.metrics = Metrics()
         self.waits = Waits()
         self.board = self.observer.board
+        self.recorder = Recorder(self.cluster)
+        self.reporter = PolicyReporter(
+            self.cluster,
+            self.caches,
+            self.recorder,
+            clock=self._time,
+            waits=self.waits,
+            history=None if self.history_file is None else self._history(self.history_file),
+        )
         self.reconciler = Reconciler(
             self.cluster,
             self.observer,
             settings=JobSettings(kueue=self.asks_kueue),
             metrics=self.metrics,
             allocate=self.asked_to_decide,
+            recorder=self.recorder,
             clock=self._time,
         )
         self.allocator = Allocator(
@@ -218,14 +228,7 @@ class Simulation:
             throttle=DecisionThrottle(SolverSettings().debounce_seconds),
             store=StateStore(self.cluster, "ballast-system"),
             feeds=PriceFeeds(self.cluster, "ballast-system"),
-            reporter=PolicyReporter(
-                self.cluster,
-                self.caches,
-                Recorder(self.cluster),
-                clock=self._time,
-                waits=self.waits,
-                history=None if self.history_file is None else self._history(self.history_file),
-            ),
+            reporter=self.reporter,
             clock=self._time,
         )
         queue: KeyQueue[Key] = KeyQueue(self._seconds)
@@ -291,6 +294,7 @@ class Simulation:
             return
         try:
             await self._operate()
+            await self.report()
         except Crash:
             self.restarts += 1
             self.start_operator()
@@ -325,6 +329,17 @@ class Simulation:
             except BaseException:
                 self.asked = True  # it is tried again
                 raise
+        await self.report()
+
+    async def attempt(self) -> None:
+        """One decision, due or not, whose errors end where the operator has them end."""
+        await self.allocator.attempt()
+        await self.report()
+
+    async def report(self) -> None:
+        """Write what the operator writes in the background."""
+        await self.reporter.write_waiting()
+        await self.recorder.post_waiting()
 
     def keys(self) -> list[Key]:
         return [(item["metadata"]["namespace"], item["metadata"]["name"]) for item in self.world.items(JOB)]
