@@ -65,7 +65,7 @@ class Cluster:
             from ballast_operator.page.server import Page
 
             self.recent = Recent(self.caches, clock=lambda: self.now)
-            self.page = Page(self.caches, self.recent, Everybody(), clock=lambda: self.now)
+            self.page = Page(self.recent, Everybody())
 
     def time(self) -> str:
         """Now, as the API has it."""

@@ -176,7 +176,6 @@ class Operator:
                 keep=options.keep,
                 leads=leads,
                 work_out=alone,
-                clock=epoch,
             )
             logger.info("history is kept in %s", history)
             writer.start()
@@ -186,10 +185,8 @@ class Operator:
             from ballast_operator.page.server import beside_the_operator
 
             page = beside_the_operator(
-                caches,
                 recent,
                 history=history,
-                clock=epoch,
                 connected=connect(options.kubeconfig, request_seconds=self._settings.api.request_seconds),
                 on_answer=self._answered,
                 host=options.health_host,

@@ -32,7 +32,6 @@ from ballast_operator.metrics import Metrics, Stopwatch
 from ballast_operator.observation.observer import Observer
 from ballast_operator.settings import SolverSettings
 from ballast_operator.views.assignment import Assignment, Decided, PoolInfo, alike
-from ballast_operator.views.clock import Time, now
 from ballast_operator.views.job import JobView
 from ballast_operator.waits import WaitReason, Waits
 
@@ -147,7 +146,6 @@ class Allocator:
         feeds: PriceFeeds,
         reporter: PolicyReporter,
         throttle: DecisionThrottle,
-        clock: Callable[[], Time] = now,
     ) -> None:
         self._observer = observer
         self._board = observer.board
@@ -156,7 +154,7 @@ class Allocator:
         self._metrics = metrics
         self._enqueue = enqueue
         self._waits = waits
-        self._clock = clock
+        self._clock = observer.clock.now
         self._reporter = reporter
         self.decider = Decider(metrics)
         self.throttle = throttle

@@ -136,6 +136,8 @@ class Recent:
     """The last hours of what ``caches`` hold.
 
     Attributes:
+        caches: what it listens to.
+        clock: epoch seconds.
         spans, events, decisions, rounds: oldest first.
         samples: (time, pool -> (GPUs, held, price)).
         dropped: changes that nobody worked out in time, or that cannot be read.
@@ -146,7 +148,7 @@ class Recent:
     def __init__(
         self, caches: Caches, *, clock: Callable[[], float], sample_seconds: float = SAMPLE_SECONDS
     ) -> None:
-        self._caches, self._clock, self._sample_seconds = caches, clock, sample_seconds
+        self.caches, self.clock, self._sample_seconds = caches, clock, sample_seconds
         self._noted: deque[tuple[float, Kind, Object | None, Object | None]] = deque(maxlen=MOST_NOTED)
         self._jobs: dict[str, _Job] = {}
         self.spans: deque[Span] = deque(maxlen=MOST_SPANS)
@@ -163,7 +165,7 @@ class Recent:
         if kind is JOB or kind is POLICY:
             if len(self._noted) == MOST_NOTED:
                 self.dropped += 1
-            self._noted.append((self._clock(), kind, old, new))
+            self._noted.append((self.clock(), kind, old, new))
 
     def work_out(self) -> None:
         """Work out what was noted; one thread at a time."""
@@ -325,7 +327,7 @@ class Recent:
         self.told(at, happened, False)
 
     def _partition(self, at: float, job: _Job) -> None:
-        found = partition_now(self._caches, job.key, at)
+        found = partition_now(self.caches, job.key, at)
         if found is not None and (not job.partitions or job.partitions[-1].stages != found.stages):
             job.partitions.append(found)
 

@@ -54,7 +54,7 @@ class HistoryWriter:
     """The thread that writes what ``recent`` tells into the database ``history``, which is its alone.
 
     What happens while this replica does not lead is left out. ``work_out``: this thread is the one that works
-    out what ``recent`` has noted. ``clock``: epoch seconds.
+    out what ``recent`` has noted.
 
     Attributes:
         twin: how far the last replay of what is kept was off; None: there was none.
@@ -69,10 +69,9 @@ class HistoryWriter:
         keep: Keep,
         leads: Callable[[], bool],
         work_out: bool,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._history, self._recent, self._metrics, self._keep = history, recent, metrics, keep
-        self._leads, self._works_out, self._clock = leads, work_out, clock
+        self._leads, self._works_out, self._clock = leads, work_out, recent.clock
         self._waiting: queue.Queue[JobRecord | Happened | Kept] = queue.Queue(MOST_WAITING)
         self._batch: list[JobRecord | Happened | Kept] = []
         self._trimmed_at = self._told_at = float("-inf")
@@ -80,7 +79,7 @@ class HistoryWriter:
         self._decided: Decided | None = None
         self.twin: TwinResult | None = None
         self._replaying: subprocess.Popen[bytes] | None = None
-        self._replay_at, self._twin_read = clock() + FIRST_REPLAY_SECONDS, False
+        self._replay_at, self._twin_read = recent.clock() + FIRST_REPLAY_SECONDS, False
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
         recent.told = self._told

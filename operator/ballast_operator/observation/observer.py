@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
@@ -17,7 +16,7 @@ from ballast_operator.kube.slim import pinned_node
 from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.observation.findings import Findings
 from ballast_operator.views.assignment import AssignmentBoard
-from ballast_operator.views.clock import Time, parse
+from ballast_operator.views.clock import OPERATORS, Clock, Time, parse
 from ballast_operator.views.job import PLAN_WRITTEN_ANNOTATION, QUEUE_LABEL, JobView
 from ballast_operator.views.lease import LeaseReader, LeaseView
 from ballast_operator.views.nodes import NodeView, is_ours, read_node, restarted
@@ -107,7 +106,7 @@ class Observer:
     Attributes:
         findings: what passes have learned and no object says.
         board: what the allocator has decided.
-        clock: seconds that never go back.
+        clock: of all that decide by it.
     """
 
     def __init__(
@@ -115,10 +114,10 @@ class Observer:
         caches: Caches,
         decoded: DecodedJobs | None = None,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = OPERATORS,
     ) -> None:
         self.caches = caches
-        self.findings = Findings(clock)
+        self.findings = Findings(clock.seconds)
         self.board = AssignmentBoard()
         self.clock = clock
         self._leases: dict[Key, LeaseReader] = {}
@@ -142,7 +141,7 @@ class Observer:
         view = self._view(key)
         if view is None:
             return None
-        lease, now = self._lease(key, view.uid), self.clock()
+        lease, now = self._lease(key, view.uid), self.clock.seconds()
         if any(pod.uid in self._ended for pod in view.pods):
             pods = tuple(
                 dataclasses.replace(pod, ended_seconds=now - self._ended[pod.uid])
@@ -228,7 +227,7 @@ class Observer:
                 self._restarted.discard(item["metadata"].get("uid", ""))
             key = job_of(new) if kind is LEASE and new is not None else None
             if new is not None and key is not None and new["metadata"]["name"] == lease_name(key[1]):
-                self._leases.setdefault(key, LeaseReader()).quiet_seconds(new, now=self.clock())
+                self._leases.setdefault(key, LeaseReader()).quiet_seconds(new, now=self.clock.seconds())
 
     def _invalidate_node(self, name: str, new: Object | None) -> None:
         before = self._nodes.pop(name, None)
@@ -299,14 +298,14 @@ class Observer:
             again = item["metadata"].get("uid", "") in self._restarted
             pod = read_pod(item, node_ready=ready, leaving=leaving, restarted=again)
         if not pod.alive:  # its node's clock may be wrong
-            self._ended.setdefault(pod.uid, self.clock())
+            self._ended.setdefault(pod.uid, self.clock.seconds())
         return pod
 
     def _lease(self, key: Key, uid: str) -> LeaseView | None:
         item = self.caches[LEASE].get((key[0], lease_name(key[1])))
         if item is None or not controlled_by(item, uid):
             return None
-        return self._leases.setdefault(key, LeaseReader()).read(item, now=self.clock())
+        return self._leases.setdefault(key, LeaseReader()).read(item, now=self.clock.seconds())
 
     def _plan(self, key: Key, uid: str) -> KnownPlan | None:
         """The plan in the job's ConfigMap; where that has none, the last one."""

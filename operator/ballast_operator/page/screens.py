@@ -14,7 +14,6 @@ from ballast_policies.rounds.values import one_for_each_gpu
 
 from ballast_operator.api.conditions import NO_POLICY, JobState
 from ballast_operator.history.recent import DecisionLine, Recent, RoundLine, partition_now
-from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import JOB, POD, POLICY, Key, Object, key_of, spec_of
 from ballast_operator.page import pictures
 from ballast_operator.report.costs import Costs, costs
@@ -51,9 +50,9 @@ class Seen:
     namespaces: frozenset[str]
 
     @classmethod
-    def of(cls, caches: Caches, recent: Recent, at: float) -> "Seen":
+    def of(cls, recent: Recent, at: float) -> "Seen":
         """Look once. A list of a store's values is made in one go, whatever thread changes the store."""
-        jobs, policies = list(caches[JOB]), list(caches[POLICY])
+        jobs, policies = list(recent.caches[JOB]), list(recent.caches[POLICY])
         return cls(
             at=at,
             jobs={key_of(job): job for job in jobs},
@@ -286,10 +285,10 @@ def _pools_of(view: View, line: JobLine) -> tuple[str, ...]:
     return tuple(part.pool for part in held_parts((job.get("status") or {}).get("allocation") or {}))
 
 
-def job(view: View, caches: Caches, item: Object) -> dict[str, Any]:
+def job(view: View, item: Object) -> dict[str, Any]:
     """One job: what has happened, where its layers are, what it costs and why it is where it is."""
     key, uid = key_of(item), item["metadata"].get("uid", "")
-    seen, recent = view.seen, view.recent
+    seen, recent, caches = view.seen, view.recent, view.recent.caches
     found: Explanation = explanation(
         item, caches[POD].of_job(key), seen.policies if view.policies else (), []
     )

@@ -19,7 +19,6 @@ from markupsafe import Markup
 from ballast_operator.errors import Forbidden, HistoryError, OperatorError
 from ballast_operator.history.recent import Recent
 from ballast_operator.history.recording import JobRecord
-from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import Kind
 from ballast_operator.listening import listen
@@ -84,26 +83,24 @@ class Page:
     """The page of one operator, or of one look at a cluster or a simulation.
 
     ``window``: of time that the first screen shows, unless another is chosen. ``history``: what
-    deleted jobs did; None: none is kept. ``clock``: epoch seconds.
+    deleted jobs did; None: none is kept.
     """
 
     def __init__(
         self,
-        caches: Caches,
         recent: Recent,
         access: Access,
         *,
         title: str = "",
         window: str = "1h",
         history: "History | None" = None,
-        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._caches, self._recent, self._access = caches, recent, access
-        self._title, self._window, self._clock = title, window, clock
+        self._recent, self._access, self._clock = recent, access, recent.clock
+        self._title, self._window = title, window
         self._history = history
         self._sessions = Sessions(time.monotonic)
         self._seen: screens.Seen | None = None
-        self._templates = _templates(clock)
+        self._templates = _templates(recent.clock)
 
     @property
     def application(self) -> web.Application:
@@ -195,7 +192,7 @@ class Page:
         now = self._clock()
         if self._seen is None or not 0 <= now - self._seen.at < LOOK_SECONDS:
             self._recent.work_out()
-            self._seen = screens.Seen.of(self._caches, self._recent, now)
+            self._seen = screens.Seen.of(self._recent, now)
         seen, person = self._seen, request[PERSON]
         return screens.View(
             seen=seen,
@@ -231,7 +228,7 @@ class Page:
 
     async def _job(self, request: web.Request) -> web.Response:
         view, item = await self._one(request)
-        return self._show(request, "job.html", screens.job(view, self._caches, item))
+        return self._show(request, "job.html", screens.job(view, item))
 
     async def _job_curves(self, request: web.Request) -> web.Response:
         view, item = await self._one(request)
@@ -413,11 +410,9 @@ async def serving(page: Page, *, host: str, port: int) -> AsyncIterator[int]:
 
 @contextlib.asynccontextmanager
 async def beside_the_operator(
-    caches: Caches,
     recent: Recent,
     *,
     history: "History | None",
-    clock: Callable[[], float],
     connected: Coroutine[Any, Any, Cluster],
     on_answer: Callable[[str, Kind, OperatorError | None], None],
     host: str,
@@ -426,8 +421,8 @@ async def beside_the_operator(
     """Serve the operator's page within it, on a loop of its own: nothing else waits for who looks.
 
     ``connected`` makes a connection of its own, for reviews; ``on_answer`` hears of each answer of the API
-    server. ``history``: what deleted jobs did; None: none is kept. ``clock``: epoch seconds. Yields the
-    port, a free one where ``port`` is 0.
+    server. ``history``: what deleted jobs did; None: none is kept. Yields the port, a free one where ``port``
+    is 0.
 
     Raises:
         OSError: the port is taken.
@@ -436,7 +431,7 @@ async def beside_the_operator(
         cluster = await side.run(connected)
         cluster.on_answer = on_answer
         reviews = Reviews(cluster.ask, clock=time.monotonic)
-        page, stack = Page(caches, recent, reviews, history=history, clock=clock), contextlib.AsyncExitStack()
+        page, stack = Page(recent, reviews, history=history), contextlib.AsyncExitStack()
         stack.push_async_callback(cluster.close)
         try:
             yield await side.run(stack.enter_async_context(serving(page, host=host, port=port)))

@@ -21,8 +21,8 @@ class NotASimulationError(ValueError):
     """What was given is not what ``ballast simulate --jobs --output json`` prints."""
 
 
-def simulated(result: Any) -> tuple[Caches, Recent, float]:
-    """(caches, events, seconds from 0) at a simulation's end. Raises NotASimulationError: it is none."""
+def simulated(result: Any) -> Recent:
+    """A simulation's events, at its end in seconds from 0. Raises NotASimulationError: it is none."""
     try:
         return _simulated(result)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, OSError) as error:
@@ -30,7 +30,7 @@ def simulated(result: Any) -> tuple[Caches, Recent, float]:
         raise NotASimulationError(f"not a simulation's result: {error!r:.200}. To fix: {fix}") from error
 
 
-def _simulated(result: Mapping[str, Any]) -> tuple[Caches, Recent, float]:
+def _simulated(result: Mapping[str, Any]) -> Recent:
     jobs = {job["name"]: job for job in result["jobs"]}
     cluster = {str(name): int(count) for name, count in result["cluster"].items()}
     segments = result.get("timeline") or [_whole(job) for job in jobs.values() if job["seconds_on"]]
@@ -62,7 +62,8 @@ def _simulated(result: Mapping[str, Any]) -> tuple[Caches, Recent, float]:
             taken[kind] += int(jobs[name]["gpus"])
         caches.wrote(POLICY, _policy(cluster, taken, str(result["policy"]), next(versions)))
         recent.work_out()
-    return caches, recent, end
+    recent.clock = lambda: end
+    return recent
 
 
 def _whole(job: Mapping[str, Any]) -> dict[str, Any]:

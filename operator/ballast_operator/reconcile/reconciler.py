@@ -53,7 +53,6 @@ from ballast_operator.reconcile.surroundings import (
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.context import DeletePod, JobCounter, StepResult, Surroundings, WritePlan
 from ballast_operator.steps.decide import decide, refused
-from ballast_operator.views.clock import Time, now
 from ballast_operator.views.job import JobView, Refusal
 
 PROGRESS_WRITES_PER_SECOND = 20.0
@@ -99,7 +98,6 @@ class Reconciler:
         metrics: Metrics,
         allocate: Callable[[], None],
         recorder: Recorder,
-        clock: Callable[[], Time] = now,
     ) -> None:
         self._cluster = cluster
         self._observer = observer
@@ -117,9 +115,9 @@ class Reconciler:
             if cause.is_restart:
                 metrics.restarts.labels(cause)
         self._allocate = allocate
-        self._clock = clock
+        self._clock = observer.clock.now
         self._recorder = recorder
-        self._checks = PodChecks(cluster, settings, clock=observer.clock)
+        self._checks = PodChecks(cluster, settings, clock=observer.clock.seconds)
         self._progress_written: dict[Key, float] = {}
         self._written: dict[Key, tuple[str, Object | None]] = {}
         self._unanswered: set[Key] = set()
@@ -449,7 +447,7 @@ class Reconciler:
             if wait > 0:
                 return again.within(wait)
             written = await self._write_status(view.key, item, new)
-            self._progress_written[view.key] = self._observer.clock()
+            self._progress_written[view.key] = self._observer.clock.seconds()
             again = dataclasses.replace(again, others=frozenset(jobs_to_requeue(old, new)))
             self._count(result)
             notices = flips(old.conditions, written.conditions)
@@ -475,7 +473,7 @@ class Reconciler:
         pause = max(
             self._settings.progress_seconds, len(self._observer.gpu_holders) / PROGRESS_WRITES_PER_SECOND
         )
-        return pause - (self._observer.clock() - last)
+        return pause - (self._observer.clock.seconds() - last)
 
     def _count(self, result: StepResult) -> None:
         for name, label, amount in result.metric_increments:

@@ -1,5 +1,6 @@
 """Times as Kubernetes writes them, and the clock that all loops of an operator read."""
 
+import dataclasses
 import datetime
 import email.utils
 import logging
@@ -115,6 +116,18 @@ def now() -> Time:
 def epoch() -> float:
     """The same in seconds since 1970."""
     return now().timestamp()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Clock:
+    """Both clocks of an operator: the present, and ``seconds`` that never go back."""
+
+    now: Callable[[], Time] = now
+    seconds: Callable[[], float] = time.monotonic
+
+
+OPERATORS = Clock()
+"""Those of this process."""
 
 
 def parse(text: str) -> Time:

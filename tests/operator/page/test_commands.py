@@ -135,9 +135,9 @@ async def test_a_simulation_is_looked_at_without_a_cluster() -> None:
     """Who ran where, from the first arrival to the end; jobs with their costs; decisions at their times."""
     from ballast_operator.page.server import Page
 
-    caches, recent, end = simulated(RESULT)
-    assert end == 7200.0
-    page = Page(caches, recent, Everybody(), clock=lambda: end, window="all")
+    recent = simulated(RESULT)
+    assert recent.clock() == 7200.0
+    page = Page(recent, Everybody(), window="all")
     async with looked_at(types.SimpleNamespace(page=page)) as asked:
         first = await text_of(asked, "/")
         spans = re.findall(r"<title>simulation/(job-\d: 2 GPUs of \w+, launch \d, [^<]*)</title>", first)

@@ -48,7 +48,6 @@ class Kept:
             keep=keep if keep is not None else Keep(),
             leads=lambda: self.leads,
             work_out=True,
-            clock=lambda: self.world.now,
         )
 
     @property
@@ -318,9 +317,7 @@ async def test_the_page_shows_history_to_who_may_see_the_namespace(kept: Kept) -
     kept.world.job("open", "odd", runs(), entity=HOSTILE)
     kept.writer.write()
     world = kept.world
-    world.page = Page(
-        world.caches, world.recent, Everybody({"open"}), clock=lambda: world.now, history=kept.history
-    )
+    world.page = Page(world.recent, Everybody({"open"}), history=kept.history)
     async with looked_at(world) as client:
         listed = await text_of(client, "/history")
         assert "open/one" in listed and "secret" not in listed and "<script>" not in listed
@@ -335,9 +332,7 @@ async def test_the_page_shows_history_to_who_may_see_the_namespace(kept: Kept) -
 async def test_the_page_says_why_it_has_no_history(in_file: Kept) -> None:
     """All else goes on."""
     world = in_file.world
-    world.page = Page(
-        world.caches, world.recent, Everybody(), clock=lambda: world.now, history=in_file.history
-    )
+    world.page = Page(world.recent, Everybody(), history=in_file.history)
     async with looked_at(world) as client:
         assert "cannot be read" in await text_of(client, "/history", 503)
         await text_of(client, "/jobs")

@@ -78,7 +78,7 @@ class World:
         self.caches = Caches()
         self.recent = Recent(self.caches, clock=lambda: self.now)
         self.access = access if access is not None else Everybody()
-        self.page = Page(self.caches, self.recent, self.access, clock=lambda: self.now)
+        self.page = Page(self.recent, self.access)
 
     def job(self, namespace: str, name: str, status: Mapping[str, Any], **spec: Any) -> None:
         metadata = {

@@ -12,6 +12,7 @@ from ballast_operator.reconcile.actions import PODS_AT_ONCE, batches
 from ballast_operator.reconcile.changes import Changes
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.context import Apply, CreatePod, DeletePod
+from ballast_operator.views import clock as clocks
 from ballast_operator.views.assignment import Assignment, Decided
 from ballast_policies.contract import ACK_ANNOTATION, JOB_LABEL, REPORT_ANNOTATION, Ack, Report, lease_name
 from ballast_policies.protocol import Action
@@ -29,7 +30,7 @@ class Bench:
         self.clock = Clock()
         self.caches = Caches()
         self.queue: KeyQueue[tuple[str, str]] = KeyQueue(self.clock)
-        observer = Observer(self.caches, clock=self.clock)
+        observer = Observer(self.caches, clock=clocks.Clock(seconds=self.clock))
         self.board = observer.board
         changes = Changes(observer, self.queue, settings=JobSettings(), allocate=self._allocate)
         self.changes = changes

@@ -80,11 +80,11 @@ async def _simulation(path: Path, port: int, opens: bool) -> None:
     from ballast_operator.page.simulated import simulated
 
     try:
-        caches, recent, end = simulated(_read(path))
+        recent = simulated(_read(path))
     except ValueError as error:
         raise click.ClickException(f"{path}: {error}") from error
     access = OneKey()
-    page = Page(caches, recent, access, title=path.name, clock=lambda: end, window="all")
+    page = Page(recent, access, title=path.name, window="all")
     await _serve(page, access.key, port, opens)
 
 
@@ -108,7 +108,7 @@ async def _directly(kubeconfig: str | None, port: int, opens: bool) -> None:
         caches, access = Caches(), OneKey()
         recent = Recent(caches, clock=time.time)
         async with followed(cluster, caches):
-            page = Page(caches, recent, access, title=cluster.configuration.host)
+            page = Page(recent, access, title=cluster.configuration.host)
             await _serve(page, access.key, port, opens)
 
 

@@ -11,6 +11,7 @@ from ballast_operator.api.read import read_cluster_policy
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import JOB, NODE, POD
 from ballast_operator.observation.observer import Observer
+from ballast_operator.views import clock as clocks
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -61,7 +62,7 @@ class Decisions(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.clock, self.caches, self.version = Clock(), Caches(), 0
-        self.observer = Observer(self.caches, clock=self.clock)
+        self.observer = Observer(self.caches, clock=clocks.Clock(seconds=self.clock))
         self.measurements, self.memory = Measurements(), Admissions()
         self.policy = {"memory": None, "spot": False}
         self.items = {}

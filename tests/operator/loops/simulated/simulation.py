@@ -31,7 +31,7 @@ from ballast_operator.reconcile.reconciler import Reconciler
 from ballast_operator.report.costs import Costs, costs
 from ballast_operator.report.explanation import explanation
 from ballast_operator.settings import JobSettings, SolverSettings
-from ballast_operator.views.clock import show
+from ballast_operator.views.clock import Clock, show
 from ballast_operator.waits import Waits
 from ballast_policies.allocation.registry import allocate
 from ballast_policies.contract import CONFIG_KEY, JOB_LABEL, PLAN_KEY, Plan, plan_config_map_name
@@ -196,7 +196,9 @@ class Simulation:
         """A fresh process, or the follower: what it has seen is as old as its last look."""
         self.cluster = self.connect()
         self.caches, self.follower = self.follower or Caches(), None
-        self.observer = Observer(self.caches, DecodedJobs(self.caches), clock=self._seconds)
+        self.observer = Observer(
+            self.caches, DecodedJobs(self.caches), clock=Clock(self._time, self._seconds)
+        )
         self.metrics = Metrics()
         self.waits = Waits()
         self.board = self.observer.board
@@ -216,7 +218,6 @@ class Simulation:
             metrics=self.metrics,
             allocate=self.asked_to_decide,
             recorder=self.recorder,
-            clock=self._time,
         )
         self.allocator = Allocator(
             self.observer,
@@ -229,7 +230,6 @@ class Simulation:
             store=StateStore(self.cluster, "ballast-system"),
             feeds=PriceFeeds(self.cluster, "ballast-system"),
             reporter=self.reporter,
-            clock=self._time,
         )
         queue: KeyQueue[Key] = KeyQueue(self._seconds)
         changes = Changes(self.observer, queue, settings=JobSettings(), allocate=self.asked_to_decide)
@@ -248,7 +248,6 @@ class Simulation:
             keep=Keep(),
             leads=lambda: True,
             work_out=True,
-            clock=self._epoch,
         )
         return self.history
 
