@@ -3,7 +3,7 @@
 import enum
 from typing import Annotated
 
-from ballast_policies.contract.conditions import Cel, Rule
+from ballast_policies.contract.conditions import Cel, Rule, absent, at, given
 from ballast_policies.prices.clouds import USD
 from pydantic import Field
 
@@ -205,6 +205,9 @@ class GcpPriceFeed(ApiModel):
     """The GPU's SKU, and those of the cores and the memory beside it."""
 
 
+_IN_USD = at("currency") == USD
+
+
 class PriceFeed(ApiModel):
     """Where the price of a pool is read: a ConfigMap in the operator's namespace, or a cloud's price list."""
 
@@ -222,38 +225,25 @@ class PriceFeed(ApiModel):
             fix="set exactly one",
         ),
         Rule(
-            condition=Cel(
-                "!has(self.currency) || self.currency == 'USD' || has(self.rate)",
-                lambda feed: feed.currency == USD or feed.rate is not None,
-            ),
+            condition=_IN_USD | given("rate"),
             field="rate",
             reason="a price in another currency than USD needs its rate",
             fix="set priceFeed.rate",
         ),
         Rule(
-            condition=Cel(
-                "!has(self.currency) || self.currency == 'USD' || !has(self.aws)",
-                lambda feed: feed.currency == USD or feed.aws is None,
-            ),
+            condition=_IN_USD | absent("aws"),
             field="currency",
             reason="AWS has its spot prices in USD alone",
             fix="leave currency out; rate converts",
         ),
         Rule(
-            condition=Cel(
-                "!has(self.configMap) || "
-                "(!has(self.rate) && (!has(self.currency) || self.currency == 'USD'))",
-                lambda feed: feed.config_map is None or (feed.rate is None and feed.currency == USD),
-            ),
+            condition=absent("config_map") | (absent("rate") & _IN_USD),
             field="rate",
             reason="currency and rate are for the price lists of clouds",
             fix="leave them out, and write the ConfigMap's prices in the pools' currency",
         ),
         Rule(
-            condition=Cel(
-                "!has(self.key) || size(self.key) == 0 || has(self.configMap)",
-                lambda feed: not feed.key or feed.config_map is not None,
-            ),
+            condition=(at("key") == "") | given("config_map"),
             field="key",
             reason="key is a key of a ConfigMap",
             fix="leave it out",

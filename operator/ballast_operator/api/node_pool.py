@@ -86,26 +86,13 @@ class NodePool(ApiModel):
             fix="leave maxNodes out, or sharing",
         ),
         Rule(
-            condition=Cel(
-                "!has(self.priceFeed) || !has(self.priceFeed.azure) || has(self.capacityType)",
-                lambda pool: (
-                    pool.price_feed is None or pool.price_feed.azure is None or pool.capacity_type is not None
-                ),
-            ),
+            condition=absent("price_feed.azure") | given("capacity_type"),
             field="capacity_type",
             reason="Azure lists spot machines and others, at two prices",
             fix="set capacityType",
         ),
         Rule(
-            condition=Cel(
-                "!has(self.priceFeed) || !has(self.priceFeed.aws) || !has(self.capacityType) || "
-                "self.capacityType == 'spot'",
-                lambda pool: (
-                    pool.price_feed is None
-                    or pool.price_feed.aws is None
-                    or pool.capacity_type in (None, CapacityType.SPOT)
-                ),
-            ),
+            condition=absent("price_feed.aws") | (at("capacity_type") == CapacityType.SPOT),
             field="price_feed",
             reason="priceFeed.aws has prices of spot machines",
             fix="state pricePerGpuHour of machines on demand",

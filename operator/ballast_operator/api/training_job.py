@@ -6,10 +6,9 @@ the others are here.  The CRD, its documentation and what the operator reads are
 
 import enum
 import math
-from collections.abc import Callable
 from typing import Annotated, Literal
 
-from ballast_policies.contract.conditions import Cel, Items, Rule, absent, at, given
+from ballast_policies.contract.conditions import Cel, Condition, Items, RowFact, Rule, absent, at, given
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.limits import LEAST_RATE
 from ballast_policies.gpus.catalogue import gpu_named
@@ -45,55 +44,44 @@ class MixedPools(enum.StrEnum):
 
 PREDICTED = SCHEDULES.own(lambda kind: kind.closed_form)
 """Schedules whose step time on unlike GPUs has a closed form."""
-NOT_PREDICTED = SCHEDULES.own(lambda kind: not kind.closed_form)
 
 
 def can_mix(config: JobConfig) -> bool:
     """Whether the job could set ``mixedPools: Allowed``."""
-    return all(holds(config) for _, holds, _, _ in _NEEDS)
+    return all(need.holds(config) for need, _, _ in _NEEDS)
 
 
-def _rule(expression: str, holds: Callable[[JobConfig], bool], reason: str, fix: str) -> Rule:
-    return Rule(
-        condition=Cel(
-            f"self.mixedPools != 'Allowed' || {expression}",
-            lambda spec: spec.mixed_pools is not MixedPools.ALLOWED or holds(spec),
-        ),
-        field="mixed_pools",
-        reason=f"mixedPools: Allowed {reason}",
-        fix=fix,
-    )
+_IN_ONE_POOL = at("mixed_pools") != MixedPools.ALLOWED
 
+_ONE_STAGE = (
+    "is for one stage on each rank, and one rank for each stage",
+    "leave pipeline.stagesPerRank and pipeline.replicas out, or mixedPools",
+)
 
-_NEEDS: tuple[tuple[str, Callable[[JobConfig], bool], str, str], ...] = (
+_NEEDS: tuple[tuple[Condition, str, str], ...] = (
     (
-        "has(self.model)",
-        lambda config: config.model is not None,
+        given("model"),
         "needs a model, which Ballast cuts into stages that suit unlike GPUs; a script it does not",
         "leave mixedPools out",
     ),
     (
-        "!has(self.model) || has(self.model.layers)",
-        lambda config: config.model is None or config.model.layers is not None,
+        absent("model") | given("model.layers"),
         "needs the number of layers that are cut into stages",
         "set model.layers",
     ),
     (
-        f"!(self.pipeline.schedule in {list(NOT_PREDICTED)})",
-        lambda config: SCHEDULES[config.pipeline.schedule].closed_form,
+        RowFact("pipeline.schedule", SCHEDULES, lambda kind: kind.closed_form),
         f"is for the schedules {' and '.join(PREDICTED)}, whose speed on unlike GPUs can be predicted",
         f"pipeline.schedule: {PREDICTED[0]}, or leave mixedPools out",
     ),
-    (
-        "(!has(self.pipeline.stagesPerRank) || self.pipeline.stagesPerRank == 1) && "
-        "(!has(self.pipeline.replicas) || self.pipeline.replicas.all(x, x == 1))",
-        lambda config: config.pipeline.stages_per_rank in (None, 1) and not config.pipeline.used_replicas,
-        "is for one stage on each rank, and one rank for each stage",
-        "leave pipeline.stagesPerRank and pipeline.replicas out, or mixedPools",
-    ),
+    (at("pipeline.stages_per_rank") == 1, *_ONE_STAGE),
+    (Items("pipeline.replicas", 1), *_ONE_STAGE),
 )
 
-MIXED_POOLS_RULES = tuple(_rule(*need) for need in _NEEDS)
+MIXED_POOLS_RULES = tuple(
+    Rule(condition=_IN_ONE_POOL | need, field="mixed_pools", reason=f"mixedPools: Allowed {reason}", fix=fix)
+    for need, reason, fix in _NEEDS
+)
 
 
 class PlannerProfile(ApiModel):
@@ -225,20 +213,14 @@ class TrainingJobSpec(ApiModel, JobConfig):
             fix="make a new TrainingJob",
         ),
         Rule(
-            condition=Cel(
-                "!has(self.grow) || has(self.model) || !self.grow",
-                lambda spec: not (spec.grow and spec.is_script),
-            ),
+            condition=given("model") | (at("grow") == False),  # noqa: E712 - a comparison as a value
             field="grow",
             reason="grow: a job without a model changes its size by a restart, not while it trains",
             fix="leave grow out",
         ),
         *MIXED_POOLS_RULES,
         Rule(
-            condition=Cel(
-                "self.mixedPools != 'Allowed' || !has(self.topology)",
-                lambda spec: spec.mixed_pools is not MixedPools.ALLOWED or spec.topology is None,
-            ),
+            condition=_IN_ONE_POOL | absent("topology"),
             field="topology",
             reason="topology is about the nodes of one pool, and mixedPools: Allowed is for several",
             fix="leave one of them out",
