@@ -7,8 +7,8 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import aiohttp
 from ballast.client.connection import (
@@ -77,6 +77,16 @@ IN_ONE_PIECE_SECONDS = 3600.0
 
 MOST_LINE = 2**25
 """Bytes of one event; objects have a few million at most."""
+
+
+class Sent(NamedTuple):
+    """What goes out with a request: JSON, or a text of this media type."""
+
+    content: Object | Sequence[Object] | str | None = None
+    media_type: str | None = None
+
+
+NOTHING = Sent()
 
 
 async def connect(kubeconfig: str | None = None, *, request_seconds: float = 10.0) -> "Cluster":
@@ -262,10 +272,8 @@ class Cluster:
         path = kind.path(metadata.get("namespace", ""), metadata["name"])
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
         # A text goes out as it is only where the media type has a parameter.
-        content_type = "application/apply-patch+yaml; charset=utf-8"
-        return await self._write(
-            "patch", kind, path, body=apply_text(body), query=query, content_type=content_type
-        )
+        sent = Sent(apply_text(body), "application/apply-patch+yaml; charset=utf-8")
+        return await self._write("patch", kind, path, sent, query=query)
 
     async def write_status(self, kind: Kind, body: Object) -> Object:
         """Replace the whole status: the operator's alone, it keeps nothing that anybody else has put there.
@@ -282,9 +290,8 @@ class Cluster:
             "patch",
             kind,
             kind.path(metadata.get("namespace", ""), metadata["name"], "status"),
-            body=parts,
+            Sent(parts, "application/json-patch+json"),
             query={"fieldManager": FIELD_MANAGER},
-            content_type="application/json-patch+json",
         )
         dropped = self.dropped.learn(kind, body["status"], written.get("status"))
         if dropped is not None:
@@ -294,23 +301,23 @@ class Cluster:
     async def create(self, kind: Kind, body: Object) -> Object:
         """Create an object; Conflict where the name is taken."""
         path = kind.path(body["metadata"].get("namespace", ""))
-        return await self._write("post", kind, path, body=body, query={"fieldManager": FIELD_MANAGER})
+        return await self._write("post", kind, path, Sent(body), query={"fieldManager": FIELD_MANAGER})
 
     async def try_create(self, kind: Kind, body: Object) -> Object:
         """Ask what :meth:`create` would make, with all of the API server's checks; nothing is kept."""
         path = kind.path(body["metadata"].get("namespace", ""))
         query = {"fieldManager": FIELD_MANAGER, "dryRun": "All"}
-        return await self._request("post", kind, path, body=body, query=query)
+        return await self._request("post", kind, path, Sent(body), query=query)
 
     async def ask(self, kind: Kind, body: Object) -> Object:
         """Post a review, which the API server answers and does not keep; a follower may ask, too."""
-        return await self._request("post", kind, kind.path(), body=body)
+        return await self._request("post", kind, kind.path(), Sent(body))
 
     async def replace(self, kind: Kind, body: Object) -> Object:
         """Replace an object; Conflict where its resourceVersion is not the one in ``body``."""
         metadata = body["metadata"]
         path = kind.path(metadata.get("namespace", ""), metadata["name"])
-        return await self._write("put", kind, path, body=body, query={"fieldManager": FIELD_MANAGER})
+        return await self._write("put", kind, path, Sent(body), query={"fieldManager": FIELD_MANAGER})
 
     async def delete(
         self, kind: Kind, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
@@ -320,15 +327,15 @@ class Cluster:
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
         try:
-            left = await self._write("delete", kind, kind.path(namespace, name), body=body)
+            left = await self._write("delete", kind, kind.path(namespace, name), Sent(body))
         except NotFound:
             return None
         return left if left.get("kind") == kind.kind else None
 
-    async def _write(self, verb: str, kind: Kind, path: str, **arguments: Any) -> Object:
+    async def _write(self, verb: str, kind: Kind, path: str, sent: Sent, **how: Any) -> Object:
         self.fence()
         try:
-            result = await self._request(verb, kind, path, **arguments)
+            result = await self._request(verb, kind, path, sent, **how)
             if verb == "delete":
                 result["kind"]  # of the object, or a Status
             elif not VERSION.fullmatch(result["metadata"]["resourceVersion"]):
@@ -347,10 +354,9 @@ class Cluster:
         verb: str,
         kind: Kind,
         path: str,
+        sent: Sent = NOTHING,
         *,
-        body: Object | Objects | str | None = None,
         query: dict[str, Any] | None = None,
-        content_type: str | None = None,
         accept: str = "",
         times: int = 1,
     ) -> Object:
@@ -360,10 +366,10 @@ class Cluster:
             answer = await self._dynamic.request(
                 "get" if verb == "list" else verb,
                 path,
-                body=body,
+                body=sent.content,
                 query_params=list((query or {}).items()),
                 header_params={"Accept": accept} if accept else {},
-                content_type=content_type,
+                content_type=sent.media_type,
                 serialize=False,
                 _request_timeout=times * self.request_seconds,
             )

@@ -5,13 +5,11 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ballast_localcluster import LocalCluster
     from ballast_localcluster.kubelets.start import RealNodes
     from ballast_localcluster.nodes.node import ProcessNode
@@ -87,9 +85,8 @@ def up(
     warm_start: bool,
     operator: bool,
     karpenter: str | None,
-    real_nodes: int | None,
-    images: tuple[Path, ...],
     output: str,
+    **real: Any,
 ) -> None:
     """Start a local Kubernetes cluster in the background, with Ballast's operator.
 
@@ -104,11 +101,7 @@ def up(
 
     try:
         chosen = {"default": default_nodes, "none": tuple}.get(nodes, lambda: read_nodes(Path(nodes)))()
-        real = None
-        if real_nodes:
-            chosen, real = _as_real_nodes(chosen, real_nodes, nodes, images, karpenter)
-        elif images:
-            raise click.UsageError("--image needs --real-nodes: process nodes do not read images.")
+        chosen, kubelets = _run_by(chosen, nodes, karpenter, **real)
         autoscale = _autoscaler(karpenter)
 
         def prepare(cluster: "LocalCluster") -> None:
@@ -118,7 +111,7 @@ def up(
 
         with tempfile.TemporaryDirectory(prefix="ballast-up-") as folder:
             crds = [write_definitions(Path(folder))] if operator else []
-            cluster = start(name, chosen, crds, warm_start=warm_start, real_nodes=real, prepare=prepare)
+            cluster = start(name, chosen, crds, warm_start=warm_start, real_nodes=kubelets, prepare=prepare)
     except (LocalClusterError, TimeoutError) as error:
         raise click.ClickException(str(error)) from error
     log, karpenter_log = (cluster.folder / "logs" / f"{part}.log" for part in (OPERATOR, KARPENTER))
@@ -142,7 +135,7 @@ def up(
     if cluster.was_running:
         click.echo(f"Cluster {name} is already running; nothing was changed.")
     else:
-        kind = "real nodes (kubelet, containerd; no GPUs)" if real else "process nodes (emulated GPUs)"
+        kind = "real nodes (kubelet, containerd; no GPUs)" if kubelets else "process nodes (emulated GPUs)"
         click.echo(f"Cluster {name} is up, with {len(cluster.nodes)} {kind}.")
     kubectl = "kubectl" if shutil.which("kubectl") else str(cluster.kubectl)
     click.echo(f"The operator runs, and ends with the cluster. Its log: {log}" if running else NO_OPERATOR)
@@ -159,25 +152,30 @@ Logs: {cluster.folder / "logs"}
 Stop: ballast down{"" if name == "ballast" else f" --name {name}"}""")
 
 
-def _as_real_nodes(
-    described: "Sequence[ProcessNode]",
-    count: int,
+def _run_by(
+    described: "tuple[ProcessNode, ...]",
     source: str,
-    images: tuple[Path, ...],
     karpenter: str | None,
-) -> "tuple[tuple[ProcessNode, ...], RealNodes]":
-    """The first ``count`` of the nodes, and what runs them; of the default ones, the fastest first."""
+    *,
+    real_nodes: int | None,
+    images: tuple[Path, ...],
+) -> "tuple[tuple[ProcessNode, ...], RealNodes | None]":
+    """The nodes, or the first ``real_nodes`` and what runs them; of the default ones, the fastest first."""
     from ballast_localcluster.kubelets.start import RealNodes
 
+    if not real_nodes:
+        if images:
+            raise click.UsageError("--image needs --real-nodes: process nodes do not read images.")
+        return described, None
     if karpenter is not None:
         raise click.UsageError("--karpenter makes process nodes, which --real-nodes does not mix with.")
-    if count > len(described):
+    if real_nodes > len(described):
         raise click.UsageError(
-            f"--real-nodes {count}: {source} describes {len(described)} nodes. "
+            f"--real-nodes {real_nodes}: {source} describes {len(described)} nodes. "
             "To fix: describe more in a file (--nodes)."
         )
-    ordered = tuple(reversed(described)) if source == "default" else tuple(described)
-    return ordered[:count], RealNodes(images)
+    ordered = tuple(reversed(described)) if source == "default" else described
+    return ordered[:real_nodes], RealNodes(images)
 
 
 def _autoscaler(instance_types: str | None) -> Callable[["LocalCluster"], object]:
