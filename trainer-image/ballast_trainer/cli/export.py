@@ -1,14 +1,11 @@
 """``ballast-train export``: a checkpoint's whole model in one file, or as a folder of Hugging Face's."""
 
-import sys
 from pathlib import Path
 
 import click
 from ballast_policies.contract.job.output import ExportFormat
 
-from ballast_trainer.causes import describe
 from ballast_trainer.cli.config_file import read_config
-from ballast_trainer.process_exit import end, reason_of
 
 
 @click.command()
@@ -45,13 +42,10 @@ def export(
     from ballast_trainer.errors import ConfigurationError
     from ballast_trainer.launch import ValidatedJob
 
-    try:
-        job = ValidatedJob.from_mapping(read_config(config_path, assignments))
-        folder = checkpoint or (Path(job.config.checkpoint.path) if job.config.checkpoint.path else None)
-        if folder is None:
-            reason = "missing, and checkpoint.path is not set. To fix: name the directory of checkpoints"
-            raise ConfigurationError("--checkpoint", reason)
-        step, count = export_checkpoint(job.config, job.model, folder, output, ExportFormat(kind))
-    except Exception as error:
-        sys.exit(end(reason_of(error), describe(error)))
+    job = ValidatedJob.from_mapping(read_config(config_path, assignments))
+    folder = checkpoint or (Path(job.config.checkpoint.path) if job.config.checkpoint.path else None)
+    if folder is None:
+        reason = "missing, and checkpoint.path is not set. To fix: name the directory of checkpoints"
+        raise ConfigurationError("--checkpoint", reason)
+    step, count = export_checkpoint(job.config, job.model, folder, output, ExportFormat(kind))
     click.echo(f"step {step}: {count} tensors written to {output}")

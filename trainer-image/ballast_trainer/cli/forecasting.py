@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import math
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,10 @@ from ballast_policies.planning.schedules.costs import even_costs
 from ballast_policies.planning.schedules.exports import chrome_trace, schedule_csv, schedule_svg, timeline
 from ballast_policies.planning.schedules.simulate import simulate as simulate_schedule
 
-from ballast_trainer.causes import describe
 from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.config import read_job_config
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.forecast import Forecast, Machines, forecasts, schedule_for
-from ballast_trainer.process_exit import end, reason_of
 from ballast_trainer.replay import Replay, read_loads, replay
 
 FILE = click.Path(path_type=Path)
@@ -206,23 +203,20 @@ def simulate(given: ForecastInput, loads_path: Path | None, output: str) -> None
     Each rank is taken to be alone on its device, which is as fast as the one that was profiled unless
     --speeds says how fast.
     """
-    try:
-        value = read_config(given.config_path, given.assignments)
-        config = read_job_config(value)
-        if loads_path is not None:
-            looks = read_loads(loads_path)
-            count = given.ranks_of(config, len(looks[0].seconds))
-            replayed = replay(config, looks, ranks=count)
-            text = _replay_text(replayed, count)
-            if output == "json":
-                text = json.dumps({"ranks": count, "replay": replayed.as_json()})
-            click.echo(text)
-            return
-        rows = given.layers(value, config)
-        count = given.ranks_of(config, len(rows))
-        found = forecasts(config, rows, ranks=count, machines=given.machines)
-    except Exception as error:
-        sys.exit(end(reason_of(error), describe(error)))
+    value = read_config(given.config_path, given.assignments)
+    config = read_job_config(value)
+    if loads_path is not None:
+        looks = read_loads(loads_path)
+        count = given.ranks_of(config, len(looks[0].seconds))
+        replayed = replay(config, looks, ranks=count)
+        text = _replay_text(replayed, count)
+        if output == "json":
+            text = json.dumps({"ranks": count, "replay": replayed.as_json()})
+        click.echo(text)
+        return
+    rows = given.layers(value, config)
+    count = given.ranks_of(config, len(rows))
+    found = forecasts(config, rows, ranks=count, machines=given.machines)
     if output == "json":
         click.echo(json.dumps({"ranks": count, "forecasts": [one.as_json() for one in found]}))
     else:
@@ -249,32 +243,29 @@ def trace(given: ForecastInput, even: bool, out: Path | None) -> None:
 
     The partition is the job's first one; two steps where the schedule has no flush.
     """
-    try:
-        if out is not None and out.suffix not in FORMATS:
-            raise ConfigurationError(
-                "--out", f"{out} must end in one of {', '.join(FORMATS)}. To fix: e.g. step.json"
-            )
-        if out is not None and not out.parent.is_dir():
-            raise ConfigurationError("--out", f"no folder {out.parent}. To fix: make it, or write elsewhere")
-        value = read_config(given.config_path, given.assignments)
-        config = read_job_config(value)
-        if even:
-            schedule = schedule_for(config, given.ranks_of(config, 4), steps=_FLOW_STEPS)
-            played = simulate_schedule(schedule, even_costs(schedule.stages))
-        else:
-            rows = given.layers(value, config)
-            count = given.ranks_of(config, len(rows))
-            (found, *_) = forecasts(config, rows, ranks=count, machines=given.machines, steps=_FLOW_STEPS)
-            played = found.trace
-        text = {
-            ".json": lambda: chrome_trace(played),
-            ".svg": lambda: schedule_svg(played),
-            ".csv": lambda: schedule_csv(played.schedule),
-        }.get(out.suffix if out is not None else "", lambda: timeline(played) + "\n")()
-        if out is not None:
-            out.write_text(text)
-    except Exception as error:
-        sys.exit(end(reason_of(error), describe(error)))
+    if out is not None and out.suffix not in FORMATS:
+        raise ConfigurationError(
+            "--out", f"{out} must end in one of {', '.join(FORMATS)}. To fix: e.g. step.json"
+        )
+    if out is not None and not out.parent.is_dir():
+        raise ConfigurationError("--out", f"no folder {out.parent}. To fix: make it, or write elsewhere")
+    value = read_config(given.config_path, given.assignments)
+    config = read_job_config(value)
+    if even:
+        schedule = schedule_for(config, given.ranks_of(config, 4), steps=_FLOW_STEPS)
+        played = simulate_schedule(schedule, even_costs(schedule.stages))
+    else:
+        rows = given.layers(value, config)
+        count = given.ranks_of(config, len(rows))
+        (found, *_) = forecasts(config, rows, ranks=count, machines=given.machines, steps=_FLOW_STEPS)
+        played = found.trace
+    text = {
+        ".json": lambda: chrome_trace(played),
+        ".svg": lambda: schedule_svg(played),
+        ".csv": lambda: schedule_csv(played.schedule),
+    }.get(out.suffix if out is not None else "", lambda: timeline(played) + "\n")()
+    if out is not None:
+        out.write_text(text)
     if out is None:
         click.echo(text, nl=False)
     else:

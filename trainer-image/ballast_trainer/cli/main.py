@@ -34,12 +34,19 @@ class LazyGroup(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; Ctrl-C ends it as it ends a program of the shell."""
+        """Run the command; Ctrl-C ends it as it ends a program of the shell, an error by its own words."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
             click.echo(err=True)  # after the terminal's ^C
             raise click.exceptions.Exit(128 + signal.SIGINT) from error
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise
+        except Exception as error:
+            from ballast_trainer.causes import describe
+            from ballast_trainer.process_exit import end, reason_of
+
+            raise click.exceptions.Exit(end(reason_of(error), describe(error))) from error
 
 
 @click.group(cls=LazyGroup, context_settings={"auto_envvar_prefix": "BALLAST_TRAIN"})

@@ -1,14 +1,11 @@
 """``ballast-train profile``: measures the cost of a job's layers without a pipeline."""
 
 import json
-import sys
 from pathlib import Path
 
 import click
 
-from ballast_trainer.causes import describe
 from ballast_trainer.cli.config_file import read_config
-from ballast_trainer.process_exit import end, reason_of
 
 
 @click.command()
@@ -28,10 +25,7 @@ def profile(config_path: Path, assignments: tuple[str, ...], steps: int, at_step
     """
     from ballast_trainer.layer_profiler import layer_rows
 
-    try:
-        found = layer_rows(read_config(config_path, assignments), steps=steps, at_step=at_step)
-    except Exception as error:
-        sys.exit(end(reason_of(error), describe(error)))
+    found = layer_rows(read_config(config_path, assignments), steps=steps, at_step=at_step)
     if output == "json":
         click.echo(json.dumps(found))
         return
