@@ -13,6 +13,9 @@ all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
+Exchange = Callable[[torch.Tensor], torch.Tensor]
+
+
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Axis:
     """This rank's line of the mesh.
@@ -131,3 +134,20 @@ class Axis:
         if self.size > 1:
             dist.all_gather_object(values, value, group=self.group)
         return values
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, there: Exchange, back: Exchange) -> torch.Tensor:
+        ctx.back = back
+        return there(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return ctx.back(gradient), None, None
+
+
+def exchanged(value: torch.Tensor, there: Exchange, back: Exchange) -> torch.Tensor:
+    """What ``there`` makes of a tensor among ranks; ``back`` makes the tensor's gradient of the result's."""
+    out: torch.Tensor = _Exchange.apply(value, there, back)  # type: ignore[no-untyped-call]
+    return out

@@ -14,6 +14,7 @@ experts above the mean and rises for those below (DeepSeek-V3's loss-free balanc
 
 import copy
 import dataclasses
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +25,7 @@ import torch.distributed as dist
 from ballast_policies.contract.job.dynamics import DynamicConfig, ExpertsSettings, LoadBalance
 from torch import nn
 
-from ballast_trainer.distributed.axis import Axis
+from ballast_trainer.distributed.axis import Axis, exchanged
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.block_change import BlockChange, ChangingModule, with_side_loss
 from ballast_trainer.layers.layer import LayerSet
@@ -59,22 +60,8 @@ def better_placement(placement: tuple[int, ...], tokens: Sequence[int], ranks: i
     return tuple(found) if max(loads) < fullest * (1 - LEAST_GAIN) else placement
 
 
-class _AllToAll(torch.autograd.Function):
-    """Rows to the ranks of an axis, [sum(sent), D] -> [sum(received), D]."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, rows: torch.Tensor, sent: list[int], received: list[int], axis: Axis
-    ) -> torch.Tensor:
-        ctx.sent, ctx.received, ctx.axis = sent, received, axis
-        return _exchange(rows, sent, received, axis)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return _exchange(gradient, ctx.received, ctx.sent, ctx.axis), None, None, None
-
-
 def _exchange(rows: torch.Tensor, sent: list[int], received: list[int], axis: Axis) -> torch.Tensor:
+    """Rows to the ranks of an axis, [sum(sent), D] -> [sum(received), D]."""
     out = rows.new_empty(sum(received), *rows.shape[1:])
     axis.count("all_to_all", rows.nbytes)
     dist.all_to_all_single(out, rows.contiguous(), received, sent, group=axis.group)
@@ -143,16 +130,16 @@ class SharedExperts:
         own = [e for e in travel if self.placement[e] == self.axis.index]
         pieces = by_rank[:, own]
         received = pieces.sum(1).tolist()
-        arrived = _AllToAll.apply(rows[order], sent, received, self.axis)  # type: ignore[no-untyped-call]
+        there = functools.partial(_exchange, sent=sent, received=received, axis=self.axis)
+        back = functools.partial(_exchange, sent=received, received=sent, axis=self.axis)
+        arrived = exchanged(rows[order], there, back)
         # From each rank, one piece for each expert: put together by expert.
         by_source = torch.tensor(own, dtype=torch.int64).repeat(size).repeat_interleave(pieces.flatten())
         together = torch.sort(by_source, stable=True).indices.to(rows.device)
         # A rank without rows returns nothing, in the same type as the others.
         results = compute(arrived[together], own, pieces.sum(0).tolist()).to(rows.dtype)
         results = results[torch.argsort(together)]
-        back = _AllToAll.apply(results, received, sent, self.axis)  # type: ignore[no-untyped-call]
-        out: torch.Tensor = back[torch.argsort(order)]
-        return out
+        return exchanged(results, back, there)[torch.argsort(order)]
 
     def follow_tokens(self) -> None:
         """A step of the job is over: place the experts by its tokens; the same on every rank of the axis."""

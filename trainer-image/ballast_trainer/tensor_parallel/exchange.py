@@ -4,12 +4,13 @@ The input is whole on every rank, and so is the sum of the ranks' results; in be
 works on its part alone.  So a pair costs one all-reduce forward and one backward.
 """
 
+import functools
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 import torch
 
-from ballast_trainer.distributed.axis import Axis
+from ballast_trainer.distributed.axis import Axis, exchanged
 from ballast_trainer.errors import ConfigurationError
 
 _Function = TypeVar("_Function", bound=Callable[..., torch.Tensor])
@@ -30,53 +31,23 @@ class Piggyback(Protocol):
         """The sum over the ranks."""
 
 
-class _CopyToGroup(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, axis: Axis, piggyback: Piggyback | None) -> torch.Tensor:
-        ctx.axis, ctx.piggyback = axis, piggyback
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        extra = ctx.piggyback.load() if ctx.piggyback is not None else None
-        if extra is None:
-            return ctx.axis.all_reduce(gradient.contiguous().clone()), None, None
-        both = torch.cat([gradient.reshape(-1).to(extra.dtype), extra])
-        ctx.axis.all_reduce(both)
-        ctx.piggyback.unload(both[gradient.numel() :])
-        return both[: gradient.numel()].view_as(gradient).to(gradient.dtype), None, None
-
-
-class _ReduceFromGroup(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, partial: torch.Tensor, axis: Axis) -> torch.Tensor:
+def _summed(partial: torch.Tensor, axis: Axis, piggyback: Piggyback | None = None) -> torch.Tensor:
+    """The sum over the ranks; with what travels on it."""
+    extra = piggyback.load() if piggyback is not None else None
+    if piggyback is None or extra is None:
         return axis.all_reduce(partial.contiguous().clone())
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient, None
-
-
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, axis: Axis) -> torch.Tensor:
-        ctx.axis = axis
-        return value.chunk(axis.size, -1)[axis.index].contiguous()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return torch.cat(ctx.axis.all_gather(gradient), -1), None
+    both = torch.cat([partial.reshape(-1).to(extra.dtype), extra])
+    axis.all_reduce(both)
+    piggyback.unload(both[partial.numel() :])
+    return both[: partial.numel()].view_as(partial).to(partial.dtype)
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, chunk: torch.Tensor, axis: Axis) -> torch.Tensor:
-        ctx.axis = axis
-        return torch.cat(axis.all_gather(chunk), -1)
+def _part(value: torch.Tensor, axis: Axis) -> torch.Tensor:
+    return value.chunk(axis.size, -1)[axis.index].contiguous()
 
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient.chunk(ctx.axis.size, -1)[ctx.axis.index].contiguous(), None
+
+def _whole(chunk: torch.Tensor, axis: Axis) -> torch.Tensor:
+    return torch.cat(axis.all_gather(chunk), -1)
 
 
 @eager
@@ -95,15 +66,13 @@ def scatter(value: torch.Tensor, axis: Axis) -> torch.Tensor:
             f"activations {tuple(value.shape)} between stages do not divide over {axis.size} tensor ranks. "
             "To fix: set it to false",
         )
-    chunk: torch.Tensor = _Scatter.apply(value, axis)
-    return chunk
+    return exchanged(value, functools.partial(_part, axis=axis), functools.partial(_whole, axis=axis))
 
 
 @eager
 def gather(chunk: torch.Tensor, axis: Axis) -> torch.Tensor:
     """The reverse of :func:`scatter`, at the receiving stage: an all-gather inside its tensor group."""
-    value: torch.Tensor = _Gather.apply(chunk, axis)
-    return value
+    return exchanged(chunk, functools.partial(_whole, axis=axis), functools.partial(_part, axis=axis))
 
 
 @eager
@@ -114,8 +83,8 @@ def copy_to_group(value: torch.Tensor, axis: Axis, piggyback: Piggyback | None =
     if piggyback is not None and torch.is_grad_enabled() and not value.requires_grad:
         # Above frozen layers the input needs no gradient, and there would be no backward all-reduce.
         value = value.detach().requires_grad_()
-    out: torch.Tensor = _CopyToGroup.apply(value, axis, piggyback)
-    return out
+    summed = functools.partial(_summed, axis=axis, piggyback=piggyback)
+    return exchanged(value, lambda whole: whole.view_as(whole), summed)
 
 
 @eager
@@ -123,5 +92,4 @@ def reduce_from_group(partial: torch.Tensor, axis: Axis) -> torch.Tensor:
     """The output of a pair: the sum over the ranks (g)."""
     if axis.size == 1:
         return partial
-    out: torch.Tensor = _ReduceFromGroup.apply(partial, axis)
-    return out
+    return exchanged(partial, functools.partial(_summed, axis=axis), lambda gradient: gradient)
