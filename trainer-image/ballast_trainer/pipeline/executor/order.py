@@ -135,7 +135,7 @@ class RankOrder:
         return tuple(planned.received for planned in self.planned if planned.received is not None)
 
     def _planned(self, action: Action) -> PlannedAction:
-        producer, consumer = self._producer_for(action), self._consumer_of(action)
+        producer, consumer = self._beside(action, -1), self._beside(action, 1)
         return PlannedAction(
             action,
             self.step_of(action),
@@ -144,23 +144,13 @@ class RankOrder:
             None if consumer is None else self._message(action, consumer),
         )
 
-    def _producer_for(self, action: Action) -> Action | None:
-        """The action on another stage that produces what ``action`` needs, if it needs any."""
-        stage, k = action.stage, action.microbatch
-        if action.kind is Kind.FORWARD and stage > 0:
-            return Action(stage - 1, Kind.FORWARD, k)
-        if action.kind in BACKWARDS and stage + 1 < self.schedule.stages:
-            return Action(stage + 1, self._backward_kind(stage + 1, k), k)
-        return None
-
-    def _consumer_of(self, action: Action) -> Action | None:
-        """The action on another stage that needs what ``action`` produces, if any does."""
-        stage, k = action.stage, action.microbatch
-        if action.kind is Kind.FORWARD and stage + 1 < self.schedule.stages:
-            return Action(stage + 1, Kind.FORWARD, k)
-        if action.kind in BACKWARDS and stage > 0:
-            return Action(stage - 1, self._backward_kind(stage - 1, k), k)
-        return None
+    def _beside(self, action: Action, way: int) -> Action | None:
+        """The action on another stage that gives ``action`` its input (-1), or needs its result (1)."""
+        forward, k = action.kind is Kind.FORWARD, action.microbatch
+        stage = action.stage + (way if forward else -way)
+        if not (forward or action.kind in BACKWARDS) or not 0 <= stage < self.schedule.stages:
+            return None
+        return Action(stage, Kind.FORWARD if forward else self._backward_kind(stage, k), k)
 
     def _backward_kind(self, stage: int, microbatch: int) -> Kind:
         return Kind.BACKWARD_INPUT if (stage, microbatch) in self._split else Kind.BACKWARD
