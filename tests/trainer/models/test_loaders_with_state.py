@@ -1,8 +1,6 @@
 """Loaders that tell where they are: a job continues in its data without reading it again."""
 
-import os
 import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,29 +10,14 @@ from ballast_trainer.data.collate import BatchForm
 from ballast_trainer.data.sources import LoaderPosition, ReplayedLoader, batches_from
 from ballast_trainer.errors import CheckpointError, ConfigurationError, TrainerError
 from ballast_trainer.loop.batches import Batches
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, SubsetRandomSampler
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, SubsetRandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from tests.support.gang import assert_same_curve
 from tests.support.one_process import train_here
+from tests.trainer.models.users_module import Recorded
 
 STEPS = 12
-
-
-class Numbers(Dataset):
-    """Samples that are noted by the process that reads them."""
-
-    def __init__(self, notes, length=40, width=16):
-        self.notes = Path(notes)
-        self.inputs = torch.randn(length, width, generator=torch.Generator().manual_seed(5))
-
-    def __len__(self):
-        return len(self.inputs)
-
-    def __getitem__(self, index):
-        with (self.notes / f"{os.getpid()}.log").open("a") as log:
-            log.write(f"{index}\n")
-        return self.inputs[index], self.inputs[index].sum().reshape(1)
 
 
 class Streamed(IterableDataset):
@@ -43,7 +26,7 @@ class Streamed(IterableDataset):
     buffer_size = 4  # as a user may name something else
 
     def __init__(self, notes):
-        self.numbers, self.at, self.start = Numbers(notes), 0, 0
+        self.numbers, self.at, self.start = Recorded(notes), 0, 0
 
     def __iter__(self):
         self.at, self.start = self.start, 0
@@ -106,7 +89,7 @@ def test_a_loader_goes_back_a_little_by_what_it_has_told_and_far_by_reading(tmp_
 
 
 def shuffling(notes, kind):
-    numbers, options = Numbers(notes), {"batch_size": 8, "shuffle": True, "drop_last": True}
+    numbers, options = Recorded(notes), {"batch_size": 8, "shuffle": True, "drop_last": True}
     if kind is DataLoader:
         return kind(numbers, generator=torch.Generator().manual_seed(1), **options)
     return kind(numbers, **options)
@@ -125,7 +108,7 @@ def test_the_order_of_a_loader_with_its_own_generator_is_that_of_seed_and_epoch(
 
 def test_a_sampler_is_told_the_epoch(tmp_path):
     """As by the loop of its user: each epoch has the order that the sampler has for it."""
-    numbers = Numbers(tmp_path)
+    numbers = Recorded(tmp_path)
     sampler = DistributedSampler(numbers, num_replicas=1, rank=0)
     reader = ReplayedLoader(DataLoader(numbers, batch_size=8, sampler=sampler))
     for epoch in range(2):
@@ -232,7 +215,7 @@ def test_a_stream_whose_state_is_without_its_buffer_is_read_again(tmp_path, capl
     assert stopped | train_here(job | saved).losses == expected
 
 
-@pytest.mark.parametrize("name", ["Numbers", "loader"])
+@pytest.mark.parametrize("name", ["Recorded", "loader"])
 def test_a_batch_of_another_size_goes_on_after_the_last_sample(tmp_path, name, caplog):
     """Of a dataset no sample is left out or read twice; a loader, whose batches are its own, is told."""
     job = a_job(tmp_path, name) | {"totalSteps": 4, "checkpoint": {"path": str(tmp_path / "saved")}}
@@ -241,7 +224,7 @@ def test_a_batch_of_another_size_goes_on_after_the_last_sample(tmp_path, name, c
     if name == "loader":
         job["data"]["args"]["size"] = 16
     train_here(job | larger)
-    if name == "Numbers":
+    if name == "Recorded":
         assert sorted(read_by(tmp_path)) == list(range(40))
     assert ("some samples come twice or never" in caplog.text) == (name == "loader")
 
@@ -249,8 +232,8 @@ def test_a_batch_of_another_size_goes_on_after_the_last_sample(tmp_path, name, c
 @pytest.mark.parametrize("samples", ['"24"', "-8", "2.5", "null"])
 def test_a_checkpoint_with_no_number_of_samples_is_refused_in_words(tmp_path, samples):
     """Its manifest was changed by hand, say."""
-    model = SimpleNamespace(batch=batches_from(Numbers(tmp_path)))
-    batches = Batches(JobConfig.from_mapping(a_job(tmp_path, "Numbers")), model, torch.device("cpu"))
+    model = SimpleNamespace(batch=batches_from(Recorded(tmp_path)))
+    batches = Batches(JobConfig.from_mapping(a_job(tmp_path, "Recorded")), model, torch.device("cpu"))
     with pytest.raises(CheckpointError, match=r"the checkpoint of step 3 notes .*To fix: "):
         batches.continue_from(3, f'{{"samples": {samples}}}')
 
@@ -270,15 +253,15 @@ def test_a_checkpoint_with_a_damaged_state_of_a_loader_is_refused_in_words(tmp_p
 
 
 def loader(notes, size=8):
-    return DataLoader(Numbers(notes, length=9 * size), batch_size=size, drop_last=True)
+    return DataLoader(Recorded(notes, length=9 * size), batch_size=size, drop_last=True)
 
 
 def test_a_loader_with_a_smaller_last_batch_is_told_before_the_first_step(tmp_path, caplog):
     """The job would end with the first epoch, hours later."""
-    batches_from(DataLoader(Numbers(tmp_path), batch_size=8))
+    batches_from(DataLoader(Recorded(tmp_path), batch_size=8))
     assert not caplog.text
-    batches_from(DataLoader(Numbers(tmp_path), batch_size=16))
+    batches_from(DataLoader(Recorded(tmp_path), batch_size=16))
     assert "the last batch of an epoch has 8 samples, not 16" in caplog.text
     caplog.clear()
-    batches_from(DataLoader(Numbers(tmp_path), batch_size=16, sampler=SubsetRandomSampler(range(32))))
+    batches_from(DataLoader(Recorded(tmp_path), batch_size=16, sampler=SubsetRandomSampler(range(32))))
     assert not caplog.text

@@ -94,7 +94,7 @@ def test_each_step_sees_the_same_samples_whatever_ranks_replans_and_restarts(run
 
     def config(name, **fields):
         (tmp_path / name).mkdir(exist_ok=True)
-        args = {"folder": str(tmp_path / name)}
+        args = {"notes": str(tmp_path / name)}
         return users_module(data={"name": "users_module:Recorded", "args": args}, **fields)
 
     saved = {"path": str(tmp_path / "saved"), "everySteps": 13}
@@ -138,7 +138,7 @@ def test_workers_read_what_the_training_process_would(run, users_module, tmp_pat
     """Each step's samples by processes of their own; the curve is the same, also after a restart."""
     logs = tmp_path / "logs"
     logs.mkdir()
-    data = {"name": "users_module:Recorded", "args": {"folder": str(logs)}}
+    data = {"name": "users_module:Recorded", "args": {"notes": str(logs)}}
     single = run(users_module(data=data, totalSteps=8), ranks=1)
     assert single.exit_codes() == {"rank-0": 0}, single.errors()
     plain = sorted(logs.glob("*.log"))

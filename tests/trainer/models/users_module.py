@@ -19,16 +19,15 @@ def regression(*, layers=6, width=16, dropout=0.1):
 class Recorded:
     """A dataset that notes which samples this process has asked for, and when."""
 
-    def __init__(self, folder, width=16):
-        generator = torch.Generator().manual_seed(5)
-        self.inputs = torch.randn(40, width, generator=generator)
-        self.folder = Path(folder)
+    def __init__(self, notes, length=40, width=16):
+        self.notes = Path(notes)
+        self.inputs = torch.randn(length, width, generator=torch.Generator().manual_seed(5))
 
     def __len__(self):
         return len(self.inputs)
 
     def __getitem__(self, index):
-        with (self.folder / f"{os.getpid()}.log").open("a") as log:
+        with (self.notes / f"{os.getpid()}.log").open("a") as log:
             log.write(f"{index}\n")
         return self.inputs[index], self.inputs[index].sum().reshape(1)
 
