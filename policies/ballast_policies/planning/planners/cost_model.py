@@ -21,7 +21,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -74,6 +74,16 @@ class Degrees:
     microbatches: int
     recompute: bool = False
     """``microbatches`` are of one pipeline."""
+
+    def layout(self, bounds: Sequence[int], groups: Iterable[Groups]) -> Layout:
+        """The plan of stages cut at ``bounds``, 0 and L included, each on its ``groups``."""
+        return Layout.of(
+            bounds,
+            groups,
+            microbatch_size=self.microbatch_size,
+            microbatches=self.microbatches * self.data,
+            recompute=self.recompute,
+        )
 
 
 ZERO_HALVES = ((0, 0, 2), (0, 0, 2), (0, 1, 1), (1, 2, 0))

@@ -28,6 +28,7 @@ from ballast_policies.planning.memory.moments import RUN_ALONE, stashed
 from ballast_policies.planning.memory.rank_bytes import LayerSums
 from ballast_policies.planning.memory.stage_bytes import ROUNDING
 from ballast_policies.planning.partition import PlanningError
+from ballast_policies.planning.planners.layout import PlacedStage
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,25 +58,15 @@ class DeviceMemory:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicatedStage:
-    """Layers ``first_layer`` to ``end_layer - 1`` on ``replicas`` ranks, whose numbers are ``ranks``."""
-
-    first_layer: int
-    end_layer: int
-    replicas: int
-    ranks: tuple[int, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PipeDreamPlan:
     """A pipeline with replicated stages.
 
     Attributes:
-        stages: by layer; their replicas add up to all ranks.
+        stages: by layer; together they have all GPUs, each of which is a replica.
         seconds_per_microbatch: of the slowest stage or transfer.
     """
 
-    stages: tuple[ReplicatedStage, ...]
+    stages: tuple[PlacedStage, ...]
     seconds_per_microbatch: float
 
     @property
@@ -201,15 +192,15 @@ class _Solver:
 
     def _stages(
         self, level: int, components: tuple[tuple[int, ...], ...], after: int, first: int, end: int
-    ) -> list[ReplicatedStage]:
+    ) -> list[PlacedStage]:
         """Unfold the tables into stages of GPUs; ``components`` are copies of the same pipeline."""
         if level == 0:
-            ranks = tuple(gpu for component in components for gpu in component)
-            return [ReplicatedStage(first_layer=first, end_layer=end, replicas=len(ranks), ranks=ranks)]
+            groups = tuple((gpu,) for component in components for gpu in component)
+            return [PlacedStage(first_layer=first, end_layer=end, groups=groups)]
         copies, below = len(components), self.sizes[level - 1]
         tables = self.solved(level, *((copies, after) if self.memory is not None else (1, 0)))
         left, start = self.levels[level - 1].components, 0
-        found: list[ReplicatedStage] = []
+        found: list[PlacedStage] = []
         while left:
             replicas, cut = self._first_stage(level, tables, left, copies, after, first, end)
             parts = tuple(

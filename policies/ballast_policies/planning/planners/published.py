@@ -127,7 +127,11 @@ def _best(
         raise PlanningError(f"{name}: {reason}")
     found.sort(key=lambda each: (each[0], each[1].tensor, each[2]))
     return tuple(
-        FoundPlan(_layout(model, degrees, stages), schedule, seconds)
+        FoundPlan(
+            degrees.layout(even_partition(model.layers, stages).bounds, _in_order(degrees, stages)),
+            schedule,
+            seconds,
+        )
         for seconds, degrees, stages in found[:most]
     )
 
@@ -139,21 +143,11 @@ def _in_order(degrees: Degrees, stages: int) -> tuple[Groups, ...]:
     )
 
 
-def _layout(model: CostModel, degrees: Degrees, stages: int) -> Layout:
-    return Layout.of(
-        even_partition(model.layers, stages).bounds,
-        _in_order(degrees, stages),
-        microbatch_size=degrees.microbatch_size,
-        microbatches=degrees.microbatches * degrees.data,
-        recompute=degrees.recompute,
-    )
-
-
 def pipedream(request: PlanRequest) -> PlannerAnswer:
     """``--planner pipedream``."""
     request.model.check_layers_fit()
     found = _pipedream(request)
-    layout = _replicated(request, found)
+    layout = Layout(found.stages, request.model.profiled_size, request.microbatches)
     active = in_flight([stage.replicas for stage in found.stages], 0)
     notes = [
         f"{found.configuration}: {found.seconds_per_microbatch:.4g} s a microbatch (predicted, without a "
@@ -200,7 +194,7 @@ def pipedream_layout(request: PlanRequest) -> Layout | None:
     if request.model.measured is not None:
         return None
     try:
-        return _replicated(request, _pipedream(request))
+        return Layout(_pipedream(request).stages, request.model.profiled_size, request.microbatches)
     except PlanningError:
         return None
 
@@ -211,15 +205,6 @@ def two_versions_layout(request: PlanRequest) -> Layout | None:
         return two_versions_candidates(request.model, batch_size=request.samples, most=1)[0].layout
     except PlanningError:
         return None
-
-
-def _replicated(request: PlanRequest, found: PipeDreamPlan) -> Layout:
-    return Layout.of(
-        (0, *(stage.end_layer for stage in found.stages)),
-        (tuple((gpu,) for gpu in stage.ranks) for stage in found.stages),
-        microbatch_size=request.model.profiled_size,
-        microbatches=request.microbatches,
-    )
 
 
 def _equal_note(request: PlanRequest) -> list[str]:

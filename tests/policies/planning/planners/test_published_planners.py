@@ -93,7 +93,7 @@ def test_pipedream_within_memory_equals_brute_force(seed):
         return
     plan = plan_pipedream(seconds, weights, outputs, levels, memory)
     assert plan.seconds_per_microbatch == pytest.approx(want, rel=1e-9)
-    gpus = [gpu for stage in plan.stages for gpu in stage.ranks]
+    gpus = [gpu for stage in plan.stages for gpu in stage.gpus]
     assert sorted(gpus) == list(range(levels[0].components * levels[1].components))
     cut = Partition(bounds=(0, *(stage.end_layer for stage in plan.stages)))
     replicas = tuple(stage.replicas for stage in plan.stages)

@@ -108,9 +108,11 @@ def plan_best(
             "To fix: use more GPUs, GPUs with more memory, or a larger --max-tensor"
         )
     best = min(each.seconds for each in found)
-    plans = {id(each): (each.seconds, _layout(each)) for each in found}
+    every = [
+        (each.seconds, each.shape.degrees.layout(each.bounds.tolist(), each.placement)) for each in found
+    ]
     judged = ((model.judge(layout), layout) for layout in others(best))
-    every = [*plans.values(), *((cost.seconds, layout) for cost, layout in judged if cost.fits)]
+    every += [(cost.seconds, layout) for cost, layout in judged if cost.fits]
     every.sort(key=lambda plan: plan[0])
     return BestPlans(plans=tuple(every[:top]), bound=min(open_bound, every[0][0]), shapes=shapes)
 
@@ -182,17 +184,6 @@ def _best_of_shape(model: CostModel, shape: Shape, limit: float) -> tuple[_Found
     if best is None:
         return None, False
     return _Found(best[0], shape, likely[best[1]], best[2], False), False
-
-
-def _layout(found: _Found) -> Layout:
-    degrees = found.shape.degrees
-    return Layout.of(
-        found.bounds.tolist(),
-        found.placement,
-        microbatch_size=degrees.microbatch_size,
-        microbatches=degrees.microbatches * degrees.data,
-        recompute=degrees.recompute,
-    )
 
 
 _MOST_ROUNDS = 60
