@@ -111,7 +111,7 @@ def mix(instance: Instance, wanted: np.ndarray, feasible: np.ndarray) -> np.ndar
     """As much of ``wanted`` as the capacities allow, the rest from ``feasible``."""
     over, held = instance.gpus_used(wanted), instance.gpus_used(feasible)
     excess = over - instance.capacity
-    tight = excess > 0
+    tight = (excess > 0) & (over > held)
     part = ((instance.capacity - held)[tight] / (over - held)[tight]).min() if tight.any() else 1.0
     part = float(np.clip(part, 0.0, 1.0))
     return instance.feasible(part * wanted + (1 - part) * feasible)

@@ -9,7 +9,6 @@ from ballast_policies.allocation.instance import from_arrays
 from ballast_policies.allocation.instance import instance as posed
 from ballast_policies.allocation.problem import Entity
 from ballast_policies.allocation.registry import solve
-from ballast_policies.allocation.solvers import methods
 from ballast_policies.allocation.solvers.least_utilization import least_utilization
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,9 +56,7 @@ def drawn(seed):
 def assert_levels_of_programs(instance, root):
     """Every limit holds; programs answer where equal speeds leave a choice."""
     expected = fill_by_programs(instance, root)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(methods, "STAGES", 0)
-        found = fill(instance, root)
+    found = fill(instance, root)
     x = found.answer.x
     assert (instance.gpus_used(x) <= instance.capacity * (1 + 1e-9)).all()
     assert (instance.time_used(x) <= 1 + 1e-9).all()
