@@ -93,6 +93,21 @@ def with_batch_norm(layers=6, momentum=0.1):
     return Model.from_layers([made] * (layers - 1) + last, loss=nn.functional.mse_loss, batch=batches)
 
 
+def with_instance_norm(layers=6):
+    """Running statistics of a norm that does not count its microbatches; an idle parameter."""
+
+    def made():
+        norm = nn.InstanceNorm1d(2, track_running_stats=True)
+        layer = nn.Sequential(
+            nn.Linear(WIDTH, WIDTH), nn.Unflatten(1, (2, -1)), norm, nn.Flatten(), nn.ReLU()
+        )
+        layer.register_parameter("idle", nn.Parameter(torch.ones(1)))
+        return layer
+
+    last = [lambda: nn.Linear(WIDTH, 1)]
+    return Model.from_layers([made] * (layers - 1) + last, loss=nn.functional.mse_loss, batch=batches)
+
+
 class Slow(nn.Module):
     """A layer of many products."""
 

@@ -9,7 +9,6 @@ places, and the buffers themselves are never written back to, which a pending ba
 """
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import pickle
@@ -81,30 +80,41 @@ def _own(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: buffer for name, buffer in module._buffers.items() if buffer is not None}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
 class StepBuffers:
     """Buffers of layers whose replicas train different microbatches, from a step's begin to its end."""
 
-    started: Buffers
+    def __init__(self, modules: Iterable[nn.Module], microbatches: Sequence[range]) -> None:
+        """As a step begins; ``microbatches``: those of each replica, as one process numbers them."""
+        self._started, self._microbatches = copies_of(modules), microbatches
+        self._momenta = {
+            module: module.momentum
+            for module, _ in self._started
+            if isinstance(module, _NormBase) and module.momentum is not None
+        }
+        for module, momentum in self._momenta.items():
+            module.momentum = self._between(momentum)
 
-    @classmethod
-    def of(cls, modules: Iterable[nn.Module]) -> "StepBuffers":
-        """As a step begins."""
-        return cls(copies_of(modules))
+    def _between(self, momentum: float) -> float:
+        """The momentum that lets a replica's statistics fade as those of one process.
+
+        That one trains other replicas' microbatches before this one's next.
+        """
+        return 1 - (1 - momentum) ** self._microbatches[0].step
 
     def merge(self, gather: Callable[[torch.Tensor], Sequence[torch.Tensor]]) -> None:
         """Combine the buffers of the replicas; they are the same on each afterwards.
 
-        Running statistics become those of one process that trained on the microbatches of one replica
-        after the other's.  Other floating-point buffers become the mean of the replicas', counts grow by
-        what all replicas have counted.
+        Running statistics become those of one process.  Other floating-point buffers become the mean of the
+        replicas', counts grow by what all replicas have counted.
 
         Args:
             gather: a flat tensor of every replica, by replica; collective over them.
         """
+        for module, momentum in self._momenta.items():
+            module.momentum = momentum
         started = [
             (module, {name: buffer for name, buffer in held.items() if buffer is not None})
-            for module, held in self.started
+            for module, held in self._started
         ]
         current = [buffer for module, held in started for name, buffer in _pick(module, held)]
         if not current:
@@ -116,11 +126,66 @@ class StepBuffers:
             names = [name for name, _ in _pick(module, held)]
             found = {name: [row[place + i] for row in rows] for i, name in enumerate(names)}
             place += len(names)
-            for name, value in _merged(module, held, found).items():
+            for name, value in self._merged(module, held, found).items():
                 buffer = module._buffers[name]
                 assert buffer is not None
                 with torch.no_grad():
                     buffer.copy_(value.to(buffer.dtype))
+
+    def _merged(
+        self, module: nn.Module, held: dict[str, torch.Tensor], found: dict[str, list[torch.Tensor]]
+    ) -> dict[str, torch.Tensor]:
+        merged = {}
+        for name, values in found.items():
+            before = held[name].double()
+            if isinstance(module, _NormBase) and name in ("running_mean", "running_var"):
+                merged[name] = self._running(module, before, values, held, found)
+            elif held[name].is_floating_point():
+                merged[name] = torch.stack(values).mean(0)
+            elif held[name].dtype is torch.bool:
+                merged[name] = torch.stack(values).amax(0)
+            else:
+                merged[name] = before + sum(value - before for value in values)
+        return merged
+
+    def _running(
+        self,
+        module: _NormBase,
+        before: torch.Tensor,
+        values: Sequence[torch.Tensor],
+        held: Mapping[str, torch.Tensor],
+        found: Mapping[str, Sequence[torch.Tensor]],
+    ) -> torch.Tensor:
+        """Running statistics of one process, from those of replicas that all started from ``before``.
+
+        One process with momentum m makes ``(1-m)^K before + sum_k m (1-m)^(K-1-k) x_k`` of its K
+        microbatches.  A replica of every s-th of them, with momentum ``n = 1 - (1-m)^s``, has the same sum
+        over its own, but for ``n/m`` and a power for those that follow its last.  Without momentum, the
+        statistics are the mean of all microbatches.
+        """
+        counts = found.get("num_batches_tracked", ())
+        start = float(held["num_batches_tracked"]) if counts else 0.0
+        own = [float(count) - start for count in counts]
+        if not any(own):
+            # InstanceNorm does not count.
+            own = [float(len(of)) for of in self._microbatches]
+        momentum = module.momentum
+        if momentum is None:
+            steps = zip(values, own, strict=True)
+            grown = [value * (start + made) - before * start for value, made in steps]
+            return (before * start + sum(grown)) / max(start + sum(own), 1)
+        if momentum == 0:
+            return before
+        between = self._between(momentum)
+        result = (1 - momentum) ** sum(own) * before
+        for value, made, of in zip(values, own, self._microbatches, strict=True):
+            following = sum(
+                count * sum(k > of[-1] for k in other) / len(other)
+                for count, other in zip(own, self._microbatches, strict=True)
+            )
+            share = momentum / between * (1 - momentum) ** following
+            result = result + share * (value - (1 - between) ** made * before)
+        return result
 
 
 def _pick(module: nn.Module, held: Mapping[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
@@ -131,52 +196,6 @@ def _pick(module: nn.Module, held: Mapping[str, torch.Tensor]) -> list[tuple[str
 def _split(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
     for part, one in zip(flat.split([one.numel() for one in like]), like, strict=True):
         yield part.view(one.shape)
-
-
-def _merged(
-    module: nn.Module, held: dict[str, torch.Tensor], found: dict[str, list[torch.Tensor]]
-) -> dict[str, torch.Tensor]:
-    counts = found.get("num_batches_tracked")
-    statistics = isinstance(module, _NormBase) and counts is not None
-    merged = {}
-    for name, values in found.items():
-        before = held[name].double()
-        if statistics and name in ("running_mean", "running_var"):
-            assert isinstance(module, _NormBase) and counts is not None
-            merged[name] = _running(before, values, held["num_batches_tracked"], counts, module.momentum)
-        elif held[name].is_floating_point():
-            merged[name] = torch.stack(values).mean(0)
-        elif held[name].dtype is torch.bool:
-            merged[name] = torch.stack(values).amax(0)
-        else:
-            merged[name] = before + sum(value - before for value in values)
-    return merged
-
-
-def _running(
-    before: torch.Tensor,
-    values: Sequence[torch.Tensor],
-    count_before: torch.Tensor,
-    counts: Sequence[torch.Tensor],
-    momentum: float | None,
-) -> torch.Tensor:
-    """Running statistics of one process, from those of replicas that all started from ``before``.
-
-    With momentum m, replica i has made ``r_i = (1-m)^k_i before + s_i`` of its k_i microbatches; one
-    process makes ``(1-m)^k_i r + s_i`` of its previous value r.  Without momentum, the statistics are the
-    mean of all microbatches.
-    """
-    start = float(count_before)
-    result, so_far = before, start
-    for value, count in zip(values, counts, strict=True):
-        own = float(count) - start
-        if momentum is not None:
-            result = (1 - momentum) ** own * (result - before) + value
-        elif own > 0:
-            mean = (value * (start + own) - before * start) / own
-            result = (result * so_far + mean * own) / (so_far + own)
-            so_far += own
-    return result
 
 
 _STATE = frozenset({"_parameters", "_buffers", "_modules"})

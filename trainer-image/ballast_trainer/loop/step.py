@@ -114,7 +114,7 @@ class TrainingStep:
             exchange=self._exchange_due,
         )
         set_loss_scale(run.loss_scale.value)
-        buffers = buffers_at_start(model.world, model.layers)
+        buffers = buffers_at_start(model.world, model.layers, model.microbatches)
         loss = model.train_pipeline(step)
         if buffers is not None:
             buffers.merge(model.world.data.all_gather)

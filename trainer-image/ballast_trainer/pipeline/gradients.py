@@ -1,5 +1,6 @@
 """Gradients, weights and buffers over the mesh: combined over the replicas, and the gradients' norm."""
 
+import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -208,11 +209,16 @@ def learning_by_type(layer: Layer, without: Collection[str] = ()) -> list[dict[s
     return list(found.values())
 
 
-def buffers_at_start(world: World, layers: LayerSet) -> StepBuffers | None:
-    """The buffers that the replicas' forwards change, as the step begins; None where there is one replica."""
+def buffers_at_start(world: World, layers: LayerSet, microbatches: int) -> StepBuffers | None:
+    """The buffers that the replicas' forwards change, as the step begins; None where there is one replica.
+
+    ``microbatches``: of a replica.
+    """
     if world.data.size == 1:
         return None
-    return StepBuffers.of(module for layer in layers for module in layer.stateful)
+    ends = range(0, (world.data.size + 1) * microbatches, microbatches)
+    modules = (module for layer in layers for module in layer.stateful)
+    return StepBuffers(modules, list(itertools.starmap(range, itertools.pairwise(ends))))
 
 
 def squared_norm_once(world: World, layers: LayerSet) -> float:

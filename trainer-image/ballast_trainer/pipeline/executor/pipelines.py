@@ -54,10 +54,13 @@ class ExecutedPipeline:
         Returns:
             On a rank of the last stage its replica's part of the mean loss; the parts add up to it.
         """
-        buffers = None
-        if self._replicas.size > 1:
+        buffers, parts = None, self._replicas.size
+        if parts > 1:
             held = (layer for stack in self._stacks.values() for layer in stack.held)
-            buffers = StepBuffers.of(module for layer in held for module in layer.stateful)
+            modules = (module for layer in held for module in layer.stateful)
+            buffers = StepBuffers(
+                modules, [range(of, self._flush.microbatches, parts) for of in range(parts)]
+            )
         executor = self._executor(lambda step: batch(), _never)
         executor.begin(self._flush, self._held.meter.step)
         loss = executor.advance()
