@@ -194,7 +194,7 @@ def backwards(world):
     weights = {}
     inputs, targets = model.batch(0, 0, 8)
     mine = slice(4 * world.data.index, 4 * world.data.index + 4)
-    for stage, first in ((1, 3), (2, 0), (3, 0)):
+    for stage in (1, 2, 3):
         config = TrainingConfig(recompute=stage == 3)
         layers = all_layers(model, config, with_unused, replicas=world.data, shards_weights=stage == 3)
         buckets = GradientBuckets(world.data, layers, 4, each_backward=stage >= 2)
@@ -209,7 +209,7 @@ def backwards(world):
             layer.module.register_forward_pre_hook(
                 lambda *_, held=layers, seen=whole: seen.append(memory(held))
             )
-        pipeline = one_stage(model, layers, 4, layer_ended=(first, buckets.layer_ended))
+        pipeline = one_stage(model, layers, 4, layer_ended=(stage >= 2, buckets.layer_ended))
         pipeline.run(lambda: (inputs[mine], targets[mine]))
         buckets.finish()
         found[stage] = {
@@ -262,7 +262,7 @@ def peaks(world):
         replicas = world.data if stage else None
         layers = all_layers(model, replicas=replicas, shards_weights=stage == 3)
         buckets = GradientBuckets(world.data, layers, 4, each_backward=stage >= 2)
-        ended = 0 if stage >= 2 else 3, buckets.layer_ended
+        ended = stage >= 2, buckets.layer_ended
         pipeline = one_stage(model, layers, 4, layer_ended=ended)
 
         def gradients(of=(pipeline, buckets, layers)):

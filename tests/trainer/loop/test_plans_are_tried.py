@@ -154,3 +154,38 @@ def test_whatever_generator_a_layer_draws_from_the_curve_is_that_of_one_process(
     """Python's, numpy's and torch's; the forward that is computed again draws the same."""
     config = job("drawing_everywhere", training={"recompute": recompute})
     same_curve(gang(config, ranks=2), job("drawing_everywhere"))
+
+
+SHARED = {"parallelism": {"data": 2, "zeroStage": 3}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "change"),
+    [
+        ("Skipping", 2, SHARED),
+        ("Descending", 2, {"parallelism": {"data": 2}}),
+        ("Mapped", 2, {}),
+        ("Quantized", 2, {**SHARED, "training": {"optimizer": f"{MODELS}:own_adam"}}),
+        ("Normed", 2, {}),
+        ("Doubling", 4, {"schedule": "LoopedBFS", "parallelism": {"data": 2}}),
+        ("Doubling", 6, {"pipeline": {"replicas": [2, 2, 2], "microbatches": 4, "globalBatchSize": 16}}),
+    ],
+)
+def test_layers_of_any_kind_train_as_in_one_process(gang, same_curve, kind, ranks, change):
+    config = job("of_one_kind", args={"kind": kind}, **change)
+    alone = {key: value for key, value in config.items() if key != "parallelism"}
+    alone["pipeline"] = {key: value for key, value in config["pipeline"].items() if key != "replicas"}
+    same_curve(gang(config, ranks=ranks), alone)
+
+
+@pytest.mark.parametrize("change", [{"parallelism": {"data": 2}}, {"schedule": "PipeDream2BW"}])
+def test_weights_that_a_forward_changes_are_refused_where_there_are_several_of_them(gang, change):
+    running = gang(job("with_max_norm", **change), ranks=2)
+    assert set(running.exit_codes().values()) == {1}
+    assert "layer 1 changes its weight in a forward, and " in running.errors()
+
+
+def test_buffers_that_replicas_change_apart_are_told(gang):
+    running = gang(job("of_one_kind", args={"kind": "Counted"}, parallelism={"data": 2}), ranks=2)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    assert "Counted (seen) changes buffers in a forward: each replica has its own" in running.errors()

@@ -1,6 +1,7 @@
 """Models with layers that are hard to cut: they return views, keep buffers, draw random numbers, fail."""
 
 import random
+import warnings
 from pathlib import Path
 
 import numpy
@@ -106,6 +107,89 @@ def with_instance_norm(layers=6):
 
     last = [lambda: nn.Linear(WIDTH, 1)]
     return Model.from_layers([made] * (layers - 1) + last, loss=nn.functional.mse_loss, batch=batches)
+
+
+class Skipping(Doubling):
+    """Is left out at random."""
+
+    def forward(self, value):
+        return super().forward(value) if torch.rand(()) < 0.5 else value
+
+
+class Descending(Doubling):
+    """Computes gradients of its input in its forward."""
+
+    def forward(self, value):
+        with torch.enable_grad():
+            energy = torch.tanh(self.linear(value)).sum()
+            return value - 0.1 * torch.autograd.grad(energy, value, create_graph=True)[0]
+
+
+class Mapped(Doubling):
+    """Computes one sample at a time, as torch.func has it."""
+
+    def forward(self, value):
+        return torch.func.vmap(super().forward)(value)
+
+
+class Counted(Doubling):
+    """Counts its forwards."""
+
+    def __init__(self, width):
+        super().__init__(width)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, value):
+        self.seen += 1
+        return super().forward(value) / self.seen
+
+
+class Quantized(Doubling):
+    """Has weights of int8 that do not learn, and one without numbers."""
+
+    def __init__(self, width):
+        super().__init__(width)
+        whole = torch.arange(width, dtype=torch.int8)
+        self.whole = nn.Parameter(whole, requires_grad=False)
+        self.none = nn.Parameter(torch.empty(0))
+
+    def forward(self, value):
+        return super().forward(value + 0.01 * self.whole)
+
+
+class Normed(nn.Module):
+    """Its weight is computed before each forward, by what torch had before parametrizations."""
+
+    def __init__(self, width):
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.linear = nn.utils.weight_norm(nn.Linear(width, width))
+
+    def forward(self, value):
+        return torch.tanh(self.linear(value))
+
+
+def of_one_kind(kind, layers=5):
+    """Layers of one of these classes, as modules."""
+    made = [globals()[kind](WIDTH) for _ in range(layers - 2)]
+    ends = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+    return Model.from_layers([ends[0], *made, ends[1]], loss=nn.functional.mse_loss, batch=batches)
+
+
+def with_max_norm():
+    """An embedding that changes its weight in a forward."""
+
+    class Numbers(nn.Module):
+        def forward(self, value):
+            return (value > 0).long()
+
+    layers = [Numbers, lambda: nn.Embedding(2, 4, max_norm=0.5), nn.Flatten, lambda: nn.Linear(4 * WIDTH, 1)]
+    return Model.from_layers(layers, loss=nn.functional.mse_loss, batch=batches)
+
+
+def own_adam(parameters, learning_rate):
+    return torch.optim.Adam(parameters, learning_rate)
 
 
 class Slow(nn.Module):

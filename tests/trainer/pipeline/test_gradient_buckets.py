@@ -40,7 +40,7 @@ def trained(request):
                 first.register_post_accumulate_grad_hook(
                     lambda _, index=layer.index: EVENTS.append(("backward", index))
                 )
-        ended = (MICROBATCHES - 1, buckets.layer_ended)
+        ended = (False, buckets.layer_ended)
         pipeline = one_stage(model, layers, MICROBATCHES, layer_ended=ended)
         batch = model.batch(0, 0, 2 * MICROBATCHES)
         pipeline.run(lambda batch=batch: batch)

@@ -110,8 +110,8 @@ class StepBuffers:
         Args:
             gather: a flat tensor of every replica, by replica; collective over them.
         """
-        for module, momentum in self._momenta.items():
-            module.momentum = momentum
+        for norm, momentum in self._momenta.items():
+            norm.momentum = momentum
         started = [
             (module, {name: buffer for name, buffer in held.items() if buffer is not None})
             for module, held in self._started
@@ -279,6 +279,25 @@ def _tell_changed(module: str, kind: str, name: str) -> None:
             "numbers the generators of torch, numpy and Python themselves, which are seeded for each layer",
             kind,
             name,
+        )
+
+
+def tell_of_replicas(stateful: Iterable[nn.Module]) -> None:
+    """Warn, once a class, of modules whose buffers change in a forward that replicas do not all see."""
+    for module in stateful:
+        if not isinstance(module, _NormBase):
+            names = ", ".join(module._buffers)
+            _tell_of_replicas(type(module).__module__, f"{type(module).__name__} ({names})")
+
+
+@functools.cache
+def _tell_of_replicas(module: str, kind: str) -> None:
+    if not module.startswith("ballast_trainer."):
+        logger.warning(
+            "%s changes buffers in a forward: each replica has its own until the step ends, then their mean, "
+            "and counts add up. An output that depends on them is another one than in one process. To fix: "
+            "parallelism.data: 1 without pipeline.replicas, or buffers that no output depends on",
+            kind,
         )
 
 

@@ -415,7 +415,8 @@ def _refuse_mixing(parameters: list[nn.Parameter], config: TrainingConfig) -> No
     """
     if config.optimizer in OWN_OPTIMIZERS:
         return
-    smallest = sorted((tuple(p.shape) for p in parameters), key=lambda shape: (math.prod(shape), shape))[:2]
+    shapes = (tuple(p.shape) for p in parameters if p.numel())
+    smallest = sorted(shapes, key=lambda shape: (math.prod(shape), shape))[:2]
     if _mixes(config, tuple(smallest), parameters[0].device):
         reason = (
             f"{config.optimizer} updates a parameter by the gradients of others, too, and with "

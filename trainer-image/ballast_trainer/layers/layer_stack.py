@@ -54,9 +54,9 @@ class LayerStack(nn.Module):
         """Whether the output goes to another stage: gloo sends contiguous tensors only."""
         self.sent_as: Boundary | None = None
         """The message to the next stage, which waits for that many bytes; None: any."""
-        self.layer_ended: tuple[int, Callable[[int], None]] | None = None
-        """The first microbatch whose backward counts, and what is told that one has gone past a layer, the
-        last layer's first whatever autograd's order."""
+        self.layer_ended: tuple[int | None, Callable[[int], None]] | None = None
+        """The microbatch whose backward counts (None: of each), and what is told that one has gone past a
+        layer, the last layer's first whatever autograd's order."""
         self._left = list(self.indices)
         self._passed: set[int] = set()
         # Whose forward draws from torch alone; behind the last layer comes a loss, which need not.
@@ -172,12 +172,19 @@ class LayerStack(nn.Module):
         may_draw = self._own_backward.get(index, True) and torch.is_grad_enabled()
         sources = _nodes(value) if held.is_sharded or may_draw else ()
         held.gather()
+        has_run = False
+
+        def passed(_: torch.Tensor) -> None:
+            # A layer may compute gradients of its input in its forward.
+            if has_run:
+                self._backward_passed([index])
+
         if tells:
             for tensor in tensors_of(value):
                 if tensor.requires_grad:
                     # Once autograd has left the layer, also where a later one takes this tensor: its nodes
                     # run in the reverse order of their forwards.
-                    tensor.register_hook(lambda _: self._backward_passed([index]))
+                    tensor.register_hook(passed)
         if self._recompute and torch.is_grad_enabled():
             if kept is not None and (learns(value) or _learns(layer)):
                 for tensor in tensors_of(value):
@@ -187,6 +194,7 @@ class LayerStack(nn.Module):
             seed_layer(self._device, key, index, torch_alone=index in self._of_torch)
             with kept.saving(index) if kept is not None else _NOTHING:
                 output = _sendable(index, layer(value))
+        has_run = True
         if held.is_sharded and torch.is_grad_enabled():
             for tensor in tensors_of(output):
                 if tensor.grad_fn is not None and tensor.grad_fn not in sources:
@@ -214,10 +222,10 @@ class LayerStack(nn.Module):
         held.gather()
 
     def _tells(self, microbatch: int | None) -> bool:
-        return self.layer_ended is not None and microbatch is not None and microbatch >= self.layer_ended[0]
+        return self.layer_ended is not None and self.layer_ended[0] in (None, microbatch)
 
-    def backward_ended(self, microbatch: int) -> None:
-        """The backward of a microbatch of the step has gone past all layers."""
+    def backward_ended(self, microbatch: int | None) -> None:
+        """The backward of a microbatch of the step, or of a trial, has gone past all layers."""
         if self._tells(microbatch):
             self._backward_passed(self.indices)
             self._left, self._passed = list(self.indices), set()

@@ -110,7 +110,8 @@ def shares_of(
             ends = [min(length * at, count) for at in range(replicas.size + 1)]
             bounds = tuple(itertools.pairwise(ends))
             begin, end = bounds[replicas.index]
-            own = nn.Parameter(parameter.detach().view(-1)[begin:end]) if end > begin else None
+            part = parameter.detach().view(-1)[begin:end]
+            own = nn.Parameter(part, part.is_floating_point() or part.is_complex()) if end > begin else None
             place = replicas.index, replicas.size
         else:
             owner = min(range(replicas.size), key=lambda at: (loads[at], (at - layer) % replicas.size))
@@ -168,7 +169,7 @@ class WholeWeights:
             if own is not None and own is not parameter:
                 room = own.detach().new_zeros(share.length)
                 room[: own.numel()] = own.detach()
-                own = nn.Parameter(room[: own.numel()])
+                own = nn.Parameter(room[: own.numel()], own.requires_grad)
             found[parameter] = dataclasses.replace(share, own=own)
             _empty(parameter, found[parameter])
         return found

@@ -160,7 +160,8 @@ def best_step_seconds(model: ModelState, costs: LayerCosts) -> float:
 
     A rebalance may soon put it in force.
     """
-    loads = exact_partition(costs.total, model.world.positions).loads(costs.total)
+    stages = len(model.config.pipeline.used_replicas or ()) or model.world.positions
+    loads = exact_partition(costs.total, stages).loads(costs.total)
     return predict_step_seconds(loads, model.microbatches_per_drain)
 
 

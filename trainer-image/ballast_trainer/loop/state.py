@@ -263,10 +263,7 @@ class ModelState:
             independent_layers=self.definition.independent_layers and all(map(is_built_in, self.dynamics)),
             shared=tuple(axis for axis in self._shared_axes if axis.size > 1),
             frozen_outputs=self.frozen_outputs,
-            # Every schedule takes microbatches in order.
-            layer_ended=(0 if self._shards_gradients else self.microbatches - 1, self._layer_ended)
-            if self._reduces_early
-            else None,
+            layer_ended=(self._shards_gradients, self._layer_ended) if self._reduces_early else None,
         )
 
     @property

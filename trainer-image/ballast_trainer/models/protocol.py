@@ -239,9 +239,24 @@ def _copied(index: int, module: nn.Module, owners: Mapping[int, tuple[int, str]]
         owners: a layer and a name by the identity of each parameter.
 
     Raises:
-        ConfigurationError: it refers to another layer's parameter in a way that PyTorch does not see.
+        ConfigurationError: it refers to another layer's parameter in a way that PyTorch does not see, or has
+            computed something that no forward computes again.
     """
     copies: dict[int, Any] = {}
+    for part in module.modules():
+        # What torch.nn.utils.weight_norm, spectral_norm and prune compute before each forward.
+        hooks = [vars(hook) for hook in part._forward_pre_hooks.values() if hasattr(hook, "__dict__")]
+        again = {hook.get("name", hook.get("_tensor_name")) for hook in hooks}
+        for name, value in vars(part).items():
+            if not isinstance(value, torch.Tensor) or value.is_leaf:
+                continue
+            if name not in again:
+                raise ConfigurationError(
+                    "model.name",
+                    f"layer {index} keeps {name!r}, which was computed from weights before they learn. "
+                    "To fix: compute it in the forward",
+                )
+            copies[id(value)] = value.detach().clone()
     layer = copy.deepcopy(module, copies)
     own = {id(parameter) for parameter in module.parameters()}
     for identity in (owners.keys() & copies.keys()) - own:

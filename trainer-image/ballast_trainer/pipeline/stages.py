@@ -13,6 +13,7 @@ from ballast_policies.planning.schedules.schedule import Kind, Schedule
 from ballast_trainer.data.collate import Batch
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.layers.boundaries import Boundary
+from ballast_trainer.layers.buffers import tell_of_replicas
 from ballast_trainer.layers.frozen_outputs import FrozenOutputs
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.layer_stack import LayerStack
@@ -69,8 +70,9 @@ class PipelineBuilder:
         shared: the axes over which ranks wait for each other inside a stage: for weights, or parts of an
             output.
         frozen_outputs: keeps what frozen layers put out; None: nothing is kept.
-        layer_ended: from which microbatch of a step on, what is told when a backward has gone past a layer,
-            where the schedule lets that be seen: not where backwards are split or stages have replicas.
+        layer_ended: whether each backward counts or a step's last one alone, and what is told that it has
+            gone past a layer, where the schedule lets that be seen: not where backwards are split or stages
+            have replicas.
     """
 
     stages: Sequence[Stage]
@@ -85,7 +87,7 @@ class PipelineBuilder:
     independent_layers: bool = False
     shared: tuple[Axis, ...] = ()
     frozen_outputs: FrozenOutputs | None = None
-    layer_ended: tuple[int, Callable[[int], None]] | None = None
+    layer_ended: tuple[bool, Callable[[int], None]] | None = None
 
     @property
     def holders(self) -> tuple[tuple[int, ...], ...]:
@@ -95,6 +97,15 @@ class PipelineBuilder:
     @property
     def _replicated(self) -> bool:
         return any(len(ranks) > 1 for ranks in self.holders)
+
+    @property
+    def _copies(self) -> str | None:
+        """What there is of a layer's weights, where it is several."""
+        if self.schedule.asynchronous and self.schedule.ranks > 1:
+            return "versions"
+        # Tensor ranks have the same microbatches.
+        parts = 1 if self.tensor is None else self.tensor.size
+        return "replicas" if self._replicated or len(self.lines) > parts else None
 
     @property
     def _sends_parts(self) -> bool:
@@ -116,7 +127,7 @@ class PipelineBuilder:
         """By stage, the layers that this rank holds."""
         last = len(self.stages) - 1
         held = {
-            number: self._stack(range(stage.first_layer, stage.end_layer))
+            number: self._stack(number, range(stage.first_layer, stage.end_layer))
             for number, stage in enumerate(self.stages)
             if self.rank in self.holders[number]
         }
@@ -167,6 +178,7 @@ class PipelineBuilder:
             backward=backward_in_halves if self._splits_backward else None,
             device=self.layers.device,
             shared=self.shared,
+            copies=self._copies,
         )
         inputs, targets = batch() if callable(batch) else batch
         count = self.schedule.microbatches
@@ -181,6 +193,8 @@ class PipelineBuilder:
             found = trial.run_some(list(trial.stacks) if tries else [], boundaries, first, gathered)
         known.add(self.stages, found)
         known.mark(self.layers)
+        if self._copies == "replicas":
+            tell_of_replicas(module for layer in self.layers for module in layer.stateful)
         return boundaries
 
     def build(self, boundaries: Boundaries) -> ExecutedPipeline:
@@ -210,11 +224,20 @@ class PipelineBuilder:
             device=self.layers.device,
         )
 
-    def _stack(self, indices: Iterable[int]) -> LayerStack:
+    def _last_backward(self, stage: int) -> int:
+        """The microbatch whose backward is the last of a step; some schedules go backwards through them."""
+        if self.schedule.ranks == 1:
+            return self.schedule.microbatches - 1
+        row = self._one_step.actions[self.rank]
+        return [one.microbatch for one in row if one.stage == stage and one.kind is Kind.BACKWARD][-1]
+
+    def _stack(self, number: int, indices: Iterable[int]) -> LayerStack:
         held = [self.layers[index] for index in indices]
         stack = LayerStack(held, self.meter, self.layers.seed, self.layers.device)
         stack.frozen_outputs = self.frozen_outputs
-        if not (self._splits_backward or self.schedule.asynchronous or self._replicated):
-            stack.layer_ended = self.layer_ended
+        hides = self._splits_backward or self.schedule.asynchronous or self._replicated
+        if self.layer_ended is not None and not hides:
+            each, told = self.layer_ended
+            stack.layer_ended = None if each else self._last_backward(number), told
         stack.train()
         return stack

@@ -172,6 +172,7 @@ class Trial:
         backward: of a stage that is not the first; None: all at once.
         device: where this rank computes.
         shared: the axes over which ranks wait for each other inside a stage.
+        copies: why a layer's weights may change in an update alone; None: they are in one place.
     """
 
     stacks: Mapping[int, LayerStack]
@@ -181,6 +182,7 @@ class Trial:
     backward: BackwardTrial | None
     device: torch.device
     shared: tuple[Axis, ...] = ()
+    copies: str | None = None
 
     def run(self, batch: Batch, gather: Gather) -> tuple[tuple[Boundary, ...], list[Findings]]:
         """Try all stages, one after the other; collective over all ranks.
@@ -295,8 +297,16 @@ class Trial:
         if stage > 0:
             source = boundaries[-1].example(self.device)
         stack, last = self.stacks[stage], stage + 1 == len(self.holders)
+        versions = {parameter: parameter._version for parameter in stack.parameters()}
         with torch.enable_grad():
             result = stack(source)
+            written = [name for name, p in stack.stack.named_parameters() if p._version != versions[p]]
+            if written and self.copies is not None:
+                at, _, name = written[0].partition(".")
+                raise TypeError(
+                    f"layer {stack.indices[int(at)]} changes its {name} in a forward, and {self.copies} "
+                    "would part. To fix: change weights in the optimizer (an Embedding without max_norm)"
+                )
             if last:
                 result = checked_loss(self.loss(result, batch[1]))
         runs.append((stack, source, result, stage > 0))
@@ -304,13 +314,12 @@ class Trial:
 
     def _backward(self, stack: LayerStack, source: Tree, result: Tree, halves: bool) -> None:
         results = [tensor for tensor in tensors_of(result) if tensor.requires_grad]
-        if not results:
-            return
         gradients = [torch.zeros_like(tensor) for tensor in results]
-        if halves and self.backward is not None:
+        if halves and results and self.backward is not None:
             self.backward(stack, tensors_of(source), results, gradients)
-        else:
+        elif results:
             torch.autograd.backward(results, gradients)
+        stack.backward_ended(None)
 
     def _share(self, stage: int, found: Boundary | str | None) -> Boundary | str:
         """The result of the first holder of a stage, on all ranks of the pipeline."""

@@ -68,7 +68,11 @@ class SavedTensors:
 
     def _bytes(self, tensor: torch.Tensor, weights: set[int]) -> int:
         storage = tensor.untyped_storage()
-        address = storage.data_ptr()
+        try:
+            address = storage.data_ptr()
+        except RuntimeError:
+            # Inside torch.func, of a tensor that wraps another.
+            return tensor.nbytes
         if address in weights or address in self._counted:
             return 0
         self._counted[address] = tensor
