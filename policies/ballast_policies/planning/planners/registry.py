@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterable
 
+from ballast_policies.contract.errors import camel
 from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.pipeline_plan import PipelinePlan, plan_pipeline
 from ballast_policies.planning.planners import published
@@ -141,24 +142,12 @@ def pipeline(request: PlanRequest) -> PlannerAnswer:
         "stepSeconds": found.step_seconds,
         "evenStepSeconds": found.even_step_seconds,
         "imbalance": found.imbalance,
-        "bubble": {
-            "idle": found.bubble.idle,
-            "inherent": found.bubble.inherent,
-            "dynamic": found.bubble.dynamic,
-        },
+        "bubble": dataclasses.asdict(found.bubble),
         "inFlight": list(found.facts.in_flight),
         "weightVersions": list(found.facts.versions_held),
         "transfers": found.facts.transfers,
         "stages": [
-            {
-                "stage": stage.stage,
-                "rank": stage.rank,
-                "gpuType": stage.gpu_type,
-                "firstLayer": stage.first_layer,
-                "endLayer": stage.end_layer,
-                "seconds": stage.seconds,
-                "bytes": stage.bytes,
-            }
+            {camel(name): value for name, value in dataclasses.asdict(stage).items()}
             for stage in found.stages
         ],
     }
