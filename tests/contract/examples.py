@@ -108,6 +108,7 @@ EXAMPLES = {
             skip_bad_samples=3,
             deterministic=True,
             recompute=True,
+            recompute_every=2,
             comm_timeout_seconds=900.0,
         ),
         data=DataConfig(

@@ -123,7 +123,7 @@ STATUS: dict[str, Any] = {
             {"pool": "slow", "gpuType": "k80", "pods": ["a-1-1"], "speed": 1.0},
         ],
         "degrees": {
-            **{"tensor": 2, "data": 1, "microbatches": 4, "recompute": True},
+            **{"tensor": 2, "data": 1, "microbatches": 4, "recompute": True, "recomputeEvery": 2},
             **{"layers": [3, 5], "stepSeconds": 0.5, "memoryBytes": 1e9},
             "measuredOn": ["v100"],
         },

@@ -18,13 +18,14 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from ballast_policies.contract.errors import camel
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.job.output import AsyncMode
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.memory.rank_bytes import rank_bytes
 from ballast_policies.planning.partition import Partition, even_partition
-from ballast_policies.planning.profile import LayerProfile, ProfiledLayer
+from ballast_policies.planning.profile import LayerProfile, ProfiledLayer, repeated_layers
 from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.schedules.costs import StageCosts, stage_costs
 from ballast_policies.planning.schedules.registry import SCHEDULES
@@ -237,7 +238,7 @@ def forecast(
     schedule = schedule_for(config, ranks, steps=steps)
     costs = [_costs(partition, rows, machines, speeds, config) for speeds in pipelines]
     if schedule.split_backwards():
-        costs = [_in_halves(of, repeats=config.training.recompute) for of in costs]
+        costs = [_in_halves(of, _repeated_part(partition, rows, config)) for of in costs]
     traces = [simulate(schedule, of) for of in costs]
     slowest = max(range(len(traces)), key=lambda at: traces[at].makespan)
     played = 1
@@ -322,7 +323,7 @@ def _costs(
     Of ZeRO-3, a stage's forward and its backward follow each other: the layer that one ends with is whole
     when the other begins. A backward that repeats its forward all-reduces for both.
     """
-    parallelism, passes = config.parallelism, 1 + config.training.recompute
+    parallelism, repeats = config.parallelism, repeated_layers(len(rows), config.training.repeated)
     bandwidth, tensor, shares = machines.bandwidth, parallelism.tensor, parallelism.weight_shares
     between = tensor if parallelism.scatter_gather else 1
     costs = stage_costs(
@@ -340,11 +341,13 @@ def _costs(
     if bandwidth is not None:
         stages = [rows[a:b] for a, b in itertools.pairwise(partition.bounds)]
         each, reduced = (shares - 1) / shares / bandwidth, (tensor - 1) / tensor / bandwidth
-        summed = [reduced * sum(row.exchanged_bytes for row in of) for of in stages]
+        exchanged = reduced * np.array([row.exchanged_bytes for row in rows])
+        each_way = exchanged, (1 + repeats) * exchanged
+        once, again = (np.add.reduceat(of, partition.bounds[:-1]).tolist() for of in each_way)
         weights = [[each * row.weight_bytes for row in of] for of in stages]
         gathered = (
-            tuple(sum(of[1:]) + more for of, more in zip(weights, summed, strict=True)),
-            tuple(sum(of[:-1]) + passes * more for of, more in zip(weights, summed, strict=True)),
+            tuple(sum(of[1:]) + more for of, more in zip(weights, once, strict=True)),
+            tuple(sum(of[:-1]) + more for of, more in zip(weights, again, strict=True)),
         )
     forward, backward = (
         tuple(map(operator.add, own, more))
@@ -355,13 +358,21 @@ def _costs(
     )
 
 
-def _in_halves(costs: StageCosts, *, repeats: bool) -> StageCosts:
-    """Costs where backwards are split, as torch's pipelining does it.
+def _repeated_part(partition: Partition, rows: Sequence[ProfiledLayer], config: JobConfig) -> np.ndarray:
+    """Of each stage's forward, what is repeated for the backward."""
+    forward = np.array([row.forward_seconds for row in rows])
+    repeated = repeated_layers(len(rows), config.training.repeated) * forward
+    of_stages, found = (np.add.reduceat(of, partition.bounds[:-1]) for of in (forward, repeated))
+    return np.divide(found, of_stages, out=np.zeros_like(found), where=of_stages > 0)
+
+
+def _in_halves(costs: StageCosts, repeated: np.ndarray) -> StageCosts:
+    """Costs where backwards are split, as torch's pipelining does it; ``repeated``: part of each forward.
 
     The first stage, whose input no stage waits for, does all of it in the weights' half. Where forwards are
     repeated for the backward, the inputs' half repeats them.
     """
-    again = costs.forward if repeats else (0.0,) * costs.stages
+    again = (repeated * costs.forward).tolist()
     halves = [(whole + more) / 2 for whole, more in zip(costs.backward[1:], again[1:], strict=True)]
     return dataclasses.replace(costs, backward_input=(0.0, *halves))
 

@@ -9,6 +9,7 @@ import torch
 from ballast_policies.contract import Stage
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.job.pipeline import PipelineConfig
+from ballast_policies.planning.profile import repeated_layers
 
 from ballast_trainer.device import choose_device
 from ballast_trainer.distributed.axis import Axis
@@ -46,9 +47,10 @@ def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str,
 
     Forward and backward are of one microbatch, the optimizer's seconds of one step.  Activations
     are the bytes kept from the forward to the backward, the loss's with the last layer's; with
-    ``recompute`` a layer's input alone.  The measurement is that of a running job; of ranks that share
-    layers (``parallelism.tensor``) it is one's part, and what they all-reduce.  What a microbatch takes
-    whatever its size is told by smaller ones, and is 0 where there are none or the layers cannot take them.
+    ``recompute`` the input alone of a layer that is repeated.  The measurement is that of a running job; of
+    ranks that share layers (``parallelism.tensor``) it is one's part, and what they all-reduce.  What a
+    microbatch takes whatever its size is told by smaller ones, and is 0 where there are none or the layers
+    cannot take them.
 
     The median of so many steps counts, with the dynamic changes of ``at_step``, from the initial weights.
 
@@ -78,7 +80,8 @@ def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str,
         overhead = [overhead_seconds((size, large), (smaller, small)) for large, small in each]
     costs, counted = model.profile.costs(), model.profile.bytes()
     assert costs is not None and counted is not None
-    repeated, gradients, reduced = _passing_bytes(model, at_step, group)
+    kept, gradients, reduced = _passing_bytes(model, at_step, group)
+    repeats = repeated_layers(job.model.layer_count, job.config.training.repeated)
     rows = [
         {
             "name": f"layer {layer.index}",
@@ -89,7 +92,7 @@ def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str,
             "heldBytes": layer.byte_count(),
             "weightBytes": sum(parameter.nbytes for parameter in layer.module.parameters()),
             "activationBytes": counted.activation_bytes[layer.index],
-            "repeatedBytes": repeated[layer.index] if job.config.training.recompute else 0,
+            "repeatedBytes": kept[layer.index] if repeats[layer.index] else 0,
             "gradientBytes": gradients[layer.index],
             "outputBytes": model.meter.output_bytes[layer.index],
             **({"reducedBytes": reduced[layer.index]} if group.size > 1 else {}),

@@ -364,7 +364,8 @@ exchange of gradients, which nothing hides here, outweighs the bubble of a few s
 
 For the models of table 4.1, b = 1, in fp16: a layer's input has 2 s h bytes, what is in it s h (10 + 24 / t + 5 a s / (h t)) (Korthikanti et al., 2022), with a = h / 128 heads. "For most
 cases, checkpointing every 1 or 2 transformer layers is optimal": here, each layer's input, or for four of the ten fewer of them, which saves at
-most 17 % of the activations. So `training.recompute` keeps each layer's input, and has no c.
+most 17 % of the activations. So `training.recompute` keeps each layer's input. `recomputeEvery: c` leaves
+it to every c-th layer, for less time instead, and is planned: with a backward of two forwards a step is 12 % shorter than with all for c = 2, 19 % for c = 4.
 
 ## PipeDream-2BW: the largest model (figure 3.9)
 

@@ -101,6 +101,8 @@ class LaunchDegrees(StatusModel):
     """Of a step, over all replicas."""
     recompute: bool = False
     """Whether forwards are repeated."""
+    recompute_every: Annotated[int, Field(ge=1)] = 1
+    """Of which layers, as of ``training``."""
     layers: Annotated[tuple[Annotated[int, Field(ge=1)], ...], listed(1024)] = ()
     """Of each stage."""
     step_seconds: Annotated[float, Field(ge=0)] = 0.0
@@ -111,16 +113,22 @@ class LaunchDegrees(StatusModel):
     """GPU types with measured layers, by which it was planned."""
 
     @property
+    def repeated(self) -> int:
+        """Of each how many layers one repeats its forward; 0: of none."""
+        return self.recompute_every if self.recompute else 0
+
+    @property
     def gpus_per_stage(self) -> int:
         """That hold it, which are in one pool."""
         return self.tensor * self.data
 
     def __str__(self) -> str:
         count, layers = len(self.layers), ", ".join(map(str, self.layers))
+        again = (", recomputed" + f" 1 layer of {self.repeated}" * (self.repeated > 1)) * self.recompute
         by = f" from layers measured on {', '.join(self.measured_on)}" if self.measured_on else ""
         return (
             f"tensor {self.tensor} x data {self.data} x {count} stage{'s' * (count > 1)} of {layers} layers, "
-            f"{self.microbatches} microbatches{', recomputed' if self.recompute else ''}: "
+            f"{self.microbatches} microbatches{again}: "
             f"{self.step_seconds:.3g} s a step predicted{by}"
         )
 

@@ -108,7 +108,7 @@ class DegreesQuestion:
         last = {one.gpu_type: one for one in self.measured}
         found = {}
         for gpu_type, one in last.items():
-            stated = self.stated[one.tensor].seconds(1, recompute=False)
+            stated = self.stated[one.tensor].seconds(1, recompute=0)
             here, by_tensor = stated @ one.ratios, stated @ self.ratios(one.tensor)
             found[gpu_type] = float(here / by_tensor) if here > 0 and by_tensor > 0 else 1.0
         return found
@@ -202,7 +202,7 @@ class DegreesQuestion:
         if not own_types.keys() <= speeds.keys():
             return {}
         microbatch_size = self.batch_size / degrees.microbatches
-        stated = profile.seconds(microbatch_size, recompute=degrees.recompute) / [speeds[t] for t in types]
+        stated = profile.seconds(microbatch_size, recompute=degrees.repeated) / [speeds[t] for t in types]
         took = np.divide(seconds, max(1, degrees.microbatches // degrees.data))
         ratios = np.divide(took, stated, out=np.ones_like(took), where=stated > 0)
         known = stated * self.ratios(degrees.tensor)
@@ -311,7 +311,8 @@ def _launch(gpus: TypesByRank, found: ShapePlan, measured_on: tuple[str, ...]) -
             tensor=degrees.tensor,
             data=degrees.data,
             microbatches=degrees.microbatches * degrees.data,
-            recompute=degrees.recompute,
+            recompute=degrees.recompute > 0,
+            recompute_every=max(1, degrees.recompute),
             layers=tuple(np.diff(found.cut.bounds).tolist()),
             step_seconds=found.seconds,
             memory_bytes=max(taken),

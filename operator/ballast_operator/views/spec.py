@@ -140,7 +140,9 @@ class JobSpec:
                     data=degrees.data,
                     zero_stage=config.parallelism.zero_stage if degrees.data > 1 else 0,
                 ),
-                training=config.training.replace(recompute=degrees.recompute),
+                training=config.training.replace(
+                    recompute=degrees.recompute, recompute_every=degrees.recompute_every
+                ),
                 plan=PlanConfig(layers=degrees.layers),
             )
             launched = dataclasses.replace(self, config=config, plans={}, mixes={}, in_parts={})

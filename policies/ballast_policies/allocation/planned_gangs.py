@@ -37,8 +37,15 @@ from ballast_policies.planning.memory.measured_layers import MeasuredLayers, Pip
 from ballast_policies.planning.memory.stage_bytes import ROUNDING, stage_bytes
 from ballast_policies.planning.partition import Partition, sums_of
 from ballast_policies.planning.planners.best.placements import divisors
-from ballast_policies.planning.planners.cost_model import ZERO_HALVES, Degrees
-from ballast_policies.planning.profile import LayerProfile, ProfileFile, held_by_replica, zero_shares
+from ballast_policies.planning.planners.cost_model import RECOMPUTED, ZERO_HALVES, Degrees
+from ballast_policies.planning.profile import (
+    LayerProfile,
+    ProfileFile,
+    held_by_replica,
+    recomputed_bytes,
+    repeated_layers,
+    zero_shares,
+)
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE
 from ballast_policies.planning.step_time import predict_step_seconds
 
@@ -64,7 +71,7 @@ _Count = Annotated[int, Field(ge=1, le=100_000)]
 class TensorProfile(ProfileFile):
     """Layers on one of ``tensor`` GPUs of speed 1 that share each of them, their all-reduces included."""
 
-    def seconds(self, microbatch_size: float, *, recompute: bool) -> np.ndarray:
+    def seconds(self, microbatch_size: float, *, recompute: int) -> np.ndarray:
         """(L,) forward and backward of each layer for a microbatch of another size."""
         scale = np.array([microbatch_size / self.microbatch_size])
         scaled = _scaled(self.profile(1), scale, recompute=recompute)
@@ -288,6 +295,7 @@ class _Search:
             while self._least[shape] < limit:
                 if work < 0 or self._known.get((shape, int(self._best[shape]))) is not None:
                     found[shape] = True
+                    work -= self._repeat_less(shape, int(self._best[shape])) if work >= 0 else 0
                     break
                 # The other order has at most half of the work: it refuses no job.
                 work -= self._cut(shape, int(self._best[shape]), both_orders=work >= half)
@@ -310,6 +318,7 @@ class _Search:
                 if work < 0 or seconds[number] == math.inf:
                     break
                 if self._known.get((shape, number)) is not None:
+                    work -= self._repeat_less(shape, number)
                     found.add(number)
                     break
                 work -= self._cut(shape, number)
@@ -333,17 +342,13 @@ class _Search:
 
     def _cut(self, shape: int, number: int, *, both_orders: bool = True) -> int:
         """Know a plan of the shape; returns what that took, as of :meth:`PlannedGang.listed`."""
-        group = int(self._plans.groups[number])
-        ranks = list[RankGpu]()
-        for kind in np.flatnonzero(self._gpus[shape]).tolist():
-            one = RankGpu(speed=float(self._speeds[kind]), memory=float(self._memory[kind]))
-            ranks += [one] * (int(self._gpus[shape, kind]) // group)
-        work = len(ranks) * (self._plans.layers**2 + STAGE_WORK)
-        plan, wins = self._plans.planned(number, ranks), self._seconds[shape, number] * (1 + REVERSED_GAIN)
+        ranks, work = self._ranks(shape, number)
+        degrees = self._plans.degrees[number]
+        plan, wins = self._plans.planned(degrees, ranks), self._seconds[shape, number] * (1 + REVERSED_GAIN)
         both_orders = both_orders and self._both_orders and ranks[0] is not ranks[-1]
         if both_orders and (plan is None or plan.seconds > wins):
             work *= 2
-            other = self._plans.planned(number, ranks[::-1])
+            other = self._plans.planned(degrees, ranks[::-1])
             if other is not None and (plan is None or other.seconds < plan.seconds):
                 plan = dataclasses.replace(other, slow_first=True)
         self._known[shape, number] = plan
@@ -353,6 +358,33 @@ class _Search:
             self._seconds[shape, number] = plan.seconds
         self._best[shape], self._least[shape] = self._seconds[shape].argmin(), self._seconds[shape].min()
         return work
+
+    def _repeat_less(self, shape: int, number: int) -> int:
+        """Let fewer layers of a plan that repeats all forwards do so, where that is faster; returns as _cut.
+
+        Only of a plan that may be launched: prices find plans by bounds, which such ones could be below.
+        """
+        plan = self._known[shape, number]
+        if plan is None or plan.degrees.recompute != 1:
+            return 0
+        ranks, work = self._ranks(shape, number)
+        for every in RECOMPUTED[1:-1]:
+            degrees = dataclasses.replace(plan.degrees, recompute=every)
+            other = self._plans.planned(degrees, ranks[::-1] if plan.slow_first else ranks)
+            if other is not None and other.seconds < plan.seconds:
+                plan = dataclasses.replace(other, slow_first=plan.slow_first)
+        self._known[shape, number], self._seconds[shape, number] = plan, plan.seconds
+        self._best[shape], self._least[shape] = self._seconds[shape].argmin(), self._seconds[shape].min()
+        return work * len(RECOMPUTED[1:-1])
+
+    def _ranks(self, shape: int, number: int) -> tuple[list[RankGpu], int]:
+        """The GPUs of a plan's stages, the fastest first, and what cutting for them takes."""
+        group = int(self._plans.groups[number])
+        ranks = list[RankGpu]()
+        for kind in np.flatnonzero(self._gpus[shape]).tolist():
+            one = RankGpu(speed=float(self._speeds[kind]), memory=float(self._memory[kind]))
+            ranks += [one] * (int(self._gpus[shape, kind]) // group)
+        return ranks, len(ranks) * (self._plans.layers**2 + STAGE_WORK)
 
     def _configuration(self, shape: int, plan: ShapePlan) -> Configuration:
         counts = zip(self._types, self._gpus[shape].tolist(), strict=True)
@@ -375,38 +407,38 @@ class _Plans:
         self._zero_stage = gang.zero_stage
         forward, backward, step = ZERO_HALVES[gang.zero_stage]
         self._halves = forward + backward, step
-        self._degrees: list[Degrees] = []
+        self.degrees: list[Degrees] = []
         self._work: list[int] = []
-        self._scaled: list[dict[str, np.ndarray]] = []
+        self._profiles = {each.tensor: (each.profile(1), each.microbatch_size) for each in gang.profiles}
+        every: list[dict[str, np.ndarray]] = []
         self._tables: dict[int, _Loads] = {}
         sizes, works = divisors(gang.batch_size), itertools.count()
-        self._microbatch_sizes = len(sizes)
         for profile in gang.profiles:
-            layers = profile.profile(1)
+            layers, _ = self._profiles[profile.tensor]
             self._tables[profile.tensor] = _Loads(layers, most, both_orders=gang.both_orders)
             scales = np.array(sizes) / profile.microbatch_size
-            for again in (False, True)[: 1 + limited]:
-                self._scaled.append(_scaled(layers, scales, recompute=again))
+            for again in (0, 1)[: 1 + limited]:
+                every.append(_scaled(layers, scales, recompute=again))
                 for size, work in zip(sizes, works, strict=False):
                     for data in divisors(gang.batch_size // size):
                         microbatches = gang.batch_size // size // data
                         replicas = min(MOST_REPLICAS, most // profile.tensor)
                         if data <= replicas and microbatches * data <= MOST_MICROBATCHES:
-                            self._degrees.append(Degrees(profile.tensor, data, size, microbatches, again))
+                            self.degrees.append(Degrees(profile.tensor, data, size, microbatches, again))
                             self._work.append(work)
-        self.layers: int = self._scaled[0]["held_bytes"].shape[1]
-        self._form = np.array([(d.tensor, d.data, d.recompute) for d in self._degrees]).reshape(-1, 3)
-        self._sizes = np.array([d.microbatch_size for d in self._degrees])
+        self.layers: int = every[0]["held_bytes"].shape[1]
+        self._form = np.array([(d.tensor, d.data, d.recompute) for d in self.degrees]).reshape(-1, 3)
+        self._sizes = np.array([d.microbatch_size for d in self.degrees])
         self.groups = self._form[:, 0] * self._form[:, 1]
         # By work: the least ratio of a layer's seconds to the profile's; bytes that all layers keep.
         tables = [self._tables[profile.tensor] for profile in gang.profiles for _ in range(1 + limited)]
-        ratios = [table.ratio(of) for table, of in zip(tables, self._scaled, strict=True)]
+        ratios = [table.ratio(of) for table, of in zip(tables, every, strict=True)]
         self._ratio = np.concatenate(ratios).tolist()
-        self._kept = np.concatenate([of["activation_bytes"].sum(axis=1) for of in self._scaled])
+        self._kept = np.concatenate([of["activation_bytes"].sum(axis=1) for of in every])
         # By work, [p - 1]: bytes that p stages hand on at least, there and back.
-        outputs = np.sort(np.concatenate([of["output_bytes"][:, :-1] for of in self._scaled]), axis=1)
+        outputs = np.sort(np.concatenate([of["output_bytes"][:, :-1] for of in every]), axis=1)
         self._sent = 2 * np.pad(np.cumsum(outputs, axis=1), ((0, 0), (1, 0)))
-        self._measured: dict[tuple[int, int], MeasuredLayers] = {}
+        self._measured: dict[tuple[int, int, int, int], MeasuredLayers] = {}
 
     def as_large(self, number: int) -> np.ndarray:
         """(plans,) whether a plan needs as much memory on each rank: it differs in larger microbatches alone.
@@ -434,14 +466,14 @@ class _Plans:
         )
         power, second = rest @ speeds[:, None], (rest - others).sum(axis=1, keepdims=True)
         has = np.where(gpus > 0, gpus * np.minimum(memory, UNLIMITED_BYTES), 0.0).sum(axis=1)
-        least = np.full((len(gpus), len(self._degrees)), math.inf)
+        least = np.full((len(gpus), len(self.degrees)), math.inf)
         alike: dict[tuple[int, int], list[int]] = {}
-        for number, plan in enumerate(self._degrees):
+        for number, plan in enumerate(self.degrees):
             alike.setdefault((plan.tensor, plan.data), []).append(number)
         for (tensor, data), numbers in alike.items():
             group, table = tensor * data, self._tables[tensor]
             works = np.array([self._work[number] for number in numbers])
-            counts = np.array([self._degrees[number].microbatches for number in numbers])
+            counts = np.array([self.degrees[number].microbatches for number in numbers])
             stages = gpus.sum(axis=1) / group
             at = np.flatnonzero((gpus % group == 0).all(axis=1) & (stages <= min(table.layers, counts.max())))
             # (plans, shapes): a stage has a microbatch, and the layers are there together; of one microbatch,
@@ -482,9 +514,9 @@ class _Plans:
                 least[at[some], number] = (seconds.min(axis=1, initial=math.inf) + sent) * (1 - 1e-12)
         return least
 
-    def planned(self, number: int, ranks: Sequence[RankGpu]) -> ShapePlan | None:
+    def planned(self, plan: Degrees, ranks: Sequence[RankGpu]) -> ShapePlan | None:
         """The plan with its best cut over ``ranks``, one for each stage; None: none fits their memory."""
-        plan, layers = self._degrees[number], self._measured_layers(number)
+        layers = self._measured_layers(plan)
         _, gradient_shares, weight_shares = zero_shares(self._zero_stage, plan.data)
         form = PipelineForm(
             schedule=DEFAULT_SCHEDULE,
@@ -520,13 +552,14 @@ class _Plans:
         table = self._tables[tensor]
         return held_by_replica(table.held_bytes, table.weight_bytes, *zero_shares(self._zero_stage, data))
 
-    def _measured_layers(self, number: int) -> MeasuredLayers:
+    def _measured_layers(self, plan: Degrees) -> MeasuredLayers:
         """Of a microbatch of a plan."""
-        plan, work = self._degrees[number], self._work[number]
-        key = work, plan.data if self._zero_stage else 1
+        key = plan.tensor, plan.microbatch_size, plan.recompute, plan.data if self._zero_stage else 1
         if key not in self._measured:
-            scaled, row = self._scaled[work // self._microbatch_sizes], work % self._microbatch_sizes
-            values = {name: value[row] for name, value in scaled.items()}
+            layers, profiled_size = self._profiles[plan.tensor]
+            scale = np.array([plan.microbatch_size / profiled_size])
+            scaled = _scaled(layers, scale, recompute=plan.recompute)
+            values = {name: value[0] for name, value in scaled.items()}
             values["held_bytes"] = self._held(plan.tensor, plan.data)
             sizes = {
                 field.name: tuple(map(math.ceil, values[field.name].tolist()))
@@ -623,7 +656,7 @@ def _smallest_largest(seconds: np.ndarray, most: int) -> np.ndarray:
     return found
 
 
-def _scaled(layers: LayerProfile, scales: np.ndarray, *, recompute: bool) -> dict[str, np.ndarray]:
+def _scaled(layers: LayerProfile, scales: np.ndarray, *, recompute: int) -> dict[str, np.ndarray]:
     """Field -> (scales, L): layers of so many times as many samples.
 
     As :mod:`.cost_model` and :mod:`.plan_memory` count them.
@@ -636,10 +669,11 @@ def _scaled(layers: LayerProfile, scales: np.ndarray, *, recompute: bool) -> dic
         value[name] = value[name] * (scale * (1 - fixed) + fixed)
     for name in ("activation_bytes", "output_bytes", "repeated_bytes", "gradient_bytes"):
         value[name] = value[name] * scale
-    if recompute:
-        value["backward_seconds"] = value["backward_seconds"] + value["forward_seconds"]
-        value["repeated_bytes"] = np.maximum(value["activation_bytes"], value["repeated_bytes"])
-        value["activation_bytes"] = np.pad(value["output_bytes"][:, :-1], ((0, 0), (1, 0)))
+    again = repeated_layers(whole.shape[1], recompute)
+    value["backward_seconds"] = value["backward_seconds"] + again * value["forward_seconds"]
+    value["activation_bytes"], value["repeated_bytes"] = recomputed_bytes(
+        value["activation_bytes"], value["repeated_bytes"], value["output_bytes"], recompute
+    )
     shape = len(scales), whole.shape[1]
     return {name: np.broadcast_to(each, shape) for name, each in value.items()}
 

@@ -109,6 +109,32 @@ def held_by_replica(
     return found
 
 
+def repeated_layers(layers: int, recompute: int) -> np.ndarray:
+    """(L,) whether each layer repeats its forward for the backward: every ``recompute``-th; 0: none."""
+    numbers = np.arange(1, layers + 1)
+    return numbers % recompute == 0 if recompute else np.zeros(layers, dtype=bool)
+
+
+def recomputed_bytes(
+    kept: np.ndarray, repeated: np.ndarray, outputs: np.ndarray, recompute: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Activations that each layer keeps, and those of its own backward, where some repeat their forwards.
+
+    One that does keeps its input. So may the one after it, whose input counts with the layer that has made
+    it where that keeps it, too.
+
+    Args:
+        kept: bytes of each layer that repeats nothing, shape (..., L).
+        repeated: the same of its backward.
+        outputs: bytes of each layer's output.
+        recompute: as of :func:`repeated_layers`.
+    """
+    again = repeated_layers(kept.shape[-1], recompute)
+    inputs = np.concatenate([np.zeros_like(outputs[..., :1]), outputs[..., :-1]], axis=-1)
+    after = np.concatenate([[False], again[:-1]])
+    return np.where(again, inputs, kept + after * inputs), np.maximum(repeated, again * kept)
+
+
 def zero_shares(zero_stage: int, replicas: int) -> tuple[int, int, int]:
     """How many replicas have a part each of the optimizer's state, the gradients and the weights."""
     first, second, third = (replicas if zero_stage >= stage else 1 for stage in (1, 2, 3))

@@ -28,13 +28,15 @@ def layers_of(draw, count: int) -> list[dict[str, float]]:
     ]
 
 
-def as_launched(rows: list[dict[str, float]], scale: float, *, recompute: bool) -> list[ProfiledLayer]:
+def as_launched(rows: list[dict[str, float]], scale: float, *, recompute: int) -> list[ProfiledLayer]:
     """The profile's layers as the trainer would measure them: ``scale`` times as many samples."""
-    found, before = [], 0.0
-    for row in rows:
+    found, before, repeated = [], 0.0, False
+    for number, row in enumerate(rows, start=1):
         timed = {name: row[name] * scale for name in (*SIZED, "forwardSeconds", "backwardSeconds")}
         kept = timed["activationBytes"]
-        if recompute:
+        timed["activationBytes"] += before * repeated
+        repeated = recompute > 0 and number % recompute == 0
+        if repeated:
             timed["backwardSeconds"] += timed["forwardSeconds"]
             timed |= {"activationBytes": before, "repeatedBytes": max(kept, timed["repeatedBytes"])}
         before = timed["outputBytes"]
@@ -66,7 +68,7 @@ def test_the_slowest_gpus_have_the_first_layers_where_the_fastest_lack_the_memor
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", first_daily(range(24), 4))
 def test_the_trainer_runs_each_plan_and_forecasts_its_bytes_and_its_step(seed):
-    """With tensor, data and ZeRO degrees, recomputation, and GPUs of two types, also of two pools of one."""
+    """With tensor, data and ZeRO degrees, recomputation, also of some layers, two GPU types, two pools."""
     draw = np.random.default_rng(seed)
     count, zero, batch = int(draw.integers(1, 8)), int(draw.integers(0, 4)), int(draw.choice([8, 12, 64]))
     of_tensor = {t: layers_of(draw, count) for t in (1, 2, 4)[: int(draw.integers(1, 4))]}
@@ -88,7 +90,7 @@ def test_the_trainer_runs_each_plan_and_forecasts_its_bytes_and_its_step(seed):
         for degrees in (plan.degrees for plan in plans):
             config = read_job_config(spec.with_degrees(degrees).config.to_dict())
             rows = as_launched(
-                of_tensor[degrees.tensor], batch / degrees.microbatches / size, recompute=degrees.recompute
+                of_tensor[degrees.tensor], batch / degrees.microbatches / size, recompute=degrees.repeated
             )
             shared = config.parallelism
             rows = [

@@ -137,7 +137,28 @@ def test_each_size_has_the_plan_that_the_planner_makes_for_it_alone(seed):
             best.degrees.data,
         )
         each = config.pipeline.microbatches // config.parallelism.data
-        assert (each, config.training.recompute) == (best.degrees.microbatches, best.degrees.recompute)
+        assert (each, config.training.repeated) == (best.degrees.microbatches, best.degrees.recompute)
+
+
+def test_no_more_forwards_are_repeated_than_memory_asks_for():
+    """Eight layers on one GPU keep 3 GB each, smaller microbatches take as long: of 22 GB six keep theirs, of
+    16 GB four, of 5 GB none."""
+    row = {"forwardSeconds": 0.1, "backwardSeconds": 0.2, "overheadSeconds": 0.3, "activationBytes": 3e9}
+    profile = {"microbatchSize": 8, "layers": [{"repeat": 8, "heldBytes": 1e6, **row}]}
+    repeated = {}
+    for memory in ("40G", "22G", "16G", "5G"):
+        job = a_job(
+            {"profiles": [profile], "gpus": [{"gpuType": "a", "memory": memory}]},
+            pipeline={"minStages": 1, "maxStages": 1, "microbatches": 1, "globalBatchSize": 8},
+            parallelism={"data": 1},
+        )
+        spec, problem = read_spec(job)
+        assert spec is not None, problem
+        planned = spec.plans["a"][1]
+        repeated[memory] = spec.with_degrees(planned).config.training.repeated
+        layers = 8 // repeated[memory] if repeated[memory] else 0
+        assert planned.step_seconds == pytest.approx(8 * 0.3 + layers * 0.1)
+    assert repeated == {"40G": 0, "22G": 4, "16G": 2, "5G": 1}
 
 
 @pytest.mark.parametrize("seed", first_daily(range(24), 6))

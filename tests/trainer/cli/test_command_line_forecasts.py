@@ -48,18 +48,19 @@ def test_a_step_of_unlike_ranks_is_as_long_as_its_slowest_pipeline(call):
     assert [rank["layers"] for rank in balanced["ranks"]] == [[[0, 8]], [[8, 12]]]
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-def test_ranks_that_share_layers_all_reduce_in_each_action(call, recompute):
+@pytest.mark.parametrize("every", [0, 1, 2])
+def test_ranks_that_share_layers_all_reduce_in_each_action(call, every):
     """(t - 1) / t of what goes both ways, forward and backward; 1 / t of an output between stages.
 
-    A backward that repeats its forward has that one's, too.
+    A backward that repeats its forward has that one's, too: of all layers, or of every second one.
     """
-    shared = {"parallelism": {"tensor": 2}, "measured_at": 2, "training": {"recompute": recompute}}
+    training = {"recompute": True, "recomputeEvery": every} if every else {}
+    shared = {"parallelism": {"tensor": 2}, "measured_at": 2, "training": training}
     layer = {**LAYER, "reducedBytes": 30}
     alone = simulated(call, "--ranks", "2", training=shared["training"])
     assert simulated(call, "--ranks", "4", **shared) == alone
     (slow,) = simulated(call, "--ranks", "4", "--bandwidth", "500", layers=(layer,) * 12, **shared)
-    passes = {"forwardSeconds": 1, "backwardSeconds": 1 + recompute}
+    passes = {"forwardSeconds": 1, "backwardSeconds": 1 + (1 / every if every else 0)}
     longer = {name: LAYER[name] + count * 15 / 500 for name, count in passes.items()}
     (expected,) = simulated(call, "--ranks", "2", "--bandwidth", "1000", layers=({**LAYER, **longer},) * 12)
     assert slow["stepSeconds"] == pytest.approx(expected["stepSeconds"])

@@ -6,6 +6,7 @@ import weakref
 import pytest
 import torch
 from ballast_policies.contract import Report
+from ballast_policies.planning.profile import repeated_layers
 from ballast_trainer.dynamics.pruning.sparse_linear import PrunableLinear
 from ballast_trainer.layer_profiler import layer_rows
 from ballast_trainer.models.protocol import Model
@@ -17,6 +18,7 @@ from torch import nn
 from tests.support.examples import first_daily
 
 CASES = {
+    "some recomputed": {"training": {"recompute": True, "recomputeEvery": 2}},
     "recomputed": {"training": {"recompute": True}},
     "plain": {},
     "frozen": {"dynamics": [{"kind": "freezing", "startStep": 2, "endStep": 4, "target": 0.4}]},
@@ -58,14 +60,17 @@ def test_a_running_job_counts_what_the_profile_command_counts(gang, small_config
     same_curve(gang(config, ranks=2, options=["--channel", str(channel)]), config)
     rows = layer_rows(config, steps=1, at_step=7)["layers"]
     assert counted(channel) == [row["activationBytes"] for row in rows]
-    if case in ("plain", "recomputed"):  # frozen layers have no gradients, which depends on the cut
+    if case == "plain" or "recomputed" in case:  # frozen layers have no gradients, which depends on the cut
         report = Report.from_json((channel / "report.json").read_text())
         assert report.flops_per_second is not None and report.flops_per_second > 0
         assert list(report.layer_weight_bytes) == [row["weightBytes"] for row in rows]
         assert list(report.layer_output_bytes) == [row["outputBytes"] for row in rows]
         assert list(report.layer_gradient_bytes) == [row["gradientBytes"] for row in rows]
         assert list(report.layer_repeated_bytes) == [row["repeatedBytes"] for row in rows]
-        assert any(report.layer_gradient_bytes) and any(report.layer_repeated_bytes) == (case == "recomputed")
+        assert any(report.layer_gradient_bytes)
+        every = config["training"].get("recomputeEvery", 1) if case != "plain" else 0
+        repeated = repeated_layers(len(rows), every).tolist()
+        assert [row["repeatedBytes"] > 0 for row in rows] == repeated
 
 
 LAYOUTS = {

@@ -39,7 +39,7 @@ class LayerStack(nn.Module):
         self._seed = seed
         self._device = device
         config = layers[0].config
-        self._precision, self._recompute = config.precision, config.recompute
+        self._precision, self._repeated = config.precision, config.repeated
         self.input_learns = False
         self.frozen_outputs: FrozenOutputs | None = None
         """Keeps what frozen layers put out; None: nothing is kept."""
@@ -185,7 +185,7 @@ class LayerStack(nn.Module):
                     # Once autograd has left the layer, also where a later one takes this tensor: its nodes
                     # run in the reverse order of their forwards.
                     tensor.register_hook(passed)
-        if self._recompute and torch.is_grad_enabled():
+        if self._repeated and (index + 1) % self._repeated == 0 and torch.is_grad_enabled():
             if kept is not None and (learns(value) or _learns(layer)):
                 for tensor in tensors_of(value):
                     kept.keep(index, tensor)

@@ -137,7 +137,8 @@ def _kind_in(namespace: str, spec: JobSpec) -> str:
         fields["model"],
         fields.get("dynamics"),
         fields.get("parallelism"),
-        [training.get(field) for field in ("optimizer", "precision", "dtype", "masterWeights", "recompute")],
+        [training.get(field) for field in ("optimizer", "precision", "dtype", "masterWeights")],
+        [training.get(field) for field in ("recompute", "recomputeEvery")],
         [pipeline.get(field) for field in ("globalBatchSize", "microbatches")],
         [pipeline.get(field) for field in ("schedule", "stagesPerRank", "replicas")],
     ]

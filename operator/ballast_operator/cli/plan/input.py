@@ -189,6 +189,7 @@ class GivenPlan(_Input):
     microbatch_size: Count
     microbatches: Count
     recompute: bool = False
+    recompute_every: Count = 1
     schedule: str = DEFAULT_SCHEDULE
 
 
@@ -282,7 +283,7 @@ def read_layout(path: Path, model: CostModel) -> FoundPlan:
         stages=stages,
         microbatch_size=given.microbatch_size,
         microbatches=given.microbatches,
-        recompute=given.recompute,
+        recompute=given.recompute and given.recompute_every,
     )
     reason = layout.unsuited(model.layers, model.devices.count)
     if reason is not None:

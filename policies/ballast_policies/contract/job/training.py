@@ -76,6 +76,12 @@ class TrainingConfig(Settings):
             reason="weights of fp32 have no masters that could be left out",
             fix="dtype: bf16, or leave masterWeights out",
         ),
+        Rule(
+            condition=(at("recompute_every") == 1) | (at("recompute") == True),  # noqa: E712 - a comparison as a value
+            field="recompute_every",
+            reason="without recompute no layer repeats its forward",
+            fix="recompute: true, or leave recomputeEvery out",
+        ),
     )
 
     seed: int = Field(0, ge=0, le=2**53)
@@ -119,6 +125,8 @@ class TrainingConfig(Settings):
     recompute: bool = False
     """Whether only each layer's input is kept and its forward runs again in the backward: less memory, more
     time."""
+    recompute_every: int = Field(1, ge=1, le=1024)
+    """With ``recompute``, which layers: 4 is the fourth, the eighth, ...; the others keep everything."""
     dataloader_num_workers: int = Field(0, ge=0, le=64)
     """Processes on each rank that read the batches of the next steps while it trains. 0: read in the step.
     Not for a loader, which has workers of its own."""
@@ -133,6 +141,11 @@ class TrainingConfig(Settings):
     comm_timeout_seconds: float = Field(600.0, ge=1, le=86400)
     """How long ranks wait for one that lives but is busy, e.g. in a callback, or in a layer that compiles.
     Dead and hung ranks are noticed in seconds."""
+
+    @property
+    def repeated(self) -> int:
+        """Of how many layers each last one repeats its forward; 0: none does."""
+        return self.recompute_every if self.recompute else 0
 
     @property
     def has_masters(self) -> bool:

@@ -99,7 +99,8 @@ def plan_content(model: CostModel, plan: FoundPlan) -> dict[str, Any]:
         "gpus": sum(len(stage.gpus) for stage in layout.stages),
         "microbatchSize": layout.microbatch_size,
         "microbatches": layout.microbatches,
-        "recompute": layout.recompute,
+        "recompute": layout.recompute > 0,
+        "recomputeEvery": max(1, layout.recompute),
         "schedule": schedule,
         "fits": cost.fits,
         "stages": [
@@ -152,9 +153,14 @@ def plans_table(plans: Sequence[Mapping[str, Any]]) -> list[str]:
         lines.append(
             f"{plan['stepSeconds']:>10.4g} {f'{measured:>8} ' if tried else ''}"
             f"{plan['pipeline']:>8} {plan['tensor']:>6} {data:>5} "
-            f"{plan['gpus']:>5} {size:>16} {'yes' if plan['recompute'] else 'no':>9}  0 {bounds}"
+            f"{plan['gpus']:>5} {size:>16} {_recomputed(plan):>9}  0 {bounds}"
         )
     return lines
+
+
+def _recomputed(plan: Mapping[str, Any]) -> str:
+    every = plan["recomputeEvery"]
+    return ("yes" if every == 1 else f"1 of {every}") if plan["recompute"] else "no"
 
 
 def picture(model: CostModel, layout: Layout) -> str:
@@ -183,7 +189,7 @@ def layouts_answer(
     lines += [
         "",
         f"{best['stepSeconds']:.4g} s a step of {layout.batch_size} samples with a flush (simulated): {size}"
-        + (", recomputed" if layout.recompute else ""),
+        + (f", recomputed: {_recomputed(best)}" if layout.recompute else ""),
     ]
     if best["predictedSeconds"] is not None:
         lines.append(f"{best['predictedSeconds']:.4g} s by the planner's own formula")

@@ -4,7 +4,7 @@ Of stage i with layers l, tensor-parallel groups of t, r replicas, the speed s o
 a microbatch (k = b / the profile's), seconds of one microbatch:
 
     forward  = sum (k F_l / t + O_l) / s + (t - 1) / t k sum R_l / tensor link
-    backward = sum (k B_l / t + P_l) / s + (t - 1) / t k sum R_l / tensor link  (+ forward, where recomputed)
+    backward = sum (k B_l / t + P_l) / s + (t - 1) / t k sum R_l / tensor link  (+ forward of l recomputed)
     transfer = k output / link, to the next stage and back
     exchange = 2 (r - 1) / r sum W_l / t / data link                       once a step
 
@@ -32,7 +32,7 @@ from ballast_policies.planning.partition import PlanningError, sums_of
 from ballast_policies.planning.planners.layout import Devices, Groups, Layout
 from ballast_policies.planning.planners.one_f_one_b import backward_ends, check_playable, step_of_many
 from ballast_policies.planning.planners.plan_memory import PlanMemory
-from ballast_policies.planning.profile import LayerProfile, held_by_replica, zero_shares
+from ballast_policies.planning.profile import LayerProfile, held_by_replica, repeated_layers, zero_shares
 from ballast_policies.planning.schedules.builders.synchronous import one_forward_one_backward_replicated
 from ballast_policies.planning.schedules.costs import StageCosts
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE
@@ -72,8 +72,8 @@ class Degrees:
     data: int
     microbatch_size: int
     microbatches: int
-    recompute: bool = False
-    """``microbatches`` are of one pipeline."""
+    recompute: int = 0
+    """``microbatches`` are of one pipeline; every ``recompute``-th layer repeats its forward, 0: none."""
 
     def layout(self, bounds: Sequence[int], groups: Iterable[Groups]) -> Layout:
         """The plan of stages cut at ``bounds``, 0 and L included, each on its ``groups``."""
@@ -117,6 +117,10 @@ class StepCost:
     seconds: float
     bytes: tuple[float, ...]
     fits: bool
+
+
+RECOMPUTED = (0, 4, 2, 1)
+"""What planners try: no layer repeats its forward, each fourth, each second, all."""
 
 
 class CostModel:
@@ -219,24 +223,31 @@ class CostModel:
         half = (r - 1) / r * (self.W[end] - self.W[first]) / t / gpus.data_link
         in_forward, in_backward, in_step = ZERO_HALVES[self.zero_stage]
         exchange = in_step * half
+        again = repeated_layers(self.layers, degrees.recompute)
         if self.measured is None:
             reduced = (t - 1) / t * scale * (self.R[end] - self.R[first]) / gpus.tensor_link
             F, B = scale / t * self.F + self.O, scale / t * self.B + self.P
             forward = (F[end] - F[first]) / gpus.speed + reduced
             backward = (B[end] - B[first]) / gpus.speed + reduced
+            if degrees.recompute > 1:
+                F, R = sums_of(again * np.diff(F)), sums_of(again * np.diff(self.R))
+                reduced = (t - 1) / t * scale * (R[end] - R[first]) / gpus.tensor_link
+                backward = backward + (F[end] - F[first]) / gpus.speed + reduced
         else:
             forward, backward, update = np.zeros((3, *np.broadcast_shapes(gpus.types.shape, end.shape)))
             for k, kind in enumerate(self.devices.kinds):
                 sums = self.measured.sums(kind, t, degrees.microbatch_size)
                 if sums is None:
                     continue
+                if degrees.recompute > 1:
+                    sums = np.stack([sums[0], sums[1] + sums_of(again * np.diff(sums[0])), sums[2]])
                 there = gpus.types >> k & 1 == 1
                 own = sums[:, end] - sums[:, first]
                 slower = there & (own[0] + own[1] > forward + backward)
                 forward, backward = np.where(slower, own[0], forward), np.where(slower, own[1], backward)
                 update = np.where(there, np.maximum(update, own[2]), update)
             exchange = exchange + update
-        backward = backward + forward if degrees.recompute else backward
+        backward = backward + forward if degrees.recompute == 1 else backward
         return forward + in_forward * half, backward + in_backward * half, exchange
 
     def stage_bytes(self, degrees: Degrees, stages: int, schedule: str = DEFAULT_SCHEDULE) -> StageBytes:

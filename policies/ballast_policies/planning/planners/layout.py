@@ -124,13 +124,13 @@ class Layout:
         stages: by layer.
         microbatch_size: samples.
         microbatches: of a step, over all replicas; microbatch k goes to replica k mod r of a stage.
-        recompute: only each layer's input is kept for the backward.
+        recompute: of every so-many-th layer only the input is kept for the backward; 0: all is kept.
     """
 
     stages: tuple[PlacedStage, ...]
     microbatch_size: int
     microbatches: int
-    recompute: bool = False
+    recompute: int = 0
 
     @classmethod
     def of(
@@ -140,7 +140,7 @@ class Layout:
         *,
         microbatch_size: int,
         microbatches: int,
-        recompute: bool = False,
+        recompute: int = 0,
     ) -> Self:
         """The plan of stages cut at ``bounds``, 0 and L included, each on its ``groups``."""
         stages = tuple(

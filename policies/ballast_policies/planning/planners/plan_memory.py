@@ -5,8 +5,8 @@ held, W of weights, A of activations, G of gradients into the weights and an out
 
     H / t, W / t, k A / t, k G / t, k o
 
-since an output is on every rank of a group; of H replicas may have a part each (ZeRO). Where activations are
-recomputed, k times the layer's input in place of k A / t, which is there while its backward runs. Where bytes
+since an output is on every rank of a group; of H replicas may have a part each (ZeRO). A layer that is
+recomputed has k times its input in place of k A / t, which is there while its backward runs. Where bytes
 were measured at t and k, they count.
 """
 
@@ -21,7 +21,7 @@ from ballast_policies.planning.memory.rank_bytes import LayerSums
 from ballast_policies.planning.memory.stage_bytes import StageBytes
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.planners.layout import Layout
-from ballast_policies.planning.profile import LayerProfile, held_by_replica, zero_shares
+from ballast_policies.planning.profile import LayerProfile, held_by_replica, recomputed_bytes, zero_shares
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE, SCHEDULES
 from ballast_policies.planning.schedules.schedule import ScheduleError
 
@@ -49,14 +49,14 @@ class PlanMemory:
         return found.of_cut(Partition(bounds=layout.bounds))
 
     def _stage_bytes(
-        self, form: PipelineForm, tensor: int, size: int, recompute: bool, data: int = 1
+        self, form: PipelineForm, tensor: int, size: int, recompute: int, data: int = 1
     ) -> StageBytes:
         """Bytes of stages of ``data`` pipelines of groups of ``tensor`` GPUs, of microbatches of ``size``."""
         _, gradients, weights = zero_shares(self.zero_stage, data)
         form = dataclasses.replace(form, gradient_shares=gradients, weights_shared=weights > 1)
         return StageBytes(self._sums(tensor, size, recompute, data), form)
 
-    def _found_sums(self, tensor: int, size: int, recompute: bool, data: int) -> LayerSums:
+    def _found_sums(self, tensor: int, size: int, recompute: int, data: int) -> LayerSums:
         profile, scale = self._profile, size / self._profiled_size
         rows = None if self._measured is None else self._measured.rows(tensor, size)
         if rows is not None:
@@ -64,8 +64,7 @@ class PlanMemory:
         outputs = scale * np.asarray(profile.output_bytes, dtype=float)
         kept = scale * np.asarray(profile.activation_bytes, dtype=float) / tensor
         repeated = scale * np.asarray(profile.repeated_bytes, dtype=float) / tensor
-        if recompute:
-            kept, repeated = np.concatenate([[0.0], outputs[:-1]]), np.maximum(kept, repeated)
+        kept, repeated = recomputed_bytes(kept, repeated, outputs, recompute)
         return LayerSums(
             held=held_by_replica(
                 profile.held_bytes, profile.weight_bytes, *zero_shares(self.zero_stage, data)

@@ -63,7 +63,9 @@ def trainer_fields(
     }
     if zero_stage and data > 1:
         fields["parallelism"]["zeroStage"] = zero_stage
-    fields["training"] = {"recompute": layout.recompute}
+    fields["training"] = {"recompute": layout.recompute > 0}
+    if layout.recompute > 1:
+        fields["training"]["recomputeEvery"] = layout.recompute
     # Of several stages a rank, the first ones are on each rank in turn.
     types = [devices.types[stage.gpus[0]] for stage in layout.stages[:count]]
     fields["plan"] = {

@@ -65,6 +65,20 @@ def own(gpu_type, forward, **fields):
     return {"gpuType": gpu_type, "tensor": 2, "layers": [layer | fields]}
 
 
+def test_a_given_plan_repeats_the_forwards_that_it_names(run):
+    """Every second layer is the second: a forward of 1 s more in the first stage's last backward."""
+    files = {"M_fast.json": sailor(1.0), "M_slow.json": sailor(3.0)}
+    kept, some, every = (
+        json.loads(run(files, "--output", "json", given=GIVEN | fields).output)["plans"][0]
+        for fields in ({}, {"recompute": True, "recomputeEvery": 2}, {"recompute": True})
+    )
+    assert kept["stepSeconds"] + 1.0 == some["stepSeconds"] < every["stepSeconds"]
+    assert some["job"]["training"] == {"recompute": True, "recomputeEvery": 2}
+    # The layer after it keeps its input.
+    assert some["stages"][1]["bytes"] == kept["stages"][1]["bytes"] + 10
+    assert "1 of 2" in run(files, given=GIVEN | {"recompute": True, "recomputeEvery": 2}).output
+
+
 @pytest.mark.parametrize("form", ["sailor", "own"])
 def test_a_given_plan_is_predicted_from_what_each_type_was_measured_at(run, form):
     """Four microbatches, two layers on the fast type and one on the slow, a link of 10 bytes/s between them:

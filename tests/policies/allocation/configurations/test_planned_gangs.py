@@ -72,7 +72,9 @@ def seconds_of_the_best_plan(gang, gpus, order=1):
     """
     types = sorted((t for t in TYPES if gpus.get(t)), key=lambda t: -gang.speeds[t])[::order]
     bandwidth, least, most = gang.bandwidth or math.inf, math.inf, math.inf
-    for measured, data, size, again in itertools.product(gang.profiles, (1, 2, 4, 8), (1, 2, 4, 8), (0, 1)):
+    for measured, data, size, again in itertools.product(
+        gang.profiles, (1, 2, 4, 8), (1, 2, 4, 8), (0, 1, 2, 4)
+    ):
         group, count = measured.tensor * data, BATCH // (data * size)
         ranks = [t for t in types for _ in range(gpus[t] // group)]
         profile, zero = measured.profile(1), gang.zero_stage
@@ -87,11 +89,11 @@ def seconds_of_the_best_plan(gang, gpus, order=1):
         capacity = RankCapacity(
             speeds=[gang.speeds[t] for t in ranks],
             memory=[int(gang.memory_bytes.get(t, 2**62)) for t in ranks],
-            stage_bytes=PlanMemory(profile, SIZE, zero_stage=zero).stage_bytes(
-                form, 1, size, bool(again), data
-            ),
+            stage_bytes=PlanMemory(profile, SIZE, zero_stage=zero).stage_bytes(form, 1, size, again, data),
         )
-        seconds = forward * (1 + again) + backward
+        seconds = forward + backward
+        if again:
+            seconds[again - 1 :: again] += forward[again - 1 :: again]
         # A gather or a scatter takes half of the all-reduce that replicas without parts have once a step.
         half = (1 - 1 / data) * np.array(profile.weight_bytes) / bandwidth
         in_microbatch, in_step = ((0, 2), (0, 2), (1, 1), (3, 0))[zero]
@@ -106,7 +108,8 @@ def seconds_of_the_best_plan(gang, gpus, order=1):
             steps.setdefault((round(even.max(), 9), round(even.sum(), 9)), []).append(step)
         if steps:
             launched = steps[min(steps)]
-            least, most = min(least, *launched), min(most, max(launched))
+            # Of those that repeat some forwards it has the best of the degrees that are best with all.
+            least, most = min(least, *launched), min(most, max(launched) if again < 2 else math.inf)
     return least, most
 
 

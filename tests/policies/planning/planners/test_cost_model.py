@@ -60,7 +60,7 @@ def test_the_judge_agrees_with_the_simulator_for_any_layout(seed):
         (tuple(groups[first:end]) for first, end in itertools.pairwise(shares)),
         microbatch_size=int(random.integers(1, 4)),
         microbatches=int(random.integers(1, 13)),
-        recompute=bool(random.integers(2)),
+        recompute=int(random.integers(4)),
     )
     assert model.judge(layout).seconds == pytest.approx(model.trace(layout).makespan, rel=1e-9)
 
@@ -99,7 +99,10 @@ def test_seconds_and_bytes_by_hand():
     again = model.judge(Layout.of((0, 1, 2), groups, microbatch_size=1, microbatches=4, recompute=True))
     # Inputs are kept, 0 and 2 bytes, and 3 and 5 are there while the layer's backward runs.
     assert again.bytes == (10.0 + 2.0 + 3.0 + 2 * 2.0, 20.0 + 8.0 + 2 * 2.0)
-    assert again.seconds > cost.seconds
+    some = model.judge(Layout.of((0, 1, 2), groups, microbatch_size=1, microbatches=4, recompute=2))
+    # The second layer alone.
+    assert some.bytes == (cost.bytes[0], again.bytes[1])
+    assert again.seconds > some.seconds == cost.seconds + 2 * 1.0
 
 
 @pytest.mark.parametrize(("zero_stage", "halves"), [(1, 2), (2, 2 + 1), (3, 2 * 3)])

@@ -26,8 +26,9 @@ from math import factorial, prod
 import numpy as np
 
 from ballast_policies.contract.limits import MOST_MICROBATCHES, MOST_REPLICAS
-from ballast_policies.planning.planners.cost_model import CostModel, Degrees, StageGpus
+from ballast_policies.planning.planners.cost_model import RECOMPUTED, CostModel, Degrees, StageGpus
 from ballast_policies.planning.planners.layout import Devices, Groups
+from ballast_policies.planning.profile import repeated_layers
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def all_shapes(
             sizes = sizes[batch_size // sizes <= MOST_MICROBATCHES]
             microbatches = batch_size // data // sizes
             choices = _choices(devices, tensor, data)
-            for recompute in (False, True):
+            for recompute in RECOMPUTED:
                 bounds = np.full((len(sizes), model.layers), np.inf)
                 for choice in choices:
                     least = layers.bounds(tensor, data, recompute, sizes, microbatches, choice)
@@ -89,7 +90,7 @@ def all_shapes(
 
 
 def _measured(
-    model: CostModel, tensor: int, recompute: bool, sizes: np.ndarray, microbatches: np.ndarray
+    model: CostModel, tensor: int, recompute: int, sizes: np.ndarray, microbatches: np.ndarray
 ) -> np.ndarray:
     """The bounds where layers were measured by GPU type: each layer on the type that is fastest at it.
 
@@ -97,9 +98,10 @@ def _measured(
     """
     assert model.measured is not None
     found, p = np.full((len(sizes), model.layers), np.inf), np.arange(1, model.layers + 1)
+    again = 1 + repeated_layers(model.layers, recompute)
     for row, (size, m) in enumerate(zip(sizes.tolist(), microbatches.tolist(), strict=True)):
         known = [model.measured.sums(kind, tensor, size) for kind in model.devices.kinds]
-        each = [(1 + recompute) * np.diff(sums[0]) + np.diff(sums[1]) for sums in known if sums is not None]
+        each = [again * np.diff(sums[0]) + np.diff(sums[1]) for sums in known if sums is not None]
         if each:
             work = np.min(each, axis=0)
             load = np.maximum(work.sum() / p, work.max())
@@ -156,17 +158,14 @@ class _Layers:
         self.fixed_forward, self.fixed_backward = np.diff(model.O), np.diff(model.P)
         self.reduced, self.weights = np.diff(model.R), np.diff(model.W)
         whole = self.forward + self.backward + self.fixed_forward + self.fixed_backward
-        share = (self.forward + self.fixed_forward) / np.maximum(whole, np.finfo(float).tiny)
-        # The forward's part of a layer, without and with recomputation; of the all-reduces: 1 / 2, 1 / 3.
-        self.share = max(float(share.max()), 0.5), max(float((share / (1 + share)).max()), 1 / 3)
-        self.only_compute = float(share.max()), float((share / (1 + share)).max())
+        self.share = (self.forward + self.fixed_forward) / np.maximum(whole, np.finfo(float).tiny)
 
     def bounds(
-        self, t: int, r: int, recompute: bool, sizes: np.ndarray, microbatches: np.ndarray, choice: _Choice
+        self, t: int, r: int, recompute: int, sizes: np.ndarray, microbatches: np.ndarray, choice: _Choice
     ) -> np.ndarray:
         """Bounds by microbatch size and number of stages, shape (sizes, most stages)."""
         scale, m = (sizes / self.size)[:, None], microbatches[:, None]
-        again = 2 if recompute else 1
+        again = 1 + repeated_layers(len(self.forward), recompute)
         speeds = choice.speeds[: len(self.forward)]
         work = again * (scale / t * self.forward + self.fixed_forward)
         work = work + scale / t * self.backward + self.fixed_backward
@@ -175,7 +174,10 @@ class _Layers:
         # What a layer's transfers keep its stage busy with, over the links that suit it best.
         others = np.min([m * bytes_reduced / q + bytes_exchanged / x for q, x in choice.links], axis=0)
         reduced = bytes_reduced / max(q for q, _ in choice.links)
-        share = (self.share if reduced.any() or self.gathers else self.only_compute)[recompute]
+        # The forward's part of a layer, without and with recomputation; of the all-reduces: 1 / 2, 1 / 3.
+        share = (self.share / (1 + (again - 1) * self.share)).max()
+        if reduced.any() or self.gathers:
+            share = max(share, (1 / (1 + again)).max())
         w, q = work.sum(axis=1, keepdims=True), reduced.sum(axis=1, keepdims=True)
         one = work / speeds[0] + reduced
         total = np.cumsum(speeds)
