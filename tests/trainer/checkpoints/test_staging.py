@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import logging
+import mmap
 import shutil
 import threading
 
@@ -116,10 +117,13 @@ def test_memory_of_the_copies_is_used_again():
 
 
 class FakeGpu:
-    """Stands in for a GPU whose streams are one, and counts the host's memory that it is given."""
+    """Stands in for a GPU whose streams are one, and knows the host's pages that are locked for it.
+
+    As CUDA, it locks whole pages, and none twice; it refuses three pages at once.
+    """
 
     def __init__(self, monkeypatch):
-        self.locked, self.unlocked, self.threads = [], [], set()
+        self.locked, self.unlocked, self.threads = {}, [], set()
         for name in ("device", "stream"):
             monkeypatch.setattr(torch.cuda, name, contextlib.nullcontext)
         for name in ("current_stream", "Stream", "cudart"):
@@ -127,11 +131,16 @@ class FakeGpu:
 
     def cudaHostRegister(self, place, size, flags):  # noqa: N802 - CUDA's names
         self.threads.add(threading.current_thread())
-        self.locked.append(size)
-        return 2 if size == 13 else 0
+        assert place % mmap.PAGESIZE == size % mmap.PAGESIZE == 0
+        pages = set(range(place, place + size, mmap.PAGESIZE))
+        assert pages.isdisjoint(page for held in self.locked.values() for page in held)
+        if len(pages) == 3:
+            return 2
+        self.locked[place] = pages
+        return 0
 
     def cudaHostUnregister(self, place):  # noqa: N802
-        self.unlocked.append(place)
+        self.unlocked.append(self.locked.pop(place))
 
     def wait_stream(self, other):
         pass
@@ -151,19 +160,23 @@ def test_a_checkpoint_does_not_wait_for_memory_to_be_locked(monkeypatch):
     state = {"a": torch.arange(8), "b": torch.ones(2, 3), "step": torch.tensor(2.0), "none": torch.ones(0)}
     staging.make_room(state)
     staging._making.join(WAIT_SECONDS)
-    assert sorted(gpu.locked) == [4, 24, 64]
+    assert len(gpu.locked) == 3
     for later in (), state.keys():
         copy = staging.begin(state, later=later)
         copy.finish()
         assert all(torch.equal(copy.tensors[key], value) for key, value in state.items())
     assert len(gpu.locked) == 3 and threading.current_thread() not in gpu.threads and not gpu.unlocked
     # A layer has come in place of another, with a tensor of a new size; the system locks no more of these.
-    staging.begin({"c": torch.ones(8, dtype=torch.int64), "d": torch.ones(13, dtype=torch.bool)}, later=())
+    size = 3 * mmap.PAGESIZE
+    staging.begin({"c": torch.ones(8, dtype=torch.int64), "d": torch.ones(size, dtype=torch.bool)}, later=())
     del copy
-    assert len(gpu.locked) == 3 and len(gpu.unlocked) == 2
+    assert len(gpu.locked) == 1 and len(gpu.unlocked) == 2
     staging.lock()
     staging.lock()
-    assert sorted(gpu.locked) == [4, 13, 24, 64]
+    assert len(gpu.locked) == 1
+    staging.begin({"e": torch.ones(2 * mmap.PAGESIZE, dtype=torch.bool)}, later=())
+    staging.lock()
+    assert [len(pages) for pages in gpu.locked.values()] == [2]
 
 
 def test_a_checkpoint_in_the_middle_of_the_locking_goes_on_without_the_rest(monkeypatch):
@@ -183,7 +196,7 @@ def test_a_checkpoint_in_the_middle_of_the_locking_goes_on_without_the_rest(monk
     staging._enough.set()
     go.set()
     copy = staging.begin(state, later=())
-    assert gpu.locked == [8] and torch.equal(copy.tensors["8"], state["8"])
+    assert len(gpu.locked) == 1 and torch.equal(copy.tensors["8"], state["8"])
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ next step computes its gradients, and it waits with its update until they are; a
 """
 
 import dataclasses
+import mmap
 import threading
 import weakref
 from collections import defaultdict
@@ -89,8 +90,7 @@ class Staging:
                 if self._enough.is_set():
                     return
                 # The system finds its pages now, and not while it keeps the GPU's other work waiting.
-                self._rooms[key] = torch.empty(size, dtype=torch.uint8).fill_(0)
-                self._unlocked.append(self._rooms[key])
+                self._add(key, size).fill_(0)
                 self.lock()
 
         self._making = threading.Thread(target=make, name="checkpoint-memory", daemon=True)
@@ -115,6 +115,14 @@ class Staging:
         self._rooms = rooms
         return {key: size for key, size in sizes.items() if key not in rooms}
 
+    def _add(self, key: str, size: int) -> torch.Tensor:
+        """Memory on pages of its own: a page is locked once, and not for two."""
+        memory = torch.empty(_whole_pages(size) + mmap.PAGESIZE, dtype=torch.uint8)
+        start = -memory.data_ptr() % mmap.PAGESIZE
+        room = self._rooms[key] = memory[start : start + size]
+        self._unlocked.append(room)
+        return room
+
     def lock(self) -> None:
         """Lock the memory that is not yet; not on the thread that trains."""
         while self._unlocked:
@@ -124,7 +132,7 @@ class Staging:
             with torch.cuda.device(self._device):
                 cuda = torch.cuda.cudart()
                 # Where the system locks no more, copies are slower, and right.
-                if int(cuda.cudaHostRegister(room.data_ptr(), room.nbytes, 1)) == 0:
+                if int(cuda.cudaHostRegister(room.data_ptr(), _whole_pages(room.nbytes), 1)) == 0:
                     weakref.finalize(room, cuda.cudaHostUnregister, room.data_ptr())
 
     def begin(self, state: Mapping[str, torch.Tensor], *, later: Collection[str]) -> StagedCopy:
@@ -133,8 +141,7 @@ class Staging:
         The tensors of ``later`` stay as they are until :meth:`StagedCopy.wait` has returned.
         """
         for key, size in self._take_over(state).items():
-            self._rooms[key] = torch.empty(size, dtype=torch.uint8)
-            self._unlocked.append(self._rooms[key])
+            self._add(key, size)
         copies = {key: self._rooms[key].view(of.dtype).view(of.shape) for key, of in state.items()}
         if self._device.type == "cuda":
             return self._begin_on_gpu(state, copies, later)
@@ -160,6 +167,10 @@ class Staging:
             copied = self._stream.record_event()
         # They are held until the copying is done, so that nothing else gets their memory.
         return StagedCopy(copies, {key: state[key] for key in later}, copied)
+
+
+def _whole_pages(size: int) -> int:
+    return size + -size % mmap.PAGESIZE
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
