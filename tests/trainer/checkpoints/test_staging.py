@@ -40,7 +40,7 @@ class Held:
     """Writing of tensors that waits until a step is done, and may fail."""
 
     def __init__(self, monkeypatch, until=None, failures=0):
-        self.began, self.go = threading.Event(), threading.Event()
+        self.began, self.go, self.done = (threading.Event() for _ in range(3))
         self._save, self._until, self._failures = tensors.save, until, failures
         if until is None:
             self.go.set()
@@ -52,7 +52,10 @@ class Held:
         if self._failures:
             self._failures -= 1
             return "No space left on device"
-        return self._save(*arguments)
+        try:
+            return self._save(*arguments)
+        finally:
+            self.done.set()
 
     def callback(self, monkeypatch, also=lambda: None):
         """A callback of the job that lets the writing go on after the step."""
@@ -326,7 +329,12 @@ def test_a_stop_whose_state_is_not_saved_ends_as_such(small_config, tmp_path, mo
     """A mount that has become read-only: what is told, and counted, is the checkpoint of before."""
     held = Held(monkeypatch, until=3)
     held.go.set()
-    refuses = held.callback(monkeypatch, also=lambda: vars(held).update(_failures=99))
+
+    def refuse():
+        assert held.done.wait(WAIT_SECONDS)  # the checkpoint of step 2 is written beside step 3
+        held._failures = 99
+
+    refuses = held.callback(monkeypatch, also=refuse)
     config = job(small_config, tmp_path)
     config["checkpoint"]["asyncMode"] = mode
     (channel := tmp_path / "channel").mkdir()
