@@ -51,6 +51,20 @@ def test_messages_that_could_not_be_sent_are_sent_again():
     assert channel.written.finished_step == 12
 
 
+def test_that_the_job_is_done_is_told_however_often_that_fails():
+    """As while the API server restarts: without it, the operator would launch the job again."""
+    channel = UnreliableChannel(failures=20)
+    ChannelThread(channel, PLAN).close(finished_step=12)
+    assert (channel.written.finished_step, channel.written.closing) == (12, True)
+
+
+def test_a_channel_that_stays_away_does_not_keep_the_process(monkeypatch):
+    monkeypatch.setattr(channel_thread_module, "FINISH_SECONDS", 0.0)
+    channel_thread = ChannelThread(UnreliableChannel(failures=float("inf")), PLAN)
+    channel_thread.close(finished_step=12)
+    eventually(lambda: not channel_thread._thread.is_alive(), "the thread ends")
+
+
 def test_a_new_plan_is_seen_while_training_runs():
     channel = UnreliableChannel(failures=0)
     channel_thread = ChannelThread(channel, PLAN)

@@ -18,6 +18,11 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.5
 """How often the plan is read."""
 
+CLOSE_SECONDS, FINISH_SECONDS = 5.0, 120.0
+"""How long the last messages are tried; those that the job is done for longer. While no operator can read
+them, nobody else would get the GPUs; without them, the job would be launched again.
+"""
+
 EVENTS_PER_RENEWAL = 4
 """Reports of events that may be written between two renewals: a job that saves after every step writes this
 many times as often as one that only trains."""
@@ -37,7 +42,7 @@ class ChannelThread:
         self._renew_seconds = renew_seconds
         self._lock = threading.Lock()
         self._wake = threading.Event()
-        self._closing = False
+        self._until: float | None = None
         self._plan = plan
         self._outbox = Messages()
         self._urgent = True
@@ -66,29 +71,31 @@ class ChannelThread:
         finished_step: int | None = None,
         end_reason: str | None = None,
         closing: bool = True,
-        timeout_seconds: float = 5.0,
     ) -> None:
         """Send the remaining messages, give the Lease up (``closing``), and end the thread."""
         last = Messages(finished_step=finished_step, end_reason=end_reason, closing=closing or None)
+        seconds = CLOSE_SECONDS if finished_step is None else FINISH_SECONDS
         with self._lock:
             self._outbox = self._outbox.replaced_by(last)
-            self._closing = True
+            self._until = monotonic() + seconds
         self._wake.set()
-        self._thread.join(timeout_seconds)
+        self._thread.join(seconds)
 
     def _run(self) -> None:
         while True:
             with self._lock:
-                closing = self._closing
+                until = self._until
             try:
-                if closing or self._due():
+                if until is not None or self._due():
                     self._write()
-                if not closing:
-                    self._read()
+                if until is not None:
+                    return
+                self._read()
             except ChannelError as error:
-                logger.warning("channel: %s; trying again", error)
-            if closing:
-                return
+                again = until is None or monotonic() < until
+                logger.warning("channel: %s; trying %s", error, "again" if again else "no longer")
+                if not again:
+                    return
             self._wake.wait(POLL_SECONDS)
             self._wake.clear()
 
