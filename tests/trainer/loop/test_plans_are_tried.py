@@ -178,6 +178,11 @@ def test_layers_of_any_kind_train_as_in_one_process(gang, same_curve, kind, rank
     same_curve(gang(config, ranks=ranks), alone)
 
 
+def test_a_model_s_own_batches_may_have_several_lengths(gang, same_curve):
+    config = job("of_several_lengths")
+    same_curve(gang(config, ranks=2), config)
+
+
 @pytest.mark.parametrize("change", [{"parallelism": {"data": 2}}, {"schedule": "PipeDream2BW"}])
 def test_weights_that_a_forward_changes_are_refused_where_there_are_several_of_them(gang, change):
     running = gang(job("with_max_norm", **change), ranks=2)

@@ -170,11 +170,22 @@ class Normed(nn.Module):
         return torch.tanh(self.linear(value))
 
 
-def of_one_kind(kind, layers=5):
+def ragged(seed, step, size):
+    inputs, targets = batches(seed, step, size)
+    length = 1 + step % 3
+    return inputs[:, None].repeat(1, length, 1), targets[:, None].repeat(1, length, 1)
+
+
+def of_one_kind(kind, layers=5, batch=batches):
     """Layers of one of these classes, as modules."""
     made = [globals()[kind](WIDTH) for _ in range(layers - 2)]
     ends = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
-    return Model.from_layers([ends[0], *made, ends[1]], loss=nn.functional.mse_loss, batch=batches)
+    return Model.from_layers([ends[0], *made, ends[1]], loss=nn.functional.mse_loss, batch=batch)
+
+
+def of_several_lengths():
+    """Its own batches are not all of one shape."""
+    return of_one_kind("Doubling", batch=ragged)
 
 
 def with_max_norm():

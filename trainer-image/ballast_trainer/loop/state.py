@@ -163,8 +163,8 @@ class ModelState:
 
         Without a flush several steps are in flight, whose messages have one shape.
         """
-        own_data = self.config.data is not None and not has_one_shape(self.definition.batch)
-        if self.world.positions == 1 or not own_data or is_asynchronous(self.config.pipeline.schedule):
+        asynchronous = is_asynchronous(self.config.pipeline.schedule)
+        if self.world.positions == 1 or asynchronous or has_one_shape(self.definition.batch):
             return None
         shape = None
         if self.world.rank == 0 or self._reads:

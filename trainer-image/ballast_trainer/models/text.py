@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from ballast_trainer.data.collate import Batch
 from ballast_trainer.data.corpus import longest_context, text_batch
 from ballast_trainer.models.protocol import Model
 
@@ -34,6 +35,11 @@ def text_model(
     if layers < 3:
         raise ValueError(f"{layers} layers: {first[0]}, {last[0]} and at least one {inner[0]} make 3")
 
+    def batch(seed: int, step: int, size: int) -> Batch:
+        return text_batch(seed, step, size, context)
+
+    vars(batch)["one_shape"] = True
+
     def build_layer(index: int) -> nn.Module:
         if index == 0:
             return first[1]()
@@ -44,7 +50,7 @@ def text_model(
         layer_count=layers,
         build_layer=build_layer,
         **fields,
-        batch=lambda seed, step, size: text_batch(seed, step, size, context),
+        batch=batch,
     )
 
 
