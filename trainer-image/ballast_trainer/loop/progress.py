@@ -306,9 +306,10 @@ class Progress:
         )
 
     def not_saved(self, why: str) -> None:
-        """A checkpoint failed; the first one's reason is told until one is written."""
+        """A checkpoint failed; the first reason is told, by the last report too, until one is written."""
         if not self._report.not_saved:
             self._note(not_saved=why[:LONGEST_REASON])
+            self.tell()
 
     def steps_per_second(self) -> float | None:
         """Over the last steps, pauses included."""
