@@ -20,7 +20,8 @@ def main(prog_name: str | None = None) -> None:
 
 
 def _end(number: int, _: object) -> None:
-    signal.signal(number, signal.SIG_IGN)
+    for again in (signal.SIGTERM, signal.SIGHUP):  # of a terminal's end both may come
+        signal.signal(again, signal.SIG_IGN)
     sys.exit(128 + number)
 
 

@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -32,6 +33,24 @@ def test_each_shell_has_a_script_that_asks_the_program(shell):
     done = CliRunner().invoke(main, ["completion", shell])
     assert done.exit_code == 0
     assert f"_BALLAST_COMPLETE={shell}_complete" in done.stdout
+
+
+@pytest.mark.processes
+def test_what_ends_with_a_terminal_is_removed_though_a_second_signal_comes():
+    code = """import signal
+from ballast_operator.cli import __main__ as program, main as commands
+
+def main(prog_name):
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.raise_signal(signal.SIGHUP)
+        print("removed")
+
+commands.main = main
+program.main()"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "removed\n")
 
 
 @pytest.mark.slow
