@@ -255,7 +255,7 @@ class Operator:
         set_back = asyncio.create_task(informers.caches.set_back.wait())
         try:
             await self._before_stop(working, holding, set_back)
-            if set_back.done():
+            if set_back.done() and not self._stop.is_set():
                 raise LeaseLapsed("the API server's storage was set back")
         except LeaseLapsed:
             raise

@@ -2,7 +2,7 @@
 
 A store keeps the newest version of each object by resourceVersion, so that feeds may overlap: the
 answer to a write is in the store before the watch brings it, and an old watch event cannot undo it.
-What a list contradicts that was asked for later is not believed any more, whatever its resourceVersion.
+What lists contradict that were asked for later is not believed any more, whatever its resourceVersion.
 Reading never blocks; objects are shared and must not be changed. They are slim: see :mod:`.slim`.
 """
 
@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from ballast_policies.contract import JOB_LABEL
 
+from ballast_operator.errors import Unavailable
 from ballast_operator.kube.kinds import (
     CONFIG_MAP,
     JOB,
@@ -46,6 +47,9 @@ WATCHED = (JOB, POLICY, POD, NODE, CONFIG_MAP, LEASE)
 
 SELECTORS = {CONFIG_MAP: JOB_LABEL, LEASE: JOB_LABEL}
 """Kinds of which only labelled objects are watched."""
+
+DOUBT_SECONDS = 10.0
+"""How long lists are older than what is known before they are believed: less than a gang takes to be hung."""
 
 
 class Store:
@@ -134,27 +138,31 @@ class Store:
         """What a list that is asked for now shows as it is known, or newer."""
         return {key: version_of(item) for key, item in self._objects.items()}, dict(self._deleted)
 
-    def doubt(self, known: Known, present: Iterable[Object], version: int) -> list[Object]:
-        """Forget what a list contradicts of what was ``known`` when it was asked for; returns those objects.
+    def contradicted(self, known: Known, present: Iterable[Object], version: int) -> list[Object]:
+        """What a list says otherwise of what was ``known`` when it was asked for.
 
         A list says what is true when it is asked for: what was known then in a newer version was told of
         wrongly, or the API server's storage was set back to a backup.
         """
         (versions, deleted), listed = known, {key_of(item): item for item in present}
-        contradicted = []
+        found = []
         for item in listed.values():
             uid = item["metadata"].get("uid", "")
             if version_of(item) <= deleted.get(uid, -1) == self._deleted.get(uid):
-                del self._deleted[uid]
-                contradicted.append(item)
+                found.append(item)
         for key, own in versions.items():
             shown, now = listed.get(key), self._objects.get(key)
             newer = own > (version if shown is None else version_of(shown))
             if newer and now is not None and version_of(now) == own:
-                contradicted.append(now)
-                self._forget(key)
-                self._stored(self._kind, now, None)
-        return contradicted
+                found.append(now)
+        return found
+
+    def disbelieve(self, item: Object) -> None:
+        """Forget what is known of an object as of :meth:`contradicted`, or that it is gone."""
+        self._deleted.pop(item["metadata"].get("uid", ""), None)
+        if self._objects.get(key_of(item)) is item:
+            self._forget(key_of(item))
+            self._stored(self._kind, item, None)
 
     def _forget(self, key: Key) -> None:
         known = self._objects.pop(key, None)
@@ -196,6 +204,7 @@ class Caches:
         listeners: hear of changes that others made: watches and lists bring them.
         store_listeners: hear of every change of a store, own writes included, first.
         listed_at: the version of the last list of a kind that was taken in whole.
+        doubted: kind -> (since when its lists are older than what is known, the newest version that is).
         set_back: a list has contradicted what was known: watches are to begin anew, each with a list.
     """
 
@@ -206,6 +215,7 @@ class Caches:
         self.last_event: dict[Kind, float] = {}
         self.lagging_since: dict[Kind, float] = {}
         self.listed_at: dict[Kind, int] = {}
+        self.doubted: dict[Kind, tuple[float, int]] = {}
         self.set_back = asyncio.Event()
 
     def __getitem__(self, kind: Kind) -> Store:
@@ -232,11 +242,27 @@ class Caches:
             self.stores[kind].put(item)
 
     def doubt(self, kind: Kind, known: Known, present: list[Object], version: int) -> bool:
-        """Before a list is taken in: see :meth:`Store.doubt`. ``present``: at least metadata of all.
+        """Before a list is taken in: forget what it contradicts (:meth:`Store.contradicted`).
 
-        Says whether it contradicts anything.
+        Says whether it contradicts anything. ``present``: at least metadata of all.
+
+        Raises:
+            Unavailable: the list is older than what was known. One may come from a proxy, or from a replica
+                of the API server that lags behind; it is believed once lists have been as old for
+                :data:`DOUBT_SECONDS`, and nothing newer than was known has come meanwhile.
         """
-        contradicted = self.stores[kind].doubt(known, present, version)
+        store, now = self.stores[kind], time.monotonic()
+        contradicted = store.contradicted(known, present, version)
+        newest = max((own for versions in known for own in versions.values()), default=0)
+        if contradicted and version < newest:
+            since, before = self.doubted.get(kind, (now, newest))
+            since = now if newest > before else since
+            self.doubted[kind] = since, newest
+            if now - since < DOUBT_SECONDS:
+                raise Unavailable(
+                    f"a list of version {version} is older than what is known, of version {newest}"
+                )
+        self.doubted.pop(kind, None)
         if contradicted:
             self.listed_at.clear()
             self.set_back.set()
@@ -246,6 +272,7 @@ class Caches:
                 kind.plural,
             )
         for item in contradicted:
+            store.disbelieve(item)
             self._tell(kind, item)
         return bool(contradicted)
 

@@ -153,8 +153,9 @@ class Informers:
         every = self._settings.resync_seconds
         pause, last = min(FIRST_RESYNC_SECONDS, every), time.monotonic()
         while True:
-            await asyncio.sleep(pause)
-            follows_rarely = not self.leads and pause >= every
+            doubts = bool(self.caches.doubted)
+            await asyncio.sleep(min(FIRST_PAUSE_SECONDS, pause) if doubts else pause)
+            follows_rarely = not (self.leads or doubts) and pause >= every
             if follows_rarely and time.monotonic() - last < FOLLOWER_RESYNC * every:
                 continue
             pause, last = min(2 * pause, every), time.monotonic()

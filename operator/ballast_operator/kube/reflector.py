@@ -106,7 +106,7 @@ class Reflector:
         """Take in a list. Of one with what is no object of the kind, the others; nothing is gone then.
 
         Raises:
-            OperatorError: it was refused.
+            OperatorError: it was refused, or is not believed yet (:meth:`Caches.doubt`).
             Expired: it contradicts what was known, which is forgotten now: it is to be read anew.
         """
         present: list[Object] = []

@@ -164,12 +164,11 @@ class EnemyServer:
             return web.Response(status=404, text="404 page not found")
         if "watch" in request.query:
             return await self._watch(kind, request)
-        return self._list(kind)
-
-    def _list(self, kind: Kind) -> web.Response:
         self.lists[kind] += 1
-        if self.list_acts[kind]:
-            return self.list_acts[kind].popleft()
+        return self.list_acts[kind].popleft() if self.list_acts[kind] else self.list_of(kind)
+
+    def list_of(self, kind: Kind) -> web.Response:
+        """The answer to a list of what there is now."""
         metadata = {"resourceVersion": str(self.version)}
         return web.json_response(
             {"kind": f"{kind.kind}List", "metadata": metadata, "items": self.items(kind)}

@@ -3,11 +3,12 @@
 import asyncio
 import json
 import time
+import types
 
 import pytest
 from aiohttp import web
 from ballast_operator.app import stale_streams
-from ballast_operator.kube import informers, reflector
+from ballast_operator.kube import caches, informers, reflector
 from ballast_operator.kube.caches import WATCHED, Caches
 from ballast_operator.kube.informers import Informers
 from ballast_operator.kube.kinds import JOB, LEASE, NODE, POD
@@ -30,6 +31,7 @@ NEVER = 86_400.0
 async def server(monkeypatch):
     monkeypatch.setattr(informers, "FIRST_RESYNC_SECONDS", NEVER)
     monkeypatch.setattr(reflector, "FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(caches, "DOUBT_SECONDS", 0.05)
     async with EnemyServer() as server:
         for kind in WATCHED:
             server.put(kind, "first")
@@ -310,10 +312,36 @@ async def test_a_storage_that_is_set_back_to_a_backup_is_watched_from_the_first_
         restore()
         is_back.set()
         if notices == "a list":
-            await informers.resync(known.caches, server.cluster, "", Waits())
+            while await informers.resync(known.caches, server.cluster, "", Waits()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
         await until(lambda: all(agrees(known, server, kind) for kind in (JOB, LEASE, POD)))
         server.put(LEASE, "first", spec={"holderIdentity": "b"})
         await until(lambda: agrees(known, server, LEASE))
+
+
+async def test_lists_of_a_replica_that_lags_behind_set_nothing_back(server, monkeypatch):
+    """Behind a load balancer: among lists of another that does not, and while watches bring newer ones."""
+    now = 0.0
+    monkeypatch.setattr(caches, "DOUBT_SECONDS", 10.0)
+    monkeypatch.setattr(caches, "time", types.SimpleNamespace(monotonic=lambda: now))
+    empty = {"kind": "List", "metadata": {"resourceVersion": "0"}, "items": []}
+    async with Running(server) as known:
+        await until(lambda: all(server.watches[kind] for kind in WATCHED))
+        behind = [server.list_of(JOB) for _ in range(6)]
+        server.put(JOB, "second")
+        server.delete(JOB, "first")
+        for caught_up in (True,) * 3 + (False,) * 3:
+            if not caught_up:
+                server.put(JOB, "second")
+            await until(lambda: agrees(known, server, JOB))
+            for answer in [behind.pop(), web.json_response(empty)][: 1 + caught_up]:
+                server.list_acts[JOB].append(answer)
+                failed = await informers.resync(known.caches, server.cluster, "", Waits())
+                assert "older than what is known" in failed[JOB]
+                now += 6.0
+            assert not caught_up or not await informers.resync(known.caches, server.cluster, "", Waits())
+        assert agrees(known, server, JOB) and not known.caches.set_back.is_set()
+        assert [server.watches[kind] for kind in WATCHED] == [1] * len(WATCHED)
 
 
 def uid_of(server, kind):
