@@ -75,10 +75,17 @@ def moves_with_a_fault(world, name, fault, overlap):
             ("pack", too_large, True),
             ("pack", no_memory, False),
             ("pack", cut_short, True),
+            ("as_bytes", no_memory, True),
         ],
         2,
     ),
-    ids=["cut short", "no room at its target", "cannot be packed", "cut short, the rest later"],
+    ids=[
+        "cut short",
+        "no room at its target",
+        "cannot be packed",
+        "cut short, the rest later",
+        "no room for the rest",
+    ],
 )
 def test_a_message_that_does_not_arrive_whole_moves_nothing_anywhere(name, fault, overlap):
     """Also on ranks whose own layers arrived whole; parameters and optimizer state bit for bit."""

@@ -126,10 +126,11 @@ class _Parcels:
                     for name, value in state.items()
                     if move in self._overlap and name.startswith(OPTIMIZER) and value.dim()
                 ]
+                rest = [as_bytes(state[name].to(self._world.device)) for name in delayed]
                 message = pack(state, delayed, device=self._world.device)
                 self.now.sent[number] = [message]
-                if delayed:
-                    self.later.sent[number] = [as_bytes(state[n].to(self._world.device)) for n in delayed]
+                if rest:
+                    self.later.sent[number] = rest
                 size.fill_(message.numel())
         except _FAILURES as error:
             self.failure = error
