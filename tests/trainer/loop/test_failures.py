@@ -85,6 +85,24 @@ def test_a_state_that_cannot_be_saved_in_time_is_told_before_the_kill(pods, laun
     assert "terminationGracePeriodSeconds" in message["message"]
 
 
+def test_a_job_is_told_to_be_done_long_after_its_other_pods_have_ended(pods, small_config, tmp_path):
+    """While the operator cannot be told, the first pod takes those that have ended for done, not for hung."""
+    told = tmp_path / "channel/finished-step"
+    told.mkdir(parents=True)  # nothing can be written in its place
+    hang_seconds = 5
+    environment = {"BALLAST_HANG_SECONDS": str(hang_seconds)}
+    pods.start_job(told.parent, small_config(totalSteps=2), local_plan(PODS[:2], network=48), environment)
+    assert pods.exit_code(PODS[1]) == 0, pods.errors()
+    tries = pods.errors().count("trying again") + 2 * (hang_seconds + 3)
+    first = pods.processes[PODS[0]]
+    eventually(
+        lambda: first.exitcode is not None or pods.errors().count("trying again") > tries, "it tries on"
+    )
+    told.rmdir()
+    assert pods.exit_code(PODS[0]) == 0, pods.errors()
+    assert told.read_text() == "2"
+
+
 def test_a_plan_with_checkpoint_and_stop_ends_the_job(pods, launch, small_config, tmp_path):
     """The acknowledgement names the step that was saved."""
     channel = launch(saving(small_config(totalSteps=100_000), tmp_path), network=25)

@@ -188,6 +188,9 @@ class Session:
         if early is not None:
             message = f"ended by its callback after step {step} of {total}: {early}"
             progress.event("endedEarly", reason=early)
+        if self._heartbeat is not None:
+            # The others end while rank 0 tries to tell.
+            self._heartbeat.close()
         if progress.channel is not None:
             progress.channel.close(finished_step=step, end_reason=early)
         return progress.ended(ExitReason.FINISHED, message)
