@@ -189,7 +189,7 @@ class GivenPlan(_Input):
     microbatch_size: Count
     microbatches: Count
     recompute: bool = False
-    recompute_every: Count = 1
+    recompute_every: Annotated[int, pydantic.Field(ge=1, le=MOST_LAYERS)] = 1
     schedule: str = DEFAULT_SCHEDULE
 
 

@@ -117,6 +117,22 @@ def test_the_least_level_is_that_of_max_min_fairness():
     assert filled.shadow_prices == pytest.approx(least.shadow_prices, rel=1e-4)
 
 
+def test_a_level_that_is_rounding_is_no_gap():
+    """No GPU is left for the last three of a queue, whose levels are the rounding of those before them."""
+    instance = from_arrays(
+        gpu_types=("a", "b"),
+        capacity=np.array([4.0, 2.0]),
+        throughput=np.ones((5, 2)),
+        gpus=np.array([2.0, 4.0, 1.0, 4.0, 2.0]),
+        elapsed=np.arange(5.0)[::-1],
+        entity_of=["queue"] * 5,
+        entities={"queue": Entity(weight=1.0, policy="fifo")},
+    )
+    answer = solve("hierarchical", instance)
+    assert answer.gap is not None and answer.gap <= 1e-6
+    assert instance.throughput(answer.x) == pytest.approx([1, 1, 0, 0, 0], abs=1e-9)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["demand 2", "heavy tails"])
 def test_a_stage_whose_first_guess_is_0_is_found_as_soon_as_any(name, monkeypatch):

@@ -70,7 +70,7 @@ def all_shapes(
             sizes = sizes[batch_size // sizes <= MOST_MICROBATCHES]
             microbatches = batch_size // data // sizes
             choices = _choices(devices, tensor, data)
-            for recompute in RECOMPUTED:
+            for recompute in (each for each in RECOMPUTED if each <= model.layers):
                 bounds = np.full((len(sizes), model.layers), np.inf)
                 for choice in choices:
                     least = layers.bounds(tensor, data, recompute, sizes, microbatches, choice)

@@ -80,6 +80,14 @@ def test_best_equals_brute_force(seed):
     assert found.optimal
 
 
+def test_no_plan_repeats_the_fourth_of_three_layers():
+    """It would be the same plan twice, once with a recomputation that there is not."""
+    model = random_model(np.random.default_rng(7), most_gpus=3, most_layers=3)
+    found = plan_best(model, batch_size=4, most_tensor=model.devices.count, top=1000)
+    assert {layout.recompute for _, layout in found.plans} == {0, 1, 2}
+    assert model.layers == 3
+
+
 @pytest.mark.parametrize("seed", first_daily(range(8), 3))
 def test_best_from_layers_measured_by_gpu_type_equals_brute_force(seed):
     """Some types were not measured at some degrees; links depend on the types."""
