@@ -71,8 +71,8 @@ def live(order: dict[str, Any], countdown: Countdown) -> None:
     logging.basicConfig(level="INFO", format="%(asctime)s %(name)s %(message)s")
     write = Cluster._write
 
-    async def counted(self: Cluster, verb: str, kind: Any, path: str, **arguments: Any) -> Any:
-        result = await write(self, verb, kind, path, **arguments)
+    async def counted(self: Cluster, verb: str, kind: Any, path: str, *sent: Any, **how: Any) -> Any:
+        result = await write(self, verb, kind, path, *sent, **how)
         if kind.kind in COUNTED and not path.endswith(STATE_NAME) and countdown.is_over():
             os.write(2, f"SIGKILL after {verb} {path}\n".encode())
             os.kill(os.getpid(), signal.SIGKILL)
