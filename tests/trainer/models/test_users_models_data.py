@@ -419,10 +419,10 @@ def test_processes_of_a_loader_end_with_their_rank(tmp_path):
 
 READS = """
 from ballast_trainer.data.sources import batches_from
-from tests.trainer.models.test_loaders_with_state import Numbers
+from tests.trainer.models.users_module import Recorded
 from torch.utils.data import DataLoader
 import time
-data = DataLoader(Numbers({folder!r}), batch_size=8, num_workers=1, multiprocessing_context="forkserver")
+data = DataLoader(Recorded({folder!r}), batch_size=8, num_workers=1, multiprocessing_context="forkserver")
 batches_from(data)(7, 0, 8)
 time.sleep(600)
 """
