@@ -295,9 +295,9 @@ class _Search:
             while self._least[shape] < limit:
                 if work < 0 or self._known.get((shape, int(self._best[shape]))) is not None:
                     found[shape] = True
-                    work -= self._repeat_less(shape, int(self._best[shape])) if work >= 0 else 0
+                    work -= self._repeat_less(shape, int(self._best[shape]), work, leaves=half)
                     break
-                # The other order has at most half of the work: it refuses no job.
+                # The other order and fewer repeats have at most half of the work: they refuse no job.
                 work -= self._cut(shape, int(self._best[shape]), both_orders=work >= half)
         return np.flatnonzero(found).tolist(), work
 
@@ -318,7 +318,7 @@ class _Search:
                 if work < 0 or seconds[number] == math.inf:
                     break
                 if self._known.get((shape, number)) is not None:
-                    work -= self._repeat_less(shape, number)
+                    work -= self._repeat_less(shape, number, work)
                     found.add(number)
                     break
                 work -= self._cut(shape, number)
@@ -359,15 +359,17 @@ class _Search:
         self._best[shape], self._least[shape] = self._seconds[shape].argmin(), self._seconds[shape].min()
         return work
 
-    def _repeat_less(self, shape: int, number: int) -> int:
+    def _repeat_less(self, shape: int, number: int, work: float, leaves: float = 0.0) -> int:
         """Let fewer layers of a plan that repeats all forwards do so, where that is faster; returns as _cut.
 
         Only of a plan that may be launched: prices find plans by bounds, which such ones could be below.
+        Not where less than ``leaves`` would be left of ``work``.
         """
-        plan = self._known[shape, number]
-        if plan is None or plan.degrees.recompute != 1:
+        plan = self._known.get((shape, number))
+        ranks, each = self._ranks(shape, number)
+        takes = each * len(RECOMPUTED[1:-1])
+        if plan is None or plan.degrees.recompute != 1 or work - takes < leaves:
             return 0
-        ranks, work = self._ranks(shape, number)
         for every in RECOMPUTED[1:-1]:
             degrees = dataclasses.replace(plan.degrees, recompute=every)
             other = self._plans.planned(degrees, ranks[::-1] if plan.slow_first else ranks)
@@ -375,7 +377,7 @@ class _Search:
                 plan = dataclasses.replace(other, slow_first=plan.slow_first)
         self._known[shape, number], self._seconds[shape, number] = plan, plan.seconds
         self._best[shape], self._least[shape] = self._seconds[shape].argmin(), self._seconds[shape].min()
-        return work * len(RECOMPUTED[1:-1])
+        return takes
 
     def _ranks(self, shape: int, number: int) -> tuple[list[RankGpu], int]:
         """The GPUs of a plan's stages, the fastest first, and what cutting for them takes."""

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 from ballast_policies.allocation.generated import GENERATES, allocate_generated
-from ballast_policies.allocation.planned_gangs import REVERSED_GAIN, PlannedGang, TensorProfile
+from ballast_policies.allocation.planned_gangs import REVERSED_GAIN, STAGE_WORK, PlannedGang, TensorProfile
 from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.allocation.registry import allocate
 from ballast_policies.contract.decode import decode
@@ -172,6 +172,19 @@ def test_the_optimum_over_all_plans_from_those_that_are_cut(policy, family):
         found = allocate_generated(policy, posed, gangs, within=0.01)
         assert found.allocation.objective == pytest.approx(want.objective, rel=0.02)
         assert found.allocation.gap <= 0.01 + 1e-6
+
+
+@pytest.mark.parametrize(("cuts", "every"), [(1, 1), (2, 1), (6, 4)])
+def test_a_job_that_can_be_planned_with_all_forwards_repeated_is_not_refused(cuts, every):
+    """Of one GPU's plans one fits. Fewer layers repeat where half of the work is left without it."""
+    layer = {"forwardSeconds": 0.1, "backwardSeconds": 0.2, "activationBytes": 2e9, "outputBytes": 1e6}
+    profile = decode(TensorProfile, {"microbatchSize": 1, "layers": [{"repeat": 8, **layer}]})
+    gang = PlannedGang(
+        profiles=(profile,), speeds={"a": 1.0}, batch_size=1, sizes=(1,), memory_bytes={"a": 15e9}
+    )
+    listed = gang.listed({"a": 1}, work=cuts * (8**2 + STAGE_WORK))
+    assert listed is not None and len(listed) == 1
+    assert gang.plan_of(listed[0]).degrees.recompute == every
 
 
 @pytest.mark.parametrize(
