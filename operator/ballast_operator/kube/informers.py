@@ -159,7 +159,9 @@ class Informers:
             if follows_rarely and time.monotonic() - last < FOLLOWER_RESYNC * every:
                 continue
             pause, last = min(2 * pause, every), time.monotonic()
-            await resync(self.caches, self._cluster, self._namespace, self.waits)
+            failed = await resync(self.caches, self._cluster, self._namespace, self.waits)
+            for kind in failed.keys() & self.caches.doubted.keys():
+                logger.warning("%s: %s; they are listed anew", kind.plural, failed[kind])
 
     async def _watch(self) -> None:
         await self._listed.wait()
