@@ -18,7 +18,7 @@ from ballast_trainer.dynamics.protocol import Dynamic, is_built_in
 from ballast_trainer.dynamics.pruning.pruning import GradualPruning
 from ballast_trainer.dynamics.registry import build_dynamic
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.models.protocol import Model, buildable, layer_without_memory
+from ballast_trainer.models.protocol import Model, buildable, checked, layer_without_memory
 from ballast_trainer.models.ties import Member, Tie, TieSearch, as_text, merged
 from ballast_trainer.pipeline.layout import is_asynchronous
 from ballast_trainer.seeding import host_seeded, seed_build
@@ -49,7 +49,7 @@ def find_ties(model: Model, *, seed: int) -> tuple[Tie, ...]:
             )
             break
         kept = None if model.kept_layer is None else model.kept_layer(index)
-        search.look_at(_built(model, index, seed) if kept is None else kept)
+        search.look_at(_built(model, index, seed) if kept is None else checked(kept, index))
         try:
             search.add(index)
         except ValueError as error:

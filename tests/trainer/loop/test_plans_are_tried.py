@@ -178,16 +178,33 @@ def test_layers_of_any_kind_train_as_in_one_process(gang, same_curve, kind, rank
     same_curve(gang(config, ranks=ranks), alone)
 
 
-def test_a_model_s_own_batches_may_have_several_lengths(gang, same_curve):
-    config = job("of_several_lengths")
+@pytest.mark.parametrize("model", ["of_several_lengths", "of_packed_sequences"])
+def test_sizes_may_be_of_the_batches_or_among_integers_between_layers(gang, same_curve, model):
+    config = job(model)
     same_curve(gang(config, ranks=2), config)
 
 
-@pytest.mark.parametrize("change", [{"parallelism": {"data": 2}}, {"schedule": "PipeDream2BW"}])
-def test_weights_that_a_forward_changes_are_refused_where_there_are_several_of_them(gang, change):
-    running = gang(job("with_max_norm", **change), ranks=2)
-    assert set(running.exit_codes().values()) == {1}
-    assert "layer 1 changes its weight in a forward, and " in running.errors()
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        (job("with_max_norm", parallelism={"data": 2}), "layer 1 changes its weight in a forward, and "),
+        (job("with_max_norm", schedule="PipeDream2BW"), "layer 1 changes its weight in a forward, and "),
+        (
+            job("of_one_kind", args={"kind": "Clamped"}, **SHARED),
+            "layer 1 changes its linear.weight in a forward, which is lost",
+        ),
+        (
+            job("of_one_kind", args={"kind": "Complex"}, training={"optimizer": f"{MODELS}:adafactor"}),
+            "adafactor ends with an error of its own where weights are complex",
+        ),
+    ],
+    ids=["max_norm", "versions", "data", "complex"],
+)
+def test_models_that_do_not_suit_the_job_are_refused(gang, fields, told):
+    running = gang(fields, ranks=2)
+    assert set(running.exit_codes().values()) == {2}
+    assert told in running.errors()
+    assert "Traceback" not in running.errors()
 
 
 def test_buffers_that_replicas_change_apart_are_told(gang):

@@ -170,6 +170,59 @@ class Normed(nn.Module):
         return torch.tanh(self.linear(value))
 
 
+class Packed(nn.Module):
+    """Its output has sizes among its integers, as a ``PackedSequence``."""
+
+    def forward(self, value):
+        lengths = torch.tensor([4, *[2] * (len(value) - 1)])
+        packed = nn.utils.rnn.pack_padded_sequence(value.view(-1, 4, WIDTH // 4), lengths, batch_first=True)
+        return tuple(packed)
+
+
+class Unpacked(nn.Module):
+    """Takes the output of Packed."""
+
+    def forward(self, value):
+        packed = nn.utils.rnn.PackedSequence(*value)
+        return nn.utils.rnn.pad_packed_sequence(packed, batch_first=True, total_length=4)[0].flatten(1)
+
+
+class Through(nn.Module):
+    """Passes on what it takes."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, value):
+        data, *sizes = value
+        return (data * self.scale, *sizes)
+
+
+def of_packed_sequences():
+    layers = [nn.Linear(WIDTH, WIDTH), Packed(), Through(), Unpacked(), nn.Linear(WIDTH, 1)]
+    return Model.from_layers(layers, loss=nn.functional.mse_loss, batch=batches)
+
+
+class Clamped(Doubling):
+    """Changes its weight in a forward, past autograd."""
+
+    def forward(self, value):
+        self.linear.weight.data.clamp_(-0.1, 0.1)
+        return super().forward(value)
+
+
+class Complex(Doubling):
+    """Has a weight that is complex."""
+
+    def __init__(self, width):
+        super().__init__(width)
+        self.turn = nn.Parameter(torch.ones(width, width, dtype=torch.cfloat))
+
+    def forward(self, value):
+        return super().forward(value) + (value.to(torch.cfloat) @ self.turn).real
+
+
 def ragged(seed, step, size):
     inputs, targets = batches(seed, step, size)
     length = 1 + step % 3
@@ -201,6 +254,10 @@ def with_max_norm():
 
 def own_adam(parameters, learning_rate):
     return torch.optim.Adam(parameters, learning_rate)
+
+
+def adafactor(parameters, learning_rate):
+    return torch.optim.Adafactor(parameters, learning_rate)
 
 
 class Slow(nn.Module):

@@ -220,6 +220,7 @@ def test_a_split_layer_that_is_tied_is_refused():
 
 def test_a_layer_without_shapes_is_refused():
     """A lazy one has them after a forward, of which a rank that holds another layer makes none."""
-    model = Model(layer_count=1, build_layer=lambda _: nn.LazyLinear(4), loss=nn.functional.mse_loss)
-    with pytest.raises(ConfigurationError, match=r"layer 0 \(LazyLinear\) has weights without shapes"):
-        find_ties(model, seed=0)
+    loss = nn.functional.mse_loss
+    for layer in (nn.LazyLinear(4), lambda: nn.LazyLinear(4)):
+        with pytest.raises(ConfigurationError, match=r"layer 0 \(LazyLinear\) has weights without shapes"):
+            find_ties(Model.from_layers([layer], loss=loss), seed=0)

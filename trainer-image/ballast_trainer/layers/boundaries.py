@@ -8,6 +8,9 @@ import torch
 
 from ballast_trainer.trees import Structure, Tree, flatten, unflatten
 
+_SIZES = (torch.int64, torch.int32)
+_MOST_SIZES = 4096
+"""Numbers in a tensor of sizes; every rank has those of all layers."""
 _SENT_AS_THEY_ARE = frozenset(
     {torch.float32, torch.float64, torch.float16, torch.bfloat16}
     | {torch.int64, torch.int32, torch.int8, torch.uint8}
@@ -16,11 +19,33 @@ _SENT_AS_THEY_ARE = frozenset(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sent:
-    """A tensor of a message; ``requires_grad``: a gradient comes back, not below the first trained layer."""
+    """A tensor of a message.
+
+    Attributes:
+        shape: of it.
+        dtype: of it.
+        requires_grad: a gradient comes back, not below the first trained layer.
+        integers: an example of its values, which the next stage may take for sizes; None: zeros will do.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool
+    integers: torch.Tensor | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, *, example: bool = False) -> "Sent":
+        """Of such a tensor; ``example``: with its values, where they are few integers."""
+        sizes = example and tensor.dtype in _SIZES and tensor.numel() <= _MOST_SIZES and not tensor.is_meta
+        integers = tensor.detach().cpu().clone() if sizes else None
+        return cls(tuple(tensor.shape), tensor.dtype, tensor.requires_grad, integers)
+
+    def example(self, device: torch.device) -> torch.Tensor:
+        """Such a tensor: of its integers, or of zeros."""
+        if self.integers is not None:
+            return self.integers.to(device, copy=True)
+        zeros = torch.zeros(self.shape, dtype=self.dtype, device=device)
+        return zeros.requires_grad_(self.requires_grad)
 
     def empty(self, device: torch.device) -> torch.Tensor:
         """Room to receive it in."""
@@ -39,8 +64,12 @@ class Boundary:
     structure: Structure = None
 
     @classmethod
-    def of(cls, value: Tree) -> "Boundary":
-        """Of activations. Raises TypeError: another rank could not make the same tree."""
+    def of(cls, value: Tree, *, examples: bool = False) -> "Boundary":
+        """Of activations, with ``examples`` of sizes.
+
+        Raises:
+            TypeError: another rank could not make the same tree.
+        """
         tensors, structure = flatten(value)
         if structure is not None:
             try:
@@ -50,7 +79,7 @@ class Boundary:
                     f"{type(value).__name__} cannot go to another rank: {error}. To fix: define the "
                     "classes of what layers return at the top of a module"
                 ) from None
-        return cls(tuple(Sent(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors), structure)
+        return cls(tuple(Sent.of(tensor, example=examples) for tensor in tensors), structure)
 
     @property
     def requires_grad(self) -> bool:
@@ -62,12 +91,8 @@ class Boundary:
         return [sent for sent in self.tensors if sent.requires_grad or not backward]
 
     def example(self, device: torch.device) -> Tree:
-        """Zeros in its form; on the meta device without memory."""
-        made = (
-            torch.zeros(sent.shape, dtype=sent.dtype, device=device).requires_grad_(sent.requires_grad)
-            for sent in self.tensors
-        )
-        return unflatten(self.structure, made)
+        """A tree in its form; on the meta device without memory."""
+        return unflatten(self.structure, (sent.example(device) for sent in self.tensors))
 
     def takes(self, tensors: Sequence[torch.Tensor], structure: Structure) -> bool:
         """Whether these fill the room that the next stage has for them."""

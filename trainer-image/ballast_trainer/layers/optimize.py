@@ -9,7 +9,7 @@ import torch
 from ballast_policies.contract.job.training import TrainingConfig
 from torch import nn
 
-from ballast_trainer.causes import OPTIMIZER_NOTE
+from ballast_trainer.causes import OPTIMIZER_NOTE, with_place
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.layers.layer import OWN_OPTIMIZERS, Layer, LayerSet
 from ballast_trainer.layers.optimizer_state import is_plain
@@ -144,7 +144,7 @@ def update(layers: Sequence[Layer], factor: float = 1.0, step: int = 0) -> None:
     Those of several layers must be alike.
 
     Raises:
-        ConfigurationError: one sets its rate itself.
+        ConfigurationError: one sets its rate itself, or does not take complex weights.
     """
     optimizers = [layer.optimizer for layer in layers if layer.optimizer is not None]
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
@@ -162,6 +162,14 @@ def update(layers: Sequence[Layer], factor: float = 1.0, step: int = 0) -> None:
     try:
         optimizer.step()
     except Exception as error:
+        learning = (p for group in groups for p in group["params"] if p.grad is not None)
+        of_type = isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError)
+        if of_type and any(p.is_complex() for p in learning):
+            reason = (
+                f"{config.optimizer} ends with an error of its own where weights are complex: "
+                f"{with_place(error)}. To fix: an optimizer that takes them, such as adamw"
+            )
+            raise ConfigurationError("training.optimizer", reason) from error
         error.add_note(f"{OPTIMIZER_NOTE} {config.optimizer}")
         raise
     if any(group["lr"] is not rate for group, rate in zip(groups, rates, strict=True)):

@@ -13,6 +13,7 @@ from ballast_policies.contract import Plan, Stage
 
 from ballast_trainer.distributed.process_group import World, join
 from ballast_trainer.dynamics.protocol import is_built_in
+from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.loop.migrate import Migration, MigrationFailed, migrate, owners, plan_moves
 from ballast_trainer.loop.state import ModelState, RunState
 from ballast_trainer.pipeline.stages import Boundaries
@@ -127,7 +128,7 @@ def _move_and_try(
         dynamic.conform(step, model.layers)
     try:
         boundaries = model.probe_partition(step, stages, len(kept), in_force=in_force, joined=joined)
-    except TrialFailed as error:
+    except (TrialFailed, ConfigurationError) as error:
         model.layers.drop(set(model.layers.indices()).difference(before))
         raise CutRefused(f"these stages cannot run, all stays as it was: {error}") from error
     watch.lap("trial")

@@ -200,6 +200,11 @@ def buildable(model: Model, index: int) -> nn.Module:
     except Exception as error:  # a user's function may raise anything
         reason = f"layer {index} cannot be built: {with_place(error)}. To fix: the arguments, or the function"
         raise ConfigurationError("model.args", reason) from error
+    return checked(layer, index)
+
+
+def checked(layer: object, index: int) -> nn.Module:
+    """The layer that a model has made. Raises ConfigurationError: no module, or one without shapes."""
     if not isinstance(layer, nn.Module):
         reason = f"layer {index} is {type(layer).__name__}, no nn.Module. To fix: return a module"
         raise ConfigurationError("model.name", reason)

@@ -97,7 +97,8 @@ class _Seen:
     def __init__(self, name: str, tensor: torch.Tensor) -> None:
         self.name, self.identity = name, id(tensor)
         self.reference = weakref.ref(tensor)
-        plain = tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() > 0
+        shaped = not nn.parameter.is_lazy(tensor) and tensor.numel() > 0
+        plain = shaped and tensor.layout == torch.strided and not tensor.is_meta
         self.address = address_of(tensor) if plain else 0
 
 

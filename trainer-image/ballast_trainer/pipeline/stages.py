@@ -159,6 +159,7 @@ class PipelineBuilder:
             joined: ranks that were not part of it, which try their stages in any case.
 
         Raises:
+            ConfigurationError: on every rank; the model does not suit the configuration.
             TrialFailed: on every rank; a stage cannot run so.
         """
         line = self.line or Axis(ranks=tuple(range(self.schedule.ranks)), index=self.rank)

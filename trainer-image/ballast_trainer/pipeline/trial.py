@@ -20,7 +20,7 @@ from torch import nn
 from ballast_trainer.causes import describe
 from ballast_trainer.data.collate import Batch
 from ballast_trainer.distributed.axis import Axis
-from ballast_trainer.errors import TrainerError
+from ballast_trainer.errors import ConfigurationError, TrainerError
 from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.layers.buffers import attributes_back, copies_of, in_place
 from ballast_trainer.layers.layer import Layer
@@ -100,6 +100,9 @@ class PartitionCache:
 
 Gather = Callable[[Any], list[Any]]
 
+Problem = str | ConfigurationError
+"""Why a stage cannot run."""
+
 _Run = tuple[LayerStack, Tree, Tree, bool]
 """A forward: stage, input, output, and whether its backward may be split."""
 
@@ -115,6 +118,7 @@ class TrialFailed(TrainerError):  # noqa: N818
     shows_cause = True
 
 
+_IN_THE_OPTIMIZER = "To fix: change weights in the optimizer (an Embedding without max_norm)"
 _ELSEWHERE = "a rank that shares its layers has failed"
 """Why a stage does not run that was fine on this rank."""
 
@@ -191,15 +195,16 @@ class Trial:
         between the stages, and what each rank has seen.
 
         Raises:
+            ConfigurationError: on every rank; that was the first cause.
             TrialFailed: on every rank, with the first cause.  At the rank that failed its error is the cause.
         """
         boundaries: list[Boundary] = []
         error: Exception | None = None
         with self._observed() as seen:
             runs: list[_Run] = []
-            problem: str | None = None
+            problem: Problem | None = None
             for stage in range(len(self.holders)):
-                found: Boundary | str | None = None
+                found: Boundary | Problem | None = None
                 if stage in self.stacks:
                     try:
                         with self._together():
@@ -213,7 +218,7 @@ class Trial:
                     break
                 if stage + 1 < len(self.holders):
                     agreed = self._share(stage, found)
-                    if isinstance(agreed, str):
+                    if not isinstance(agreed, Boundary):
                         problem = problem or agreed
                         break
                     boundaries.append(agreed)
@@ -234,10 +239,11 @@ class Trial:
         There may be none; ``batch`` and ``gather`` as of :meth:`run`. Returns what each rank has seen.
 
         Raises:
+            ConfigurationError: as of :meth:`run`.
             TrialFailed: as of :meth:`run`; also where a stage sends something else than is known.
         """
         error: Exception | None = None
-        problem: str | None = None
+        problem: Problem | None = None
         with self._observed() as seen:
             try:
                 with self._together():
@@ -261,17 +267,17 @@ class Trial:
         """Forwards and backwards inside change nothing; yields what they have shown of the layers."""
         outputs: dict[int, Boundary] = {}
 
-        def note(layer: int, module: nn.Module, given: Any, output: Any) -> None:
+        def note(layer: Layer, module: nn.Module, given: Any, output: Any) -> None:
             with contextlib.suppress(TypeError):
-                outputs[layer] = Boundary.of(output)
+                outputs[layer.index] = Boundary.of(output, examples=True)
+            _refuse_lost_changes(layer)
 
-        layers = {
-            i: m for stack in self.stacks.values() for i, m in zip(stack.indices, stack.stack, strict=True)
-        }
+        held = {layer.index: layer for stack in self.stacks.values() for layer in stack.held}
+        layers = {index: layer.module for index, layer in held.items()}
         stateful: dict[int, tuple[str, ...]] = {}
         with contextlib.ExitStack() as undoing:
             for index, layer in layers.items():
-                handle = layer.register_forward_hook(functools.partial(note, index))
+                handle = layer.register_forward_hook(functools.partial(note, held[index]))
                 undoing.callback(handle.remove)
             undoing.enter_context(self._undone())
             whole = [module for layer in layers.values() for module in layer.modules()]
@@ -303,14 +309,15 @@ class Trial:
             written = [name for name, p in stack.stack.named_parameters() if p._version != versions[p]]
             if written and self.copies is not None:
                 at, _, name = written[0].partition(".")
-                raise TypeError(
+                raise ConfigurationError(
+                    "model.name",
                     f"layer {stack.indices[int(at)]} changes its {name} in a forward, and {self.copies} "
-                    "would part. To fix: change weights in the optimizer (an Embedding without max_norm)"
+                    f"would part. {_IN_THE_OPTIMIZER}",
                 )
             if last:
                 result = checked_loss(self.loss(result, batch[1]))
         runs.append((stack, source, result, stage > 0))
-        return Boundary.of(result)
+        return Boundary.of(result, examples=True)
 
     def _backward(self, stack: LayerStack, source: Tree, result: Tree, halves: bool) -> None:
         results = [tensor for tensor in tensors_of(result) if tensor.requires_grad]
@@ -321,13 +328,13 @@ class Trial:
             torch.autograd.backward(results, gradients)
         stack.backward_ended(None)
 
-    def _share(self, stage: int, found: Boundary | str | None) -> Boundary | str:
+    def _share(self, stage: int, found: Boundary | Problem | None) -> Boundary | Problem:
         """The result of the first holder of a stage, on all ranks of the pipeline."""
         box: list[Any] = [found]
         if self.line.size > 1:
             source = self.line.ranks[self.holders[stage][0]]
             dist.broadcast_object_list(box, src=source, group=self.line.group, device=self.device)
-        agreed: Boundary | str = box[0]
+        agreed: Boundary | Problem = box[0]
         return agreed
 
     @contextlib.contextmanager
@@ -344,15 +351,35 @@ class Trial:
                 parameter.grad = gradient
 
     def _agree(
-        self, mine: Findings, gather: Gather, problem: str | None, error: Exception | None
+        self, mine: Findings, gather: Gather, problem: Problem | None, error: Exception | None
     ) -> list[Findings]:
         """Agree on whether it works; what each rank has seen."""
         everywhere = gather((problem, mine))
         # One that has failed because of another is not the cause.
         for rank, (reason, _) in sorted(enumerate(everywhere), key=lambda each: each[1][0] == _ELSEWHERE):
+            if isinstance(reason, ConfigurationError):
+                raise reason
             if reason is not None:
                 raise TrialFailed(f"rank {rank}: {reason}" if len(everywhere) > 1 else reason) from error
         return [found for _, found in everywhere]
+
+
+def _refuse_lost_changes(layer: Layer) -> None:
+    """Refuse a forward that has changed weights which are gathered again, as through ``.data`` (zeroStage 3).
+
+    Raises:
+        ConfigurationError: this replica's part is no longer what it was.
+    """
+    for name, share in layer.weight_shares.items():
+        if share.is_cut and share.own is not None:
+            own, now = share.own.detach(), share.own_part(layer.module.get_parameter(name).detach())
+            # As bytes: what is no number does not equal itself.
+            if not torch.equal(own.view(torch.uint8), now.view(torch.uint8)):
+                raise ConfigurationError(
+                    "parallelism.zeroStage",
+                    f"layer {layer.index} changes its {name} in a forward, which is lost where replicas have "
+                    f"a part of it each. {_IN_THE_OPTIMIZER}",
+                )
 
 
 def checked_loss(loss: object) -> torch.Tensor:
@@ -373,5 +400,7 @@ def checked_loss(loss: object) -> torch.Tensor:
     return loss
 
 
-def _told(failure: Exception) -> str:
+def _told(failure: Exception) -> Problem:
+    if isinstance(failure, ConfigurationError):
+        return failure
     return _ELSEWHERE if _ELSEWHERE in str(failure) else describe(failure)
