@@ -137,10 +137,11 @@ def _kind_in(namespace: str, spec: JobSpec) -> str:
         fields["model"],
         fields.get("dynamics"),
         fields.get("parallelism"),
-        [training.get(field) for field in ("optimizer", "precision", "dtype", "masterWeights")],
-        [training.get(field) for field in ("recompute", "recomputeEvery")],
+        [training.get(field) for field in ("optimizer", "precision", "dtype", "masterWeights", "recompute")],
         [pipeline.get(field) for field in ("globalBatchSize", "microbatches")],
         [pipeline.get(field) for field in ("schedule", "stagesPerRank", "replicas")],
+        # Names in a state that was saved before there was the field stay.
+        *([every] if (every := training.get("recomputeEvery") or 1) > 1 else ()),
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 

@@ -54,6 +54,17 @@ def test_another_kind_or_namespace_learns_nothing(other):
     assert need(profiles, **other) is None
 
 
+def test_what_every_layer_repeats_is_one_kind_whether_it_is_stated_or_not():
+    """The API server states defaults in jobs whose layers were measured before there was the field."""
+    stated, some = (
+        a_spec(config=a_config(training={"recompute": True, "recomputeEvery": every})) for every in (1, 2)
+    )
+    profiles = LayerProfiles()
+    profiles.record(a_report(held=[GB] * 8, spec=a_spec(config=a_config(training={"recompute": True}))))
+    assert need(profiles, spec=stated) is not None
+    assert need(profiles, spec=some) is None
+
+
 def test_of_a_job_the_largest_bytes_count_and_of_two_jobs_the_newer_one():
     """A pruned model's next launch may start from the whole one; a wrong report ends with the next job."""
     profiles = LayerProfiles()
