@@ -20,7 +20,7 @@ from ballast_policies.allocation.fairness.stage_jobs import TiedError
 from ballast_policies.allocation.fairness.teams import FillStage, Team
 from ballast_policies.allocation.fairness.water_prices import FULL, Filled, fill_by_prices, largest_gap
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.policy import Answer, nothing
+from ballast_policies.allocation.policy import CERTIFIED_GAP, Answer, nothing
 from ballast_policies.allocation.solvers.linear import SolverError
 from ballast_policies.allocation.solvers.methods import BY_LEVELS, BY_TYPES, Size, Task, choose, fell_back
 
@@ -53,7 +53,20 @@ def fill(instance: Instance, root: Team) -> Filled:
         except (TiedError, SolverError) as error:
             # Equal speeds leave several optima; linear programs over all jobs choose one.
             fell_back(BY_TYPES, str(error), BY_LEVELS)
-    return fill_by_programs(instance, root)
+            return fill_by_programs(instance, root)
+    filled = fill_by_programs(instance, root)
+    gap = filled.answer.gap or 0.0
+    if instance.pairs or gap <= CERTIFIED_GAP:
+        return filled
+    # The errors of hundreds of stages add up.
+    try:
+        better = fill_by_prices(instance, root)
+    except (TiedError, SolverError):
+        return filled
+    if (better.answer.gap or 0.0) >= gap:
+        return filled
+    fell_back(BY_LEVELS, f"gap {gap:.0e} over {filled.stages} stages", BY_TYPES)
+    return better
 
 
 def fill_by_programs(instance: Instance, root: Team) -> Filled:

@@ -282,9 +282,9 @@ def adjusted_prices(demands: PricedJobs) -> tuple[float, np.ndarray]:
 
 FULL = 1e-9
 """Relative room below which a job counts as full."""
-SMALL = 1e-7
+SMALL = 1e-9
 """A gap is relative to a job's level, or to this part of its level at full speed where that is more: below
-1e-13 of full speed, levels are rounding."""
+1e-15 of full speed, levels are rounding."""
 OVER = 1e-8
 """Part of a type's GPUs that may be exceeded; the excess is scaled away at the end."""
 

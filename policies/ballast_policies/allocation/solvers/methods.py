@@ -17,6 +17,8 @@ LARGE_ELASTIC = 100
 """The same where a job has configurations: it has many columns."""
 MANY_PAIRS = 3000
 """Pairs from which on a few of each job are enough to begin with."""
+STAGES = 100
+"""Jobs from which on a stage for each GPU type is faster than a linear program for each level."""
 EXACT_PARTS = 50_000
 """Programs without one kind of job, times their columns, up to which each is solved: about a second."""
 CONES = 2500
@@ -110,8 +112,8 @@ BY_TYPES = Method(
     name="a stage for each GPU type",
     task=Task.FILLING,
     code="fairness.water_prices",
-    when="no pairs",
-    applies=lambda size: not size.pairs,
+    when=f"{STAGES} jobs and more, no pairs",
+    applies=lambda size: size.rows >= STAGES and not size.pairs,
     otherwise="a program for each level",
     without="1,000 jobs over 20 s, with it 10,000 in 0.2 s",
 )
@@ -121,6 +123,7 @@ BY_LEVELS = Method(
     code="fairness.water_levels",
     when="any other",
     applies=_always,
+    otherwise="a stage for each GPU type",
 )
 CONE = Method(
     name="cone program",
