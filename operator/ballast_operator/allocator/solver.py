@@ -138,22 +138,21 @@ class Solver:
                     f"({len(problem.jobs)} jobs, limit {limit:g} s), and is being started again"
                 )
                 failure = _Failure(PolicyReason.SOLVER_TIMED_OUT, why, PolicyReason.FALLBACK_AFTER_TIMEOUT)
-                await self._start_again(failure)
-                return fall_back(failure)
             except (_ProcessDied, OSError) as error:
                 failure = _died(error)
-                await self._start_again(failure)
-                return fall_back(failure)
-            if kind != "ok":
-                return fall_back(_Failure(PolicyReason.SOLVER_ANSWERS, str(value)))
-            seconds = time.monotonic() - asked
-            return Solve(
-                allocation=value,
-                outcome=PolicyReason.OPTIMAL,
-                seconds=seconds,
-                message=f"{policy}: objective {value.objective:.6g} in {seconds:.3f} s by {value.solver}"
-                + "".join(f"; {line}" for line in value.fallbacks),
-            )
+            else:
+                if kind != "ok":
+                    return fall_back(_Failure(PolicyReason.SOLVER_ANSWERS, str(value)))
+                seconds = time.monotonic() - asked
+                return Solve(
+                    allocation=value,
+                    outcome=PolicyReason.OPTIMAL,
+                    seconds=seconds,
+                    message=f"{policy}: objective {value.objective:.6g} in {seconds:.3f} s by {value.solver}"
+                    + "".join(f"; {line}" for line in value.fallbacks),
+                )
+            await self._start_again(failure)
+            return fall_back(failure)
 
     async def answer(self, function: Callable[[Q], A], question: Q) -> A:
         """What ``function``, of a module, says to ``question`` in the process.
