@@ -366,7 +366,9 @@ class _Process:
         channel_thread = None
         if rank == 0:
             renew_seconds = seconds_from(os.environ, RENEW_ENV) or RENEW_SECONDS
-            channel_thread = ChannelThread(self._launch.channel, plan, renew_seconds=renew_seconds)
+            channel_thread = ChannelThread(
+                self._launch.channel, plan, renew_seconds=renew_seconds, stop=self._launch.stop
+            )
             # Of ranks that may go on at once the Lease stays theirs.
             closing.push(
                 lambda kind, *_: channel_thread.close(closing=in_place is None or kind is not PeerLost)

@@ -1,10 +1,13 @@
 """The channel thread retries, never blocks training, and tells at once what cannot wait."""
 
+import threading
+
 import pytest
 from ballast_policies.contract import Directive, Plan, Rank
 from ballast_trainer.channel import channel_thread as channel_thread_module
 from ballast_trainer.channel.base import ChannelError, Messages
 from ballast_trainer.channel.channel_thread import ChannelThread
+from ballast_trainer.distributed.stopping import StopSignal
 
 from tests.support.waiting import eventually
 from tests.trainer.channel.messages import ACK, PLAN, REPORT
@@ -63,6 +66,17 @@ def test_a_channel_that_stays_away_does_not_keep_the_process(monkeypatch):
     channel_thread = ChannelThread(UnreliableChannel(failures=float("inf")), PLAN)
     channel_thread.close(finished_step=12)
     eventually(lambda: not channel_thread._thread.is_alive(), "the thread ends")
+
+
+def test_a_process_that_is_told_to_stop_gives_up_telling_that_the_job_is_done():
+    """Its pod is deleted: it ends before it is killed, and not after the two minutes meant for it."""
+    stop, stays_away = StopSignal(), UnreliableChannel(failures=float("inf"))
+    channel_thread = ChannelThread(stays_away, PLAN, stop=stop)
+    closing = threading.Thread(target=channel_thread.close, kwargs={"finished_step": 12}, daemon=True)
+    closing.start()
+    eventually(lambda: channel_thread._outbox.finished_step == 12, "it tries")
+    stop.receive()
+    eventually(lambda: not closing.is_alive(), "it gives up")
 
 
 def test_a_new_plan_is_seen_while_training_runs():

@@ -103,6 +103,19 @@ def test_a_job_is_told_to_be_done_long_after_its_other_pods_have_ended(pods, sma
     assert told.read_text() == "2"
 
 
+def test_a_pod_deleted_while_it_tells_that_its_job_is_done_ends_as_done(pods, small_config, tmp_path):
+    """It gives up in half of its grace period, and its termination message has the step."""
+    told = tmp_path / "channel/finished-step"
+    told.mkdir(parents=True)  # nothing can be written in its place
+    environment = {"BALLAST_STOP_SECONDS": "16"}
+    pods.start_job(told.parent, small_config(totalSteps=2), local_plan(PODS[:1], network=50), environment)
+    eventually(lambda: pods.errors().count("trying again") > 2, "it tries")
+    pods.signal(PODS[0], signal.SIGTERM)
+    assert pods.exit_code(PODS[0]) == 0, pods.errors()
+    message = pods.termination(PODS[0])
+    assert (message["reason"], message["step"]) == ("Finished", 2)
+
+
 def test_a_plan_with_checkpoint_and_stop_ends_the_job(pods, launch, small_config, tmp_path):
     """The acknowledgement names the step that was saved."""
     channel = launch(saving(small_config(totalSteps=100_000), tmp_path), network=25)

@@ -12,6 +12,7 @@ from time import monotonic
 from ballast_policies.contract import RENEW_SECONDS, Plan, Report
 
 from ballast_trainer.channel.base import Channel, ChannelError, Messages
+from ballast_trainer.distributed.stopping import StopSignal
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +36,19 @@ class ChannelThread:
         channel: to the operator.
         plan: of the launch.
         renew_seconds: between two writes while there is nothing to tell but progress.
+        stop: once it is received, the last messages have less time.
     """
 
-    def __init__(self, channel: Channel, plan: Plan, *, renew_seconds: float = RENEW_SECONDS) -> None:
-        self._channel = channel
-        self._renew_seconds = renew_seconds
+    def __init__(
+        self,
+        channel: Channel,
+        plan: Plan,
+        *,
+        renew_seconds: float = RENEW_SECONDS,
+        stop: StopSignal | None = None,
+    ) -> None:
+        self._channel, self._renew_seconds = channel, renew_seconds
+        self._stop = stop or StopSignal()
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._until: float | None = None
@@ -77,9 +86,14 @@ class ChannelThread:
         seconds = CLOSE_SECONDS if finished_step is None else FINISH_SECONDS
         with self._lock:
             self._outbox = self._outbox.replaced_by(last)
-            self._until = monotonic() + seconds
+            self._until = until = monotonic() + seconds
         self._wake.set()
-        self._thread.join(seconds)
+        self._thread.join(POLL_SECONDS)
+        while self._thread.is_alive() and self._has_time(until):
+            self._thread.join(POLL_SECONDS)
+
+    def _has_time(self, until: float) -> bool:
+        return monotonic() < min(until, self._stop.last_words_until())
 
     def _run(self) -> None:
         while True:
@@ -92,7 +106,7 @@ class ChannelThread:
                     return
                 self._read()
             except ChannelError as error:
-                again = until is None or monotonic() < until
+                again = until is None or self._has_time(until)
                 logger.warning("channel: %s; trying %s", error, "again" if again else "no longer")
                 if not again:
                     return

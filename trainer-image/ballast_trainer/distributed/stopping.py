@@ -78,6 +78,12 @@ class StopSignal:
             waits = min(waits, self.seconds - LEAVE_SECONDS - 2 * saving_seconds)
         return ranks if rank == 0 or self._clock() - self._at >= waits else 1
 
+    def last_words_until(self) -> float:
+        """When, by its clock, a job that is done gives up telling so; after SIGTERM, in half of its time."""
+        if not self.received:
+            return float("inf")
+        return self._at + (0.0 if self.seconds is None else max(0.0, self.seconds - LEAVE_SECONDS) / 2)
+
     def receive(self) -> None:
         """SIGTERM has come."""
         if not self.received:
