@@ -27,7 +27,7 @@ from ballast_trainer.config import read_job_config
 from ballast_trainer.data.sources import ReplayedLoader, ShuffledDataset, is_read_in_order
 from ballast_trainer.device import choose_device, threads_of_rank
 from ballast_trainer.distributed.connections import check_connections
-from ballast_trainer.distributed.heartbeat import RankHeartbeat
+from ballast_trainer.distributed.heartbeat import HangLimits, RankHeartbeat
 from ballast_trainer.distributed.joining import announce_ready, wait_until_called
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import join, told_once
@@ -251,11 +251,13 @@ class _Process:
             self._heartbeat = RankHeartbeat(
                 launch.store,
                 process=launch.process,
-                hang_seconds=seconds_from(os.environ, HANG_SECONDS_ENV) or HANG_SECONDS,
+                limits=HangLimits(
+                    hang_seconds=seconds_from(os.environ, HANG_SECONDS_ENV) or HANG_SECONDS,
+                    patience_seconds=job.config.training.comm_timeout_seconds,
+                    kills=launch.restarts is None,
+                ),
                 lost=launch.lost,
-                patience_seconds=job.config.training.comm_timeout_seconds,
                 survivors=None if self._in_place is None else self._in_place.survivors,
-                kills=launch.restarts is None,
             )
         if self._in_place is not None:
             self._in_place.heartbeat = self._heartbeat

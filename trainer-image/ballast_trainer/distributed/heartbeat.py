@@ -11,6 +11,7 @@ hangs, the others leave their stacks, and on NCCL what its flight recorder has o
 """
 
 import contextlib
+import dataclasses
 import faulthandler
 import logging
 import os
@@ -52,6 +53,21 @@ def record_collectives() -> None:
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class HangLimits:
+    """How long ranks wait for each other.
+
+    Attributes:
+        hang_seconds: a rank whose counter has not grown for this long is hung.
+        patience_seconds: for one that is busy.
+        kills: whether a process that hangs is killed for those that wait, in place of telling them.
+    """
+
+    hang_seconds: float
+    patience_seconds: float
+    kills: bool = True
+
+
 class RankHeartbeat:
     """Beats for this process and watches the others until it is closed."""
 
@@ -60,11 +76,9 @@ class RankHeartbeat:
         store: Any,
         *,
         process: str,
-        hang_seconds: float,
+        limits: HangLimits,
         lost: Callable[[str], None],
-        patience_seconds: float,
         survivors: Survivors | None = None,
-        kills: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start beating.
@@ -72,19 +86,15 @@ class RankHeartbeat:
         Args:
             store: where ranks meet; a separate connection is opened.
             process: name of this one.
-            hang_seconds: a rank whose counter has not grown for this long is hung.
+            limits: after which a rank is told of, or killed.
             lost: called once, on the heartbeat's thread, with the reason as text.
-            patience_seconds: how long ranks wait for one that is busy.
             survivors: with which this rank goes on where one is lost; None: it does not.
-            kills: whether a process that hangs is killed for them, in place of ``lost``.
             clock: seconds.
         """
         self._store = store.clone()
-        self._survivors, self._kills = survivors, kills
+        self._limits, self._survivors = limits, survivors
         self._process = process
-        self._hang_seconds = hang_seconds
         self._lost = lost
-        self._patience_seconds = patience_seconds
         self._doing: tuple[object, ...] | None = None
         self._doing_since = clock()
         self._told = self._shown = False
@@ -102,11 +112,9 @@ class RankHeartbeat:
         return RankHeartbeat(
             store,
             process=self._process,
-            hang_seconds=self._hang_seconds,
+            limits=self._limits,
             lost=self._lost,
-            patience_seconds=self._patience_seconds,
             survivors=survivors,
-            kills=self._kills,
             clock=self._clock,
         )
 
@@ -142,7 +150,7 @@ class RankHeartbeat:
             self._closed.wait(2 * BEAT_SECONDS)
             raise WaitedTooLong(
                 f"{busy}; the others wait no longer than training.commTimeoutSeconds "
-                f"({self._patience_seconds:g}). To fix: raise it, or let that work take less time"
+                f"({self._limits.patience_seconds:g}). To fix: raise it, or let that work take less time"
             ) from error
 
     def close(self) -> None:
@@ -167,7 +175,7 @@ class RankHeartbeat:
                 gone, silent = f"rank 0's store is gone: {error}", None
             self._answered = self._clock()
             if silent is not None:
-                gone = f"{silent} has not been heard of for {self._hang_seconds:.0f} s"
+                gone = f"{silent} has not been heard of for {self._limits.hang_seconds:.0f} s"
             if gone and not self._closed.wait(BEAT_SECONDS) and self._ends(gone, silent):
                 return
 
@@ -179,9 +187,9 @@ class RankHeartbeat:
         if doing is None:
             return ""
         text = f"busy with {' '.join(map(str, doing))} for {now - self._doing_since:.0f} s"
-        if not self._told and now - self._doing_since > _TELLS_AFTER * self._patience_seconds:
+        if not self._told and now - self._doing_since > _TELLS_AFTER * self._limits.patience_seconds:
             self._told = True
-            limit = f"training.commTimeoutSeconds: {self._patience_seconds:g}"
+            limit = f"training.commTimeoutSeconds: {self._limits.patience_seconds:g}"
             logger.warning("%s is %s; the others may wait for it (%s)", self._process, text, limit)
         return text
 
@@ -208,14 +216,14 @@ class RankHeartbeat:
         # The store hangs with rank 0, and a call to it then never returns.
         while not self._closed.wait(BEAT_SECONDS):
             silent = self._clock() - self._answered
-            if silent > self._hang_seconds:
+            if silent > self._limits.hang_seconds:
                 said = f"rank 0's store has not answered for {silent:.0f} s"
                 if self._ends(said, None):
                     return
 
     def _ends(self, said: str, silent: str | None) -> bool:
         """End the process because of a loss; False: it goes on in place, by the operator's plan."""
-        if self._survivors is not None and not self._kills:
+        if self._survivors is not None and not self._limits.kills:
             if not self._survivors.noticed:
                 logger.warning("%s", said)
             if self._survivors.notice(silent):
@@ -237,11 +245,11 @@ class RankHeartbeat:
                 last, since = self._seen[name]
                 if beat != last:
                     self._seen[name] = (beat, now)
-                elif now - since > self._hang_seconds:
-                    if self._survivors is not None and self._survivors.agreeing and not self._kills:
+                elif now - since > self._limits.hang_seconds:
+                    if self._survivors is not None and self._survivors.agreeing and not self._limits.kills:
                         # It may be starting again.
                         continue
-                    if self._survivors is None or not self._kills:
+                    if self._survivors is None or not self._limits.kills:
                         return name
                     del self._seen[name]
                     said = f"{name} has not been heard of for {now - since:.0f} s"
