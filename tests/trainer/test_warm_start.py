@@ -166,3 +166,32 @@ def test_pods_wait_for_a_server_that_is_still_importing(tmp_path):
             assert "Usage" in output
         finally:
             server.kill()
+
+
+_FORKS_WITH_THREADS = """
+import os, sys, threading
+from ballast_trainer import preload
+import torch
+
+torch.set_num_threads(8)
+ones = torch.ones(300, 300)
+ones.sum()
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        threading.excepthook = lambda failed: (print(failed.exc_value, flush=True), os._exit(1))
+        threads = [threading.Thread(target=ones.sum) for _ in range(8)]
+        for step in (threading.Thread.start, threading.Thread.join):
+            for thread in threads:
+                step(thread)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        sys.exit("a fork has failed")
+"""
+
+
+def test_threads_of_a_fork_may_all_begin_to_compute_at_once():
+    """As those do that stand for the ranks while a layer that is cut is tried."""
+    command = [sys.executable, "-c", _FORKS_WITH_THREADS]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_SECONDS)
+    assert run.returncode == 0, run.stdout + run.stderr
