@@ -10,6 +10,8 @@ from ballast_trainer.models.protocol import Model
 from torch import nn
 
 WIDTH = 16
+LENGTH = 5000
+"""Of the longest packed sequence: more than a tensor of sizes has with several dimensions."""
 
 
 def batches(seed, step, size):
@@ -174,9 +176,9 @@ class Packed(nn.Module):
     """Its output has sizes among its integers, as a ``PackedSequence``."""
 
     def forward(self, value):
-        lengths = torch.tensor([4, *[2] * (len(value) - 1)])
-        packed = nn.utils.rnn.pack_padded_sequence(value.view(-1, 4, WIDTH // 4), lengths, batch_first=True)
-        return tuple(packed)
+        lengths = torch.tensor([LENGTH, *[2] * (len(value) - 1)])
+        padded = nn.functional.pad(value.view(-1, 4, WIDTH // 4), (0, 0, 0, LENGTH - 4))
+        return tuple(nn.utils.rnn.pack_padded_sequence(padded, lengths, batch_first=True))
 
 
 class Unpacked(nn.Module):
@@ -184,7 +186,7 @@ class Unpacked(nn.Module):
 
     def forward(self, value):
         packed = nn.utils.rnn.PackedSequence(*value)
-        return nn.utils.rnn.pad_packed_sequence(packed, batch_first=True, total_length=4)[0].flatten(1)
+        return nn.utils.rnn.pad_packed_sequence(packed, batch_first=True)[0][:, :4].flatten(1)
 
 
 class Through(nn.Module):

@@ -9,8 +9,9 @@ import torch
 from ballast_trainer.trees import Structure, Tree, flatten, unflatten
 
 _SIZES = (torch.int64, torch.int32)
-_MOST_SIZES = 4096
-"""Numbers in a tensor of sizes; every rank has those of all layers."""
+_MOST_SIZES, _LONGEST_ROW = 4096, 1 << 17
+"""Numbers in a tensor of sizes, or in one of a single dimension, as the ``batch_sizes`` of a PackedSequence
+are: one for each step of the longest sequence. Every rank has those of all layers."""
 _SENT_AS_THEY_ARE = frozenset(
     {torch.float32, torch.float64, torch.float16, torch.bfloat16}
     | {torch.int64, torch.int32, torch.int8, torch.uint8}
@@ -36,7 +37,8 @@ class Sent:
     @classmethod
     def of(cls, tensor: torch.Tensor, *, example: bool = False) -> "Sent":
         """Of such a tensor; ``example``: with its values, where they are few integers."""
-        sizes = example and tensor.dtype in _SIZES and tensor.numel() <= _MOST_SIZES and not tensor.is_meta
+        most = _LONGEST_ROW if tensor.dim() == 1 else _MOST_SIZES
+        sizes = example and tensor.dtype in _SIZES and tensor.numel() <= most and not tensor.is_meta
         integers = tensor.detach().cpu().clone() if sizes else None
         return cls(tuple(tensor.shape), tensor.dtype, tensor.requires_grad, integers)
 
