@@ -17,9 +17,11 @@ from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.errors import CheckpointError, CheckpointNotWritten
 from ballast_trainer.loop.saving import Saver
+from ballast_trainer.loop.state import ModelState
 from ballast_trainer.models.protocol import Model
 from torch import nn
 
+from tests.support.examples import first_daily
 from tests.support.one_process import train_here
 from tests.support.waiting import WAIT_SECONDS
 from tests.trainer.checkpoints.test_checkpoint_folder import JOB, checkpoints_in, one_layer
@@ -203,8 +205,13 @@ def test_a_checkpoint_in_the_middle_of_the_locking_goes_on_without_the_rest(monk
 
 
 @pytest.mark.slow
-def test_memory_is_made_before_a_checkpoint_is_due(small_config, tmp_path, monkeypatch):
-    """Once optimizers have their state; on a CPU nothing is looked at for it."""
+@pytest.mark.parametrize("sent", first_daily([[lambda: None], []]))
+def test_memory_is_made_before_a_checkpoint_is_due(small_config, tmp_path, monkeypatch, sent):
+    """Once optimizers have their state; on a CPU nothing is looked at for it.
+
+    Weights that are tied are ``sent`` to other stages after each step.
+    """
+    monkeypatch.setattr(ModelState, "send_tied_weights", lambda model: model.layers.under_way.extend(sent))
     asked, real, step_done = [], BesideSteps.make_room, []
 
     def make_room(beside, world, layers):

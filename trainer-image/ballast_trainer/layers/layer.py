@@ -199,6 +199,11 @@ class Layer:
                 learnt.grad = None
 
     @property
+    def arrives(self) -> bool:
+        """Whether its optimizer's state may still be on its way from another rank."""
+        return self._arrival is not None
+
+    @property
     def optimizer(self) -> torch.optim.Optimizer | None:
         """Its optimizer; waits for the state that is still on its way from another rank."""
         if self._arrival is not None:

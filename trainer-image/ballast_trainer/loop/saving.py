@@ -269,8 +269,8 @@ class Saver:
             or self._model.config.checkpoint.async_mode is not AsyncMode.ASYNC
             or self._in_flight is not None
             or self._room_for == layers.indices()
-            # To look at the state that follows them would be to wait for it.
-            or layers.under_way
+            # To look at its state would be to wait for it.
+            or any(layer.arrives for layer in layers)
         ):
             return
         self._room_for = layers.indices()
