@@ -143,6 +143,21 @@ async def test_a_screen_refreshes_itself_until_it_is_told_not_to() -> None:
         assert tab.complaints == []
 
 
+async def test_curves_tell_the_time_as_the_tables_do() -> None:
+    """In UTC, wherever the browser is; the world's clock begins at 17:46:40."""
+    async with opened(lively()) as (tab, here):
+        await tab.call("Emulation.setTimezoneOverride", timezoneId="Asia/Tokyo")
+        await tab.go(f"{here}/jobs/research/translator")
+        await eventually(tab, "document.querySelector('.curve canvas') !== null")
+        await tab.run(
+            "over = document.querySelector('.u-over'), box = over.getBoundingClientRect(),"
+            " at = {clientX: box.x + box.width / 2, clientY: box.y + 9}, true"
+        )
+        told = "document.querySelector('.u-legend .u-value').innerText"
+        moved = "over.dispatchEvent(new MouseEvent('mousemove', at))"
+        await eventually(tab, f"({moved}, /^2030-03-17T18:1.:40Z$/.test({told}))")
+
+
 async def test_the_page_is_used_by_keyboard_alone() -> None:
     """The first key leads past the navigation; links and buttons are reached in their order, and seen."""
     async with opened(lively()) as (tab, here):

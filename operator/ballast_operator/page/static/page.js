@@ -7,6 +7,15 @@
 
   const token = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+  // All times are UTC, as in the tables.
+  const utc = (at) => new Date(at * 1000).toISOString();
+  const tick = (at, number, all, step) => {
+    const day = utc(at).slice(0, 10);
+    if (step >= 86400) return day;
+    const time = utc(at).slice(11, step < 60 ? 19 : 16);
+    return number > 0 && utc(all[number - 1]).startsWith(day) ? time : `${time}\n${day}`;
+  };
+
   async function draw(box) {
     let found;
     try {
@@ -29,13 +38,15 @@
     box.textContent = "";
     const own = box.dataset.axes === "own"; // loss and speed: an axis each
     const axis = { stroke: token("--ink"), grid: { stroke: token("--line") } };
+    const time = { ...axis, values: (_, all, __, ___, step) => all.map((at, n) => tick(at, n, all, step)) };
     plots.set(box, new uPlot({
       width: box.clientWidth,
       height: 240,
+      tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "Etc/UTC"),
       scales: own ? { x: {}, a: {}, b: {} } : { x: {}, a: { range: (_, low, high) => [0, Math.max(1, high)] } },
-      axes: own ? [axis, { ...axis, scale: "a" }, { ...axis, scale: "b", side: 1, grid: { show: false } }]
-        : [axis, { ...axis, scale: "a" }],
-      series: [{}, ...found.series.map((label, number) => ({
+      axes: own ? [time, { ...axis, scale: "a" }, { ...axis, scale: "b", side: 1, grid: { show: false } }]
+        : [time, { ...axis, scale: "a" }],
+      series: [{ label: "time", value: (_, at) => at == null ? "--" : `${utc(at).slice(0, 19)}Z` }, ...found.series.map((label, number) => ({
         label,
         scale: own && number === 1 ? "b" : "a",
         stroke: COLOURS[number % COLOURS.length],
