@@ -15,7 +15,7 @@ POD_IP_ENV = "BALLAST_POD_IP"
 """A variable that the operator gives the trainer's container."""
 
 _TIME = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d) ?")
-_STEP = re.compile(r"\bstep[ =:]\s*(\d{1,15})\b", re.IGNORECASE)
+_STEP = re.compile(r"\bstep\"?[ =:]\s*(\d{1,15})\b", re.IGNORECASE)
 _TOGETHER_SECONDS = 0.2
 """Lines of several pods that come within it are sorted."""
 _LOOK_SECONDS = 1.0

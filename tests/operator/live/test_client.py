@@ -16,9 +16,11 @@ pytestmark = [pytest.mark.api, pytest.mark.slow]
 
 TALKS = textwrap.dedent(
     """
-    import os, pathlib, time
+    import json, os, pathlib, time
+    rank = os.environ["RANK"]
     for step in range(1, 4):
-        print(f"step {step} of rank {os.environ['RANK']}", flush=True)
+        # The trainer's rank 0 writes a step's line as JSON.
+        print(json.dumps({"step": step}) if rank == "0" else f"step {step} of rank {rank}", flush=True)
     while not pathlib.Path(os.environ["UNTIL"]).exists():
         time.sleep(0.05)
     print("step 4, the end", flush=True)
@@ -65,7 +67,7 @@ def test_a_job_is_submitted_followed_and_deleted_by_commands(stage, ballast, tmp
         done = ballast("submit", *flags, "--", sys.executable, "-c", TALKS)
         assert done.exit_code == 0, done.output
         assert f"{stage.namespace}/one submitted" in done.stdout
-        said = [f"step {step} of rank {rank}" for step in (1, 2, 3) for rank in (0, 1)]
+        said = [text for step in (1, 2, 3) for text in (f'{{"step": {step}}}', f"step {step} of rank 1")]
         eventually(
             lambda: [line[6:] for line in ballast("logs", "one").stdout.splitlines()] == said,
             "both ranks' lines",
