@@ -53,7 +53,7 @@ EVERYTHING: dict[str, Any] = {
         "metricsFrom": [{"namespaceSelector": {}}],
         "uiFrom": [{"podSelector": {}}],
     },
-    "ui": {"enabled": True, "port": 8091},
+    "ui": {"enabled": True, "port": 8091, "url": "https://ballast.example.com"},
     "kueue": {"enabled": True},
     "podDisruptionBudget": {"enabled": True},
     "admissionPolicies": {"enabled": True, "namespaceSelector": {"matchLabels": {"ballast": "yes"}}},
@@ -198,6 +198,10 @@ def test_the_page_is_off_unless_it_is_asked_for(chart: Any) -> None:
     (tester,) = of_kind(items, "Pod")
     *_, peer = policy["spec"]["ingress"][0]["from"]
     assert peer["podSelector"]["matchLabels"] == tester["metadata"]["labels"]
+    (dashboards,) = [item for item in of_kind(items, "ConfigMap") if "ballast-job.json" in item["data"]]
+    for text in dashboards["data"].values():
+        (page,) = [each for each in json.loads(text)["templating"]["list"] if each["name"] == "page"]
+        assert page["query"] == "https://ballast.example.com"
 
 
 @pytest.mark.slow
@@ -259,6 +263,7 @@ def test_an_image_digest_wins_over_the_tag(chart: Any) -> None:
         ({"metrics": {"serviceMonitor": {"interval": "often"}}}, "interval"),
         ({"watchNamespace": "Research Team"}, "watchNamespace"),
         ({"ui": {"enabled": True, "port": 8080}}, "another ui.port"),
+        ({"ui": {"url": "ballast.example.com"}}, "url"),
         ({"crds": {"keep": None}}, "keep"),
         ({"history": None}, "history"),
         ({"history": {"volume": {"size": "1.2.3"}}}, "size"),

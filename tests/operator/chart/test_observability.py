@@ -249,6 +249,27 @@ def test_a_dashboard_is_complete(file: Path) -> None:
         assert panel["targets"]
 
 
+async def test_a_dashboard_leads_to_its_screen_of_the_page() -> None:
+    """The job's to that job; each address is one that the page has."""
+    from tests.operator.page.test_page import looked_at, text_of
+    from tests.operator.page.world import World, runs
+
+    world = World()
+    world.policy()
+    world.job("team", "one", runs())
+    screens = {}
+    async with looked_at(world) as client:
+        for dashboard in DASHBOARDS:
+            (link,) = dashboard["links"]
+            assert link["url"].startswith("${page}/")
+            path = link["url"].removeprefix("${page}")
+            path = path.replace("${namespace}", "team").replace("${job}", "one")
+            screens[dashboard["uid"]] = await text_of(client, path)
+    assert len(set(screens.values())) == len(screens)
+    assert "<bdi>team/one</bdi></h1>" in screens["ballast-job"]
+    assert 'href="/jobs/team/one"' in screens["ballast-operator"]
+
+
 def test_every_metric_is_shown_or_alerted() -> None:
     """What is measured is looked at somewhere."""
     text = " ".join(str(param.values[0]) for param in EXPRESSIONS)
