@@ -6,6 +6,7 @@ import sys
 import tarfile
 
 import pytest
+import yaml
 from ballast.client import training_job
 from ballast_operator.cli.live.bundle import without_secrets
 from ballast_operator.cli.live.doctor import CHECKS
@@ -13,6 +14,7 @@ from ballast_operator.cli.main import main
 from click.testing import CliRunner
 from kubernetes import client
 
+from tests.docs.blocks import ROOT
 from tests.operator.live.conftest import JOBS, cluster_policy
 from tests.support.waiting import eventually
 
@@ -98,6 +100,27 @@ def test_nodes_without_a_device_plugin_and_pools_without_nodes_are_named(live_cl
         stage.custom.delete_cluster_custom_object(name="of-a-test", **where)
     assert "no node is in pool none: none has the labels no=node. To fix: " in lines
     assert "nodes of pool bare offer no amd.com/gpu: fast-0. To fix: see whether the device plugin" in lines
+
+
+def test_network_policies_that_keep_ranks_apart_are_named(live_cluster, stage):
+    """By job and direction, until one lets them through; a job of one rank has nobody to reach."""
+    for name, gpus in (("gang", 2), ("alone", 1)):
+        job = training_job(name, image="i", command=["true"], steps=1, gpus=gpus)
+        stage.custom.create_namespaced_custom_object(namespace=stage.namespace, body=job, **JOBS)
+    assert doctor(live_cluster)["network"]["status"] == "ok"
+    closed, opened = yaml.safe_load_all((ROOT / "examples" / "networkpolicy.yaml").read_text())
+    rules = client.NetworkingV1Api(stage.core.api_client)
+    rules.create_namespaced_network_policy(stage.namespace, closed)
+    told = doctor(live_cluster)["network"]
+    apart = f"{stage.namespace}/gang (ingress), {stage.namespace}/gang (egress)"
+    assert (told["status"], told["message"]) == ("failed", f"NetworkPolicies keep ranks apart: {apart}")
+    ingress = opened["spec"]["ingress"]
+    opened["spec"]["ingress"] = [{**ingress[0], "ports": [{"port": 29500}]}, *ingress[1:]]
+    rules.create_namespaced_network_policy(stage.namespace, opened)
+    assert doctor(live_cluster)["network"]["message"].endswith(f": {stage.namespace}/gang (ingress)")
+    opened["spec"]["ingress"] = ingress
+    rules.replace_namespaced_network_policy("ballast-trainers", stage.namespace, opened)
+    assert doctor(live_cluster)["network"]["status"] == "ok"
 
 
 def test_a_bundle_holds_what_is_asked_for_and_no_value_of_an_environment(live_cluster, stage, tmp_path):

@@ -25,6 +25,8 @@ OLDEST = (1, 30)
 
 SERVICE_ACCOUNT = "ballast-operator"
 _AT_ONCE = 8
+_MEETING_SECONDS = 120.0
+"""Ranks that import torch and load a checkpoint meet within it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -372,7 +374,7 @@ async def _storage(client: "AsyncClient") -> list[Finding]:
     wanted: dict[tuple[str, str], int] = {}
     async for job in client.connection.items("/apis/ballast.dev/v1alpha1/trainingjobs"):
         spec = job.get("spec") or {}
-        most = int((spec.get("pipeline") or {}).get("maxStages") or 1)
+        most = _ranks_of(spec)
         pod = (spec.get("template") or {}).get("spec") or {}
         for volume in pod.get("volumes") or []:
             if claim := (volume.get("persistentVolumeClaim") or {}).get("claimName"):
@@ -403,6 +405,100 @@ async def _storage(client: "AsyncClient") -> list[Finding]:
     ]
 
 
+async def _network(client: "AsyncClient") -> list[Finding]:
+    """Whether ranks reach each other: what NetworkPolicies forbid, and what gangs have shown."""
+    closed, waits, across = [], [], 0
+    policies = await _items(client, "/apis/networking.k8s.io/v1/networkpolicies")
+    for job in await _items(client, "/apis/ballast.dev/v1alpha1/trainingjobs"):
+        spec, status = job.get("spec") or {}, job.get("status") or {}
+        where = f"{job['metadata']['namespace']}/{_name(job)}"
+        rows = {row.get("type"): row for row in status.get("conditions") or []}
+        running, allocation = rows.get("Running") or {}, status.get("allocation") or {}
+        if len(set(allocation.get("nodes") or ())) > 1 and running.get("status") == "True":
+            across += 1
+        elif running.get("reason") == "RanksMeeting" and _meets_late(client, running):
+            waits.append(where)
+        if status.get("state") not in ("Succeeded", "Failed") and _ranks_of(spec) > 1:
+            closed += [f"{where} ({way})" for way in _closed(job, policies)]
+    found = []
+    fix = "let the pods of a job reach each other on every port (examples/networkpolicy.yaml)"
+    if closed:
+        text = f"NetworkPolicies keep ranks apart: {some_of(closed)}"
+        found.append(Finding("network", "failed", text, fix))
+    if waits:
+        text = f"ranks have not found each other for {_MEETING_SECONDS:.0f} s: {some_of(waits)}"
+        found.append(Finding("network", "warning", text, f"{fix}, through the cloud's firewall, too"))
+    shown = (
+        f"{across} gangs train over several nodes"
+        if across
+        else "no gang over several nodes trains, to show it"
+    )
+    return found or [Finding("network", "ok", f"no NetworkPolicy keeps ranks apart; {shown}")]
+
+
+def _meets_late(client: "AsyncClient", running: Mapping[str, Any]) -> bool:
+    from ballast_operator.views.clock import http_date
+
+    now = http_date(client.connection.date) or datetime.datetime.now(datetime.UTC)
+    return _age(running.get("lastTransitionTime"), now) > _MEETING_SECONDS
+
+
+def _ranks_of(spec: Mapping[str, Any]) -> int:
+    return int((spec.get("pipeline") or {}).get("maxStages") or 1)
+
+
+def _closed(job: Mapping[str, Any], policies: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Ways that no NetworkPolicy leaves open between two pods of the job, where one rules them at all."""
+    from ballast_policies.contract import JOB_LABEL, LAUNCH_LABEL, RANK_LABEL
+
+    from ballast_operator.desired import MANAGED_BY
+
+    template = (job["spec"].get("template") or {}).get("metadata") or {}
+    ours = {**MANAGED_BY, JOB_LABEL: _name(job), LAUNCH_LABEL: "1", RANK_LABEL: "0"}
+    labels = {**(template.get("labels") or {}), **ours}
+    specs = [
+        one["spec"]
+        for one in policies
+        if one["metadata"]["namespace"] == job["metadata"]["namespace"]
+        and _selects(one["spec"].get("podSelector") or {}, labels)
+    ]
+    closed = []
+    for way, peers in (("ingress", "from"), ("egress", "to")):
+        types = [
+            spec.get("policyTypes") or ["Ingress", *(["Egress"] if spec.get("egress") else [])]
+            for spec in specs
+        ]
+        ruling = [spec for spec, named in zip(specs, types, strict=True) if way.capitalize() in named]
+        rules = [rule for spec in ruling for rule in spec.get(way) or ()]
+        if ruling and not any(_lets(rule, peers, labels) for rule in rules):
+            closed.append(way)
+    return closed
+
+
+def _lets(rule: Mapping[str, Any], peers: str, labels: Mapping[str, str]) -> bool:
+    """Whether it may let pods of these labels through on every port; networks and other namespaces may."""
+    ports = rule.get("ports") or ()
+    return (not ports or any("port" not in port for port in ports)) and (
+        not rule.get(peers)
+        or any(
+            not {"ipBlock", "namespaceSelector"}.isdisjoint(peer)
+            or _selects(peer.get("podSelector") or {}, labels)
+            for peer in rule[peers]
+        )
+    )
+
+
+def _selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    from ballast_operator.views.node_constraints import Requirement
+
+    rows = [
+        Requirement(row["key"], row["operator"], tuple(row.get("values") or ()))
+        for row in selector.get("matchExpressions") or ()
+    ]
+    wanted = (selector.get("matchLabels") or {}).items()
+    return wanted <= labels.items() and all(row.holds(labels.get(row.key)) for row in rows)
+
+
 CHECKS: Mapping[str, "Callable[[AsyncClient], Awaitable[list[Finding]]]"] = {
     "kubernetes": _kubernetes,
     "clock": _clock,
@@ -413,5 +509,6 @@ CHECKS: Mapping[str, "Callable[[AsyncClient], Awaitable[list[Finding]]]"] = {
     "policy": _policies,
     "nodes": _nodes,
     "storage": _storage,
+    "network": _network,
 }
 """Name -> what it does; in the order in which they are printed."""
