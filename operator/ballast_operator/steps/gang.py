@@ -260,9 +260,9 @@ def write_first_plan(context: ReconcileContext, epoch: int) -> StepResult:
         JobReason.RANKS_MEETING,
         f"{len(plan.pods)} pods run; ranks connect and load the checkpoint",
     )
-    return StepResult(
-        status=status, actions=(WritePlan(plan),), requeue_after_seconds=context.settings.start_seconds
-    )
+    # A script acknowledges nothing that would ask for the next pass: it runs with the plan's writing.
+    again = 0.0 if view.is_script else context.settings.start_seconds
+    return StepResult(status=status, actions=(WritePlan(plan),), requeue_after_seconds=again)
 
 
 def _memory_by_rank(context: ReconcileContext) -> float | tuple[float, ...] | None:

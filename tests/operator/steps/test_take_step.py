@@ -34,7 +34,7 @@ from tests.operator.steps.contexts import (
     with_pod,
     without_pods,
 )
-from tests.operator.views.builders import a_plan, a_spec, a_view
+from tests.operator.views.builders import a_config, a_plan, a_spec, a_view
 
 
 def test_a_launch_whose_gpus_another_job_has_taken_is_given_up_before_a_pod_is_made():
@@ -167,6 +167,17 @@ def test_a_launch_that_can_never_start_counts_as_the_users(reason, detail, cause
     result = take_step(a_context(not_running(reason, detail), seconds=121))
     ending = result.status.allocation.ending
     assert (ending.cause, reason in ending.message) == (cause, True)
+
+
+def test_a_script_runs_with_its_plans_writing_and_is_looked_at_again_at_once():
+    """Nothing that it says asks for the next pass: it was starting until the time for a start was over."""
+    script = a_spec(config=a_config(model=None, repack={"enabled": False}))
+    view = dataclasses.replace(launched(), spec=script)
+    result = take_step(a_context(view))
+    (action,) = result.actions
+    assert result.requeue_after_seconds == 0.0
+    view = dataclasses.replace(view, plan=action.plan, status=result.status)
+    assert conditions(take_step(a_context(view)))["Running"] == (True, "AllRanksTrain")
 
 
 def test_a_complete_gang_gets_a_plan_with_every_address():
