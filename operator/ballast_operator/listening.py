@@ -2,10 +2,25 @@
 
 import asyncio
 import errno
+import logging
 import socket
 from collections.abc import AsyncIterator
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
+
+logger = logging.getLogger(__name__)
+
+NO_REQUEST = (HttpProcessingError, web.RequestPayloadError)
+"""What is raised for what a client sent that is no request, or whose content cannot be read."""
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whether it is an error of this program: anybody can send what is no request, as often as they like."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], NO_REQUEST)
+
+
+logger.addFilter(_is_ours)
 
 MOST_CONNECTIONS, LOOK_SECONDS = 500, 1.0
 """At one address, and seconds between two counts. Each is one of the files that the process may open."""
@@ -29,7 +44,7 @@ async def listen(application: web.Application, host: str, port: int) -> tuple[we
         counting.cancel()
 
     application.cleanup_ctx.append(bounded)
-    runner = web.AppRunner(application, access_log=None, handle_signals=False)
+    runner = web.AppRunner(application, access_log=None, handle_signals=False, logger=logger)
     await runner.setup()
     if host:
         await web.TCPSite(runner, host, port).start()

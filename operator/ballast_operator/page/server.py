@@ -21,7 +21,7 @@ from ballast_operator.history.recent import Recent
 from ballast_operator.history.recording import JobRecord
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import Kind
-from ballast_operator.listening import listen
+from ballast_operator.listening import NO_REQUEST, listen
 from ballast_operator.page import screens
 from ballast_operator.page.access import (
     LONGEST_TOKEN,
@@ -301,7 +301,7 @@ class Page:
     async def _login(self, request: web.Request) -> web.StreamResponse:
         try:
             form = await request.post()
-        except (ValueError, LookupError, web.RequestPayloadError) as error:
+        except (ValueError, LookupError, *NO_REQUEST) as error:
             raise web.HTTPBadRequest(text="what was sent is no form of this page") from error
         token, to = str(form.get("token", "")).strip(), _own_path(str(form.get("to", "")))
         if await self._access.person(token) is None:

@@ -111,11 +111,39 @@ async def test_a_form_of_another_site_is_refused():
         {"Content-Type": "application/x-www-form-urlencoded", "Content-Encoding": "gzip"},
     ],
 )
-async def test_what_is_no_form_is_a_bad_request(headers):
+@pytest.mark.parametrize("content", [b"token=a", b"--b\r\n\xff\xfe\r\n"])
+async def test_what_is_no_form_is_a_bad_request(headers, content):
     """Not a failure of the page, with what it failed at in the operator's log."""
     async with looked_at(World(), login=False) as client:
-        answer = await client.post("/login", data=b"token=a", headers=headers)
+        answer = await client.post("/login", data=content, headers=headers)
         assert answer.status == 400 and "no form of this page" in await answer.text()
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"\x16\x03\x01 of TLS\r\n\r\n", 400),
+        (b"GET / HTTP/9.9\r\n\r\n", 400),
+        (b"GET /login HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 20_000 + b"\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Encoding: br\r\n\r\nx", 400),
+        (
+            b"POST /none HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\nContent-Encoding: gzip\r\n\r\nnot gzip.",
+            303,
+        ),
+    ],
+    ids=["TLS", "version", "long", "brotli", "gzip"],
+)
+async def test_what_is_no_request_is_answered_and_no_error_in_the_log(sent, status, caplog):
+    """Anybody can send it, as often as they like; an error of the operator's own is one still."""
+    async with serving(World().page, host="127.0.0.1", port=0) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        assert int((await reader.readline()).split()[1]) == status
+        assert await reader.read()
+        writer.close()
+    assert not caplog.records
+    listening.logger.error("of ours", exc_info=ValueError())
+    assert [record.getMessage() for record in caplog.records] == ["of ours"]
 
 
 async def test_of_very_many_connections_the_oldest_are_closed(monkeypatch):
