@@ -11,12 +11,14 @@ import pytest
 import torch
 from ballast_policies.contract.job.model import DataConfig, ModelConfig
 from ballast_policies.contract.job.training import TrainingConfig
+from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.models import deferred
 from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
 from ballast_trainer.seeding import host_seeded
+from ballast_trainer.tensor_parallel.layers import split_layer
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -405,11 +407,16 @@ def test_a_layer_of_a_function_whose_values_follow_is_as_if_built_whole(more, in
     assert_same_in_all(layer.module, whole.module)
 
 
-def test_no_numbers_are_drawn_for_a_layer_whose_values_follow():
-    """Each layer of the models that we have, however they start their weights."""
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_no_numbers_are_drawn_for_a_layer_whose_values_follow(ranks):
+    """Each layer of our models, however they start their weights: whole, and a tensor rank's part."""
+    axis = Axis(ranks=tuple(range(ranks)))
+
+    def prepare(index, module):
+        return split_layer(module, axis)
 
     model = build_gpt(layers=3, dim=16, heads=2, depth_scaled=True)
-    layers = LayerSet(model, TrainingConfig(seed=SEED), torch.device("cpu"), lambda index, module: module)
+    layers = LayerSet(model, TrainingConfig(seed=SEED), torch.device("cpu"), prepare)
     for index in range(3):
         with Draws() as whole:
             layers.make(index)

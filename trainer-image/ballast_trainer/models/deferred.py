@@ -656,6 +656,11 @@ class _Unwritten(TorchDispatchMode):
             made = torch.empty_like(args[0], **{k: v for k, v in kwargs.items() if k != "non_blocking"})
             self._add(made)
             return made
+        if name == "aten::cat" and all(map(self.holds, args[0])):
+            # Parts of it, e.g. this rank's of queries, keys and values.
+            joined = func(*args, **kwargs)
+            self._add(joined)
+            return joined
         targets = tree_leaves([args[at] if at < len(args) else kwargs.get(name) for at, name in written])
         if torch.Tag.inplace_view in func.tags or not all(map(self.holds, targets)):
             self.refuse(func)
