@@ -18,6 +18,9 @@ CLUSTER_POLICY_PLURAL = "clusterpolicies"
 LEADER_LEASE = "ballast-operator"
 """Name of the Lease that the leading operator holds; no job may have it, since a job's Lease has its name."""
 
+MANAGER = "ballast.dev/operator"
+"""The operator, in ``managedBy`` of a job."""
+
 JOB_NAME_LIMIT = 48
 """A job's name is part of its pods' names (``<job>-<launch>-<rank>``), which are host names of at most 63."""
 

@@ -213,6 +213,15 @@ class TrainingJobSpec(ApiModel, JobConfig):
             fix="make a new TrainingJob",
         ),
         Rule(
+            condition=Cel(
+                "has(self.managedBy) == has(oldSelf.managedBy) && "
+                "(!has(self.managedBy) || self.managedBy == oldSelf.managedBy)"
+            ),
+            field="managed_by",
+            reason="managedBy is immutable",
+            fix="make a new TrainingJob",
+        ),
+        Rule(
             condition=given("model") | (at("grow") == False),  # noqa: E712 - a comparison as a value
             field="grow",
             reason="grow: a job without a model changes its size by a restart, not while it trains",
@@ -316,6 +325,9 @@ class TrainingJobSpec(ApiModel, JobConfig):
     """Whether its number of GPUs follows what is free while it trains, from ``pipeline.minStages`` to
     ``pipeline.maxStages``; absent: where it can (with a model). false: it is launched with the most that
     its pool has, and keeps them."""
+    managed_by: Annotated[str, Field(min_length=1, max_length=63)] | None = None
+    """The controller whose job it is, e.g. ``kueue.x-k8s.io/multikueue``; absent: ``ballast.dev/operator``.
+    Ballast leaves those of others alone."""
     suspend: bool = False
     """Save a checkpoint, stop and hold no GPUs until it is false again."""
     backoff_limit: Annotated[int, Field(ge=0, le=1000)] = 3

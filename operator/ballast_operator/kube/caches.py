@@ -10,11 +10,12 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from ballast_policies.contract import JOB_LABEL
 
+from ballast_operator.api.meta import MANAGER
 from ballast_operator.errors import Unavailable
 from ballast_operator.kube.kinds import (
     CONFIG_MAP,
@@ -87,8 +88,11 @@ class Store:
         return [self._objects[item] for item in sorted(self._by_node.get(name, ()))]
 
     def put(self, item: Object) -> bool:
-        """Keep ``item`` unless a newer version, or its deletion, is known; says whether it was kept."""
-        if not self.lacks(item):
+        """Keep ``item`` unless a newer version, or its deletion, is known; says whether it was kept.
+
+        Jobs of other controllers (``spec.managedBy``) are not: nothing here is to know of them.
+        """
+        if not self.lacks(item) or (self._kind is JOB and _manager(item) not in (None, MANAGER)):
             return False
         key = key_of(item)
         known = self._objects.get(key)
@@ -310,6 +314,11 @@ class Caches:
     def _tell(self, kind: Kind, item: Object) -> None:
         for listener in self.listeners:
             _tell(listener, kind, item)
+
+
+def _manager(job: Object) -> object:
+    spec = job.get("spec")
+    return spec.get("managedBy") if isinstance(spec, Mapping) else None
 
 
 def _tell(listener: Listener, kind: Kind, item: Object) -> None:

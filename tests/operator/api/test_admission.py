@@ -134,6 +134,7 @@ def test_the_api_server_accepts_an_example(api: client.ApiClient, path: Path) ->
         ("spec.pipeline.globalBatchSize", 32, "globalBatchSize is immutable"),
         ("spec.checkpoint.path", "/elsewhere", "path is immutable"),
         ("spec.model", REMOVED, "model is immutable"),
+        ("spec.managedBy", "kueue.x-k8s.io/multikueue", "managedBy is immutable"),
     ],
 )
 def test_a_change_that_makes_no_sense(

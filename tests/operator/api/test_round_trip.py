@@ -37,6 +37,7 @@ JOBS: list[dict[str, Any]] = [
         "user": "ann",
         "activeDeadlineSeconds": 3600,
         "topology": {"required": "rack"},
+        "managedBy": "ballast.dev/operator",
     },
     {
         **PLAIN,

@@ -3,7 +3,8 @@
 from typing import Any
 
 import pytest
-from ballast_operator.kube.kinds import JOB, WORKLOAD
+from ballast_operator.kube.kinds import CONFIG_MAP, JOB, WORKLOAD
+from ballast_policies.contract import plan_config_map_name
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 
@@ -98,3 +99,15 @@ async def test_a_queue_that_is_not_asked_is_said_on_the_job(asks_kueue: bool) ->
     want = ("NameTaken", "is not the job's") if asks_kueue else ("Queued", "kueue.enabled=true")
     await simulation.refused("one", *want)
     assert simulation.status("one").launches == 0
+
+
+async def test_a_job_of_another_controller_is_left_alone() -> None:
+    """``managedBy``: nothing is written for it and no GPU kept; jobs that name this operator are its own."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
+    simulation.add_job("theirs", managedBy="kueue.x-k8s.io/multikueue")
+    simulation.add_job("ours", managedBy="ballast.dev/operator")
+    await simulation.until(lambda: simulation.state("ours") == "Succeeded")
+    theirs = simulation.world.get(JOB, NAMESPACE, "theirs")
+    assert theirs is not None and not theirs.get("status")
+    assert simulation.pods("theirs") == []
+    assert simulation.world.get(CONFIG_MAP, NAMESPACE, plan_config_map_name("theirs")) is None
