@@ -257,13 +257,16 @@ def every_placement(devices: Devices, tensor: int, data: int, stages: int, *, mo
 
 def _count(counts: list[int], slots: int) -> float:
     """How many sequences of ``slots`` have at most the given number of each class."""
+    if slots >= 150:
+        # A float holds no factorial above 170's.
+        return float("inf")
     ways = [1.0] + [0.0] * slots
     for count in counts:
         ways = [
             sum(ways[used - own] / factorial(own) for own in range(min(count, used) + 1))
             for used in range(slots + 1)
         ]
-    return ways[slots] * float(factorial(slots)) if slots < 150 else float("inf")
+    return ways[slots] * float(factorial(slots))
 
 
 def _sequences(

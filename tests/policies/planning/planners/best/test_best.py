@@ -9,8 +9,8 @@ from ballast_policies.planning.gpu_profiles import GpuProfiles
 from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.planners.best.search import plan_best
 from ballast_policies.planning.planners.cost_model import CostModel
-from ballast_policies.planning.planners.layout import Layout
-from ballast_policies.planning.profile import ProfiledLayer
+from ballast_policies.planning.planners.layout import Layout, devices_of
+from ballast_policies.planning.profile import GpuKind, LayerProfile, ProfiledLayer
 
 from tests.policies.planning.planners.random_instances import random_model
 from tests.support.examples import first_daily
@@ -143,3 +143,21 @@ def test_what_is_too_large_to_be_tried_in_full_has_a_bound_below_it(seed):
         return
     assert found.bound <= found.plans[0][0] * (1 + 1e-12)
     assert model.judge(found.plans[0][1]).fits
+
+
+def test_a_server_may_have_any_number_of_gpus():
+    """Also as all of a cluster whose file states no servers."""
+    none, ones, twice = (0.0,) * 8, (1.0,) * 8, (2.0,) * 8
+    profile = LayerProfile(
+        forward_seconds=ones,
+        backward_seconds=twice,
+        held_bytes=ones,
+        weight_bytes=none,
+        activation_bytes=none,
+        output_bytes=none,
+    )
+    kinds = [GpuKind(gpu_type="a", count=512, speed=1.0, memory_bytes=None)]
+    devices = devices_of(kinds, gpus_per_server=512)
+    found = plan_best(CostModel(profile, none, 1, devices), batch_size=512, most_tensor=1)
+    # Each replica has one sample, whose layers run one after the other.
+    assert found.plans[0][0] == pytest.approx(24.0)
