@@ -103,14 +103,20 @@ class ValidatedJob:
         learning_rate(config.training, 0, config.total_steps)
         return cls(config=config, model=model, validation=validation_data(config, model))
 
-    def check_ranks(self, ranks: int) -> None:
+    def check_ranks(self, ranks: int, *, cut: bool = False) -> None:
         """Refuse more ranks than layers, and a plan of other layers or stages.
+
+        ``cut``: their plan has its stages, of a gang that may have been launched with another number.
 
         Raises:
             ConfigurationError: some rank would have no layer, or ``plan`` is of another model or other ranks.
         """
         stages, plan = len(self.placement(ranks)), self.config.plan
-        if plan is not None and (sum(plan.layers), len(plan.layers)) != (self.model.layer_count, stages):
+        if (
+            plan is not None
+            and not cut
+            and (sum(plan.layers), len(plan.layers)) != (self.model.layer_count, stages)
+        ):
             reason = (
                 f"has {sum(plan.layers)} layers in {len(plan.layers)} stages; {self.config.model_name!r} has "
                 f"{self.model.layer_count}, and {ranks} ranks have {stages} stages. "
@@ -224,7 +230,7 @@ def train(job: ValidatedJob, launch: RankLaunch) -> SessionOutcome:
         PeerLost: another rank died, hung or never came.
         CheckpointError: a checkpoint cannot be written or fits another job.
     """
-    job.check_ranks(len(launch.plan.ranks))
+    job.check_ranks(len(launch.plan.ranks), cut=bool(launch.plan.stages))
     process = _Process(job, launch)
     with deterministic_kernels() if job.config.training.deterministic else contextlib.nullcontext():
         return process.run()

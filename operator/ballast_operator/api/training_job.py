@@ -310,9 +310,9 @@ class TrainingJobSpec(ApiModel, JobConfig):
     """Each launch has the degrees whose predicted step is shortest on its GPUs and fits memory, in place of
     ``parallelism.tensor``, ``data``, ``pipeline.microbatches``, ``training.recompute`` and
     ``recomputeEvery``; replicas share by ``parallelism.zeroStage``. Another number of GPUs, from
-    ``minStages`` to ``maxStages`` times the stated ``tensor`` x ``data``, is another launch, and so is
-    another mix of up to three types (``mixedPools``). ``gpusPerPod``, unless stated, is the profiles'
-    largest ``tensor``."""
+    ``minStages`` to ``maxStages`` times the stated ``tensor`` x ``data``, is another launch, unless its
+    degrees are at most 5 % slower, and so is another mix of up to three types (``mixedPools``).
+    ``gpusPerPod``, unless stated, is the profiles' largest ``tensor``."""
     topology: JobTopology | None = None
     """How near to each other its nodes are. Absent: on as few nodes as possible, of these in as few domains
     as possible. A change takes effect at the next launch."""

@@ -217,6 +217,11 @@ def _offer(context: ReconcileContext) -> Offer | None:
         spec, size = context.spec, len(nodes)
         if not spec.suits(size) or (spec.plans and spec.degrees_on(placement.by_pool) is None):
             return None  # planner or the degrees were
+    kept_pods, plans = assignment.kept_pods, context.view.live_plans
+    if allocation is not None and kind is Action.KEEP and allocation.degrees is not None:
+        gpus = len(kept_pods) * per_pod or allocation.gpus + len(nodes)
+        if gpus not in plans:  # so was planner
+            nodes, kept_pods = (), ()
     size = len(nodes) // per_pod
     same = allocation is not None and placement == allocation.placement
-    return Offer(kind, assignment.launches, size=size, same_placement=same, keep=assignment.kept_pods)
+    return Offer(kind, assignment.launches, size=size, same_placement=same, keep=kept_pods)

@@ -5,7 +5,7 @@ the new pods, a failure of theirs aborts the growth and does not affect the gang
 like the others.
 """
 
-from ballast_policies.contract import Plan, Proposal
+from ballast_policies.contract import Plan, Proposal, Stage
 from ballast_policies.protocol.moves import AbandonGrowth, RecordShrink, Why
 from ballast_policies.protocol.observed import Deadline, Gang
 
@@ -124,19 +124,34 @@ def _asked_to_shrink(context: ReconcileContext, kept: tuple[str, ...]) -> tuple[
     else:
         reason = f"the allocator needs {gpus} of {len(plan.ranks)} GPUs"
     smaller = plan.keep(kept, reason, leaving.at.timestamp() if leaving is not None else None)
+    smaller = smaller.replace(stages=_planned_stages(context, len(smaller.ranks)))
     return smaller, f"releasing {', '.join(released)}: {reason}" + (f"; {why}" if why else "")
+
+
+def _planned_stages(context: ReconcileContext, gpus: int) -> tuple[Stage, ...]:
+    """As its planner cuts the layers for so many GPUs; empty, without one: the trainer chooses."""
+    degrees = context.view.live_plans.get(gpus)
+    return () if degrees is None else context.spec.with_degrees(degrees).first_stages(gpus)
+
+
+def _with_degrees(context: ReconcileContext, allocation: JobAllocation) -> tuple[JobAllocation, str]:
+    """(the allocation of another size with its planned degrees, these as text to append)."""
+    degrees = context.view.live_plans.get(allocation.gpus)
+    return (allocation, "") if degrees is None else (allocation.replace(degrees=degrees), f"; {degrees}")
 
 
 def record_shrink(context: ReconcileContext, move: RecordShrink) -> StepResult:
     """The released pods are gone: the gang is smaller, and their GPUs are free."""
     node_of, released = context.allocation.node_of, move.released
     shrunk = context.allocation.with_pods({pod: node_of[pod] for pod in move.gang.pods})
-    shrunk = shrunk.resized(context.now, context.change_pause_ms)
+    shrunk, degrees = _with_degrees(context, shrunk.resized(context.now, context.change_pause_ms))
     entry = _record(context, released, shrunk.gpus)
     status = accrue_cost(context, context.view.status)
     status = status.replace(allocation=shrunk, repacks=(*status.repacks, entry)[-KEPT_REPACKS:])
     status = accrue_pause(status, context.change_pause_ms)
-    message = f"{', '.join(released)} released at step {entry.step}; {len(shrunk.pods)} pods continue"
+    message = (
+        f"{', '.join(released)} released at step {entry.step}; {len(shrunk.pods)} pods continue{degrees}"
+    )
     kind, reason = JobCondition.REPACKED, JobReason.PODS_RELEASED
     if entry.asked:
         kind, reason = JobCondition.SHRUNK, JobReason.GPUS_GIVEN_BACK
@@ -223,6 +238,7 @@ def write_grown_plan(context: ReconcileContext, epoch: int) -> StepResult:
     new = ranks_of(allocation, allocation.joining, pods, first=len(plan.ranks))
     pool = allocation.by_pool[-1].pool
     grown = plan.grow(new, f"no other job can use {len(new)} GPUs of pool {pool}")
+    grown = grown.replace(stages=_planned_stages(context, len(grown.ranks)))
     return StepResult(
         status=context.view.status,
         actions=(WritePlan(grown.replace(epoch=epoch)),),
@@ -237,10 +253,10 @@ def record_growth(context: ReconcileContext, gang: Gang) -> StepResult:
     status = accrue_cost(context, context.view.status)
     grown = allocation.with_pods({pod: node_of[pod] for pod in gang.pods}, joining=())
     grown = grown.settled({pod.name: pod.node for pod in context.view.gang})
-    grown = grown.resized(context.now, context.change_pause_ms)
+    grown, degrees = _with_degrees(context, grown.resized(context.now, context.change_pause_ms))
     status = status.replace(allocation=grown)
     status = accrue_pause(status, context.change_pause_ms)
-    message = f"{', '.join(allocation.joining)} joined; {grown.gpus} ranks train"
+    message = f"{', '.join(allocation.joining)} joined; {grown.gpus} ranks train{degrees}"
     status = with_condition(context, status, JobCondition.GROWN, True, JobReason.RANKS_JOINED, message)
     return StepResult(
         status=status,

@@ -1,7 +1,7 @@
 """A job as one pass sees it: everything read once, nothing changes under the reader."""
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from ballast_policies.contract import Directive, Plan
 from ballast_policies.contract.errors import ContractError
@@ -11,7 +11,7 @@ from ballast_policies.protocol.shrink import pods_after_drain
 
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.costs import OnLimit
-from ballast_operator.api.job_allocation import JobAllocation
+from ballast_operator.api.job_allocation import JobAllocation, LaunchDegrees
 from ballast_operator.api.training_job import TrainingJobSpec
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.kube.kinds import Key
@@ -184,8 +184,11 @@ class JobView:
         degrees = None if allocation is None else allocation.degrees
         if self.spec is None or allocation is None or degrees is None:
             return self.spec
-        if degrees.tensor * degrees.data * len(degrees.layers) != allocation.gpus:
-            return self.spec  # put there by hand
+        if degrees.gpus_per_stage * len(degrees.layers) != allocation.gpus:
+            joined = self.live_plans.get(allocation.gpus) if allocation.joining else None
+            if joined is None:
+                return self.spec  # put there by hand
+            degrees = joined
         try:
             return self.spec.with_degrees(degrees)
         except ContractError:  # it was changed since, for the next launch
@@ -200,8 +203,12 @@ class JobView:
         has, planned = allocation.degrees, self.spec.degrees_on(allocation.by_pool)
         if has is None or planned is None:
             return has is planned and not self.spec.plans
-        names = ("step_seconds", "memory_bytes", "measured_on")
-        return has.replace(**{name: getattr(planned, name) for name in names}) == planned
+        names, kept = ("step_seconds", "memory_bytes", "measured_on"), self.live_plans.get(allocation.gpus)
+        return any(
+            has.replace(**{name: getattr(plan, name) for name in names}) == plan
+            for plan in (planned, kept)
+            if plan is not None
+        )
 
     @property
     def name(self) -> str:
@@ -267,10 +274,21 @@ class JobView:
         allocation, spec = self.running_allocation, self.spec
         if allocation is None or spec is None or not spec.grow or spec.is_script or spec.replicas:
             return False
-        if spec.plans or allocation.degrees is not None:
-            return False  # ranks keep their tensor and data degree while they train
+        if (spec.plans or allocation.degrees is not None) and not self.live_plans:
+            return False
         failed = sum(self.status.restarts.get(cause, 0) for cause in FAILED_CHANGES)
         return allocation.gpus_per_pod == spec.gpus_per_pod and failed < MOST_FAILED_CHANGES
+
+    @property
+    def live_plans(self) -> Mapping[int, LaunchDegrees]:
+        """GPUs -> the plan with which its launch of planned degrees goes on there; none: by a restart alone.
+
+        Ranks keep their tensor and data degree, microbatches and recomputation while they train.
+        """
+        allocation, spec = self.running_allocation, self.spec
+        if allocation is None or spec is None or allocation.degrees is None or allocation.parts:
+            return {}
+        return spec.plans_with(allocation.gpu_type, allocation.degrees)
 
     @property
     def survivors(self) -> tuple[str, ...]:
@@ -283,9 +301,12 @@ class JobView:
 
     @property
     def lost(self) -> set[str]:
-        """Pods of the plan that have ended or are gone, or whose node is; none where no copies are held."""
+        """Pods of the plan that have ended or are gone, or whose node is; none where no copies are held.
+
+        A launch of planned degrees, which has been told how many stages it has, goes on by another launch.
+        """
         plan, spec = self.launched_plan, self.spec
-        if plan is None or spec is None or not spec.holds_copies:
+        if plan is None or spec is None or not spec.holds_copies or spec.plans:
             return set()
         there = {pod.name for pod in self.gang if pod.alive and pod.node_ready and not pod.forced}
         return set(plan.pods) - there
@@ -299,9 +320,11 @@ class JobView:
 
         def fits(pods: int) -> bool:
             ranks = pods * per_pod
+            if spec.plans:
+                return ranks in self.live_plans
             return ranks >= spec.smallest_gang and spec.suits(ranks) and known.get(ranks, 1.0) > 0
 
-        together = spec.ranks_together(per_pod) // per_pod
+        together = (self.launched_spec or spec).ranks_together(per_pod) // per_pod
         return pods_after_drain(plan.pods, going, together=together, fits=fits, lost=lost)
 
     @property

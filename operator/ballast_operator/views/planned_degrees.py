@@ -11,6 +11,7 @@ import numpy as np
 from ballast_policies.allocation.planned_gangs import MOST_PLANS, PlannedGang, ShapePlan, TensorProfile
 from ballast_policies.contract.errors import ContractError, Problem
 from ballast_policies.planning.planners.best.placements import divisors
+from ballast_policies.planning.planners.cost_model import Degrees
 from ballast_policies.rounds.gangs import TypesByRank
 
 from ballast_operator.api.job_allocation import LaunchDegrees
@@ -28,6 +29,9 @@ MOST_TYPES = 3
 
 MOST_MIXES = 256
 """GPUs of two types that a job is planned for, and of three; of more, some in between are left out."""
+
+MOST_SLOWER = 0.05
+"""Part by which a step may be longer where a gang has another size without a restart, by its degrees."""
 
 MOST_PLANNED = 500_000
 """Of a job that is planned, GPU types x sizes x profiles x the square of its layers: a second of CPU."""
@@ -251,6 +255,24 @@ class DegreesQuestion:
             reason = "; ".join(problem.reason.partition(". To fix")[0] for problem in error.problems)
             fix = "profiles of one model; other minStages, maxStages or globalBatchSize"
             raise ContractError(Problem("planner", f"{reason}. To fix: {fix}")) from None
+
+    def plans_with(
+        self, gpu_type: str, degrees: LaunchDegrees, best: Mapping[int, LaunchDegrees]
+    ) -> dict[int, LaunchDegrees]:
+        """GPUs -> the plan for a gang with these degrees that keeps them, where it is nearly the ``best``."""
+        if degrees.tensor not in self.stated or gpu_type not in self.speeds:
+            return {}
+        per_replica, rest = divmod(degrees.microbatches, degrees.data)
+        size, left = divmod(self.batch_size, degrees.microbatches)
+        if rest or left or not best:
+            return {}
+        kept = Degrees(degrees.tensor, degrees.data, size, per_replica, degrees.repeated)
+        gang, found = self.gang(tuple(best)), {}
+        for gpus, fastest in best.items():
+            plan = gang.plan_with(kept, gpu_type, gpus)
+            if plan is not None and plan.seconds <= fastest.step_seconds * (1 + MOST_SLOWER):
+                found[gpus] = _launch(((gpu_type, gpus),), plan, fastest.measured_on).degrees
+        return found
 
     @functools.cached_property
     def profiles(self) -> tuple[TensorProfile, ...]:

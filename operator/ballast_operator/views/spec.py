@@ -154,6 +154,18 @@ class JobSpec:
         each = (plan.degrees for plan in self.planned_launches.get(types_by_rank(parts), ()))
         return next((d for d in each if not any(part.gpus % d.gpus_per_stage for part in parts)), None)
 
+    def plans_with(self, gpu_type: str, degrees: LaunchDegrees) -> Mapping[int, LaunchDegrees]:
+        """GPUs of the type -> the plan by which a gang with these degrees goes on with so many; none: {}."""
+        key = gpu_type, degrees.replace(layers=(), step_seconds=0.0, memory_bytes=0.0, measured_on=())
+        if key not in self._kept_degrees:
+            best, question = self.plans.get(gpu_type, {}), self.question
+            self._kept_degrees[key] = {} if question is None else question.plans_with(gpu_type, degrees, best)
+        return self._kept_degrees[key]
+
+    @functools.cached_property
+    def _kept_degrees(self) -> dict[tuple[str, LaunchDegrees], Mapping[int, LaunchDegrees]]:
+        return {}
+
     @functools.cached_property
     def planned_launches(self) -> Mapping[TypesByRank, tuple[PlannedLaunch, ...]]:
         """GPUs -> how a launch there divides the work, the fastest first; empty: as ``config`` says."""

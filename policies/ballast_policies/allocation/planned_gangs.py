@@ -226,6 +226,10 @@ class PlannedGang:
         """
         return tuple(self._search.plans_in_parts(configuration, work))
 
+    def plan_with(self, degrees: Degrees, gpu_type: str, gpus: int) -> ShapePlan | None:
+        """The plan of GPUs of a type that has these degrees, though others may be faster; None: none fits."""
+        return self._search.plan_with(degrees, gpu_type, gpus)
+
     @functools.cached_property
     def _search(self) -> "_Search":
         return _Search(self)
@@ -378,6 +382,14 @@ class _Search:
         self._known[shape, number], self._seconds[shape, number] = plan, plan.seconds
         self._best[shape], self._least[shape] = self._seconds[shape].argmin(), self._seconds[shape].min()
         return takes
+
+    def plan_with(self, degrees: Degrees, gpu_type: str, gpus: int) -> ShapePlan | None:
+        stages, rest = divmod(gpus, degrees.tensor * degrees.data)
+        if rest or not 1 <= stages <= min(degrees.microbatches, self._plans.layers):
+            return None
+        kind = self._types.index(gpu_type)
+        one = RankGpu(speed=float(self._speeds[kind]), memory=float(self._memory[kind]))
+        return self._plans.planned(degrees, (one,) * stages)
 
     def _ranks(self, shape: int, number: int) -> tuple[list[RankGpu], int]:
         """The GPUs of a plan's stages, the fastest first, and what cutting for them takes."""

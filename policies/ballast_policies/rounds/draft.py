@@ -215,7 +215,8 @@ class Draft:
         # At the same size it is elsewhere, though by chance its first ranks are where they were.
         least = self.question.least(name, was)
         changes = len(now.nodes) != len(was.nodes) or name in self.question.pending
-        changes &= self.question.elastic[name].live
+        gang = self.question.elastic[name]
+        changes &= gang.live or gang.becomes(was, now)
         return "resized" if changes and now.nodes[: len(least)] == least else "moved"
 
     def with_placements(self, placements: Mapping[str, Placement], reasons: Mapping[str, Reason]) -> "Draft":

@@ -164,7 +164,7 @@ class _SizeAssignment:
         if not seat.one.gang.may_grow:
             return None
         saved = seat.one.seconds(seat.one.speed(now)) - seat.one.seconds(seat.one.speed(size))
-        return size if saved > seat.one.gang.change_seconds else None
+        return size if saved > seat.one.gang.change_seconds(size) else None
 
     def _grow(self, at: int) -> bool:
         seat, now = self._seats[at], self.size(at)
@@ -249,7 +249,7 @@ def grant_elastic(question: Question) -> Draft:
     pinned = within_min_run(question, by_restart)
     free = sorted(by_restart - pinned.keys(), key=lambda name: (-question.ran(name), name))
     for name in (*pinned, *free[moves_left(question) :]):
-        elastic[name] = dataclasses.replace(elastic[name], may_shrink=False, may_grow=False)
+        elastic[name] = elastic[name].without_restart(len(state.running[name].nodes))
     sizes, settings = question.sizes, question.settings
     reduced = {
         job: _least(placement, elastic[job])
@@ -326,7 +326,7 @@ def _seats(
         if job.name in state.running and job.name not in reduced and placement == state.running[job.name]:
             continue  # it cannot change its size now
         extra = state.running[job.name].nodes[len(placement.nodes) :] if stays else ()
-        each = gang.together
+        each = gang.together if gang.live else gang.per_pod
         own = tuple(tuple(extra[at : at + each]) for at in range(0, len(extra), each))
         unit = partition_speed(gang, capacity, parts.get(job.name, 0.0))
         seats.append(
@@ -357,7 +357,7 @@ def _wins(
         before, after = kept.size(at), best.size(at)
         if before == after:
             continue
-        pause = seat.one.gang.change_seconds if seat.runs and after != seat.held else 0.0
+        pause = seat.one.gang.change_seconds(after) if seat.runs and after != seat.held else 0.0
         worked = max(0.0, 1.0 - pause / stay)
         changed.append((seat.one, seat.one.speed(before), seat.one.speed(after) * worked))
     return bool(changed) and gain(sizes.surplus, changed) >= sizes.least_gain
@@ -367,7 +367,7 @@ def _resized(
     decided: Draft, question: Question, seats: Sequence[_GangSize], chosen: _SizeAssignment
 ) -> Draft:
     """The round with the gangs' sizes."""
-    placements, reasons = dict[str, Placement](), dict[str, Reason]()
+    placements, reasons, state = dict[str, Placement](), dict[str, Reason](), question.state
     new = ", ".join(sorted(decided.changes.started)[:3]) or "more urgent jobs"
     for at, seat in enumerate(seats):
         name = seat.one.job.name
@@ -376,8 +376,9 @@ def _resized(
         most = max(seat.one.gang.speeds.get(seat.one.gpu_type, {least: 0.0}))
         size = f"it may have {least} to {most} GPUs and has {count}, " if most > least else ""
         reason = decided.reasons[name]
-        if seat.runs and count != seat.held and not seat.one.gang.live:
-            restart = f"after a restart of {seat.one.gang.restart_seconds:.0f} s"
+        gang = seat.one.gang
+        if seat.runs and count != seat.held and not (gang.live or gang.becomes(state.running[name], placed)):
+            restart = f"after a restart of {gang.restart_seconds:.0f} s"
             reason = Reason(f"in place of {seat.held} GPUs, {restart}, since its degrees follow its size", "")
         reasons[name] = reason.noted(f"{size}at {seat.one.speed(count):.3g} steps/s")
         if seat.several is not None and count < seat.held:

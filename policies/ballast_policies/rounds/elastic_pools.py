@@ -164,7 +164,7 @@ class _ReachableSizes:
             one = entrant.one
             if before[name] != after[name]:
                 stay = max(entrant.stay_seconds, 1e-9)
-                worked = max(0.0, 1.0 - one.gang.change_seconds / stay)
+                worked = max(0.0, 1.0 - one.gang.change_seconds(after[name]) / stay)
                 yield one, one.speed(before[name]), one.speed(after[name]) * worked
 
     def _shared_out(self, pool: str, members: Mapping[str, _PoolCandidate]) -> dict[str, int]:

@@ -19,14 +19,15 @@ class ElasticGang:
 
     Attributes:
         speeds: GPU type -> number of GPUs -> steps/s, for the sizes that the gang may have, fewest first.
-        together: ranks that stay or leave together: whole positions of the pipeline, in whole pods.
+        together: ranks that stay or leave together: whole positions of the pipeline, in whole pods; by a
+            restart it may have others.
         per_pod: GPUs of each pod, which are on one node; ``together`` is a multiple.
         may_shrink: it runs and can give GPUs back now; of a gang that does not run it is not read.
         may_grow: it can take more GPUs now.
         may_move: it may be stopped and started in another pool now.
         pause_seconds: how long training stands still when the gang shrinks or grows.
         restart_seconds: from its stop to its first step elsewhere.
-        live: another size costs ``pause_seconds``; False: a restart.
+        live: another size costs ``pause_seconds``; False: a restart, but those of ``live_sizes``.
         wanted: size that the policy has chosen, which comes before what others might grow to; None: none.
     """
 
@@ -39,12 +40,36 @@ class ElasticGang:
     pause_seconds: float = 1.0
     restart_seconds: float = 30.0
     live: bool = True
+    live_sizes: tuple[int, ...] = ()
     wanted: int | None = None
 
-    @property
-    def change_seconds(self) -> float:
-        """How long training stands still for another size."""
-        return self.pause_seconds if self.live else self.restart_seconds
+    def restarts_for(self, gpus: int) -> bool:
+        """Whether it is launched again with another size, of ``gpus``."""
+        return not self.live and gpus not in self.live_sizes
+
+    def change_seconds(self, gpus: int) -> float:
+        """How long training stands still for another size, of ``gpus``."""
+        return self.restart_seconds if self.restarts_for(gpus) else self.pause_seconds
+
+    def becomes(self, held: Placement, wanted: Placement) -> bool:
+        """Whether it gets there without a restart: it shrinks, grows, or is left as it is."""
+        return not self.restarts_for(len(wanted.nodes)) and stays(held, wanted, self.together)
+
+    def without_restart(self, held: int) -> "ElasticGang":
+        """The gang as it may not be launched again: it has ``held`` GPUs, and the sizes that cost a pause."""
+        kept = {held, *self.live_sizes}
+        speeds = {
+            gpu_type: {size: speed for size, speed in by_size.items() if size in kept}
+            for gpu_type, by_size in self.speeds.items()
+            if kept & by_size.keys()
+        }
+        may_change = bool(self.live_sizes and speeds)
+        return dataclasses.replace(
+            self,
+            speeds=speeds or self.speeds,
+            may_shrink=self.may_shrink and may_change,
+            may_grow=self.may_grow and may_change,
+        )
 
     @property
     def least(self) -> int:

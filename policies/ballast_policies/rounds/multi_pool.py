@@ -215,7 +215,7 @@ def _state(job: Job, question: Question, at: Placement | None, keeps: bool, pool
             work=work,
             restart_seconds=min(pause, MOST_SECONDS),
             configurations=tuple(every),
-            resize_seconds=None if gang is None else gang.change_seconds,
+            resize_seconds=None if gang is None or not gang.live else gang.pause_seconds,
             weight=job.weight,
         ),
         remaining=work,
@@ -274,7 +274,7 @@ def _over_pools(
 
 
 def _may_become(size: int, now: int, gang: ElasticGang | None) -> bool:
-    if size == now or gang is None:
+    if size == now or gang is None or gang.restarts_for(size):
         return size == now
     return gang.may_grow if size > now else gang.may_shrink
 

@@ -162,7 +162,7 @@ def _change(job: ClusterJob, placement: Placement) -> tuple[tuple[str, ...], tup
     gang = job.elastic if held is None or not held.parts else job.mixed
     if held is None or held.pool != placement.pool or (gang is None and placement != held):
         return None
-    if placement != held and job.elastic is not None and not job.elastic.live:
+    if placement != held and job.elastic is not None and job.elastic.restarts_for(len(placement.nodes)):
         return None
     several = (held.parts or placement.parts) and placement != held
     if several and (job.mixed is None or not job.mixed.becomes(held, placement)):

@@ -30,7 +30,7 @@ from ballast_policies.rounds.gangs import SizeSettings
 from ballast_policies.rounds.ledger import in_whole_pods
 from ballast_policies.rounds.memory import RoundMemory
 from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.values import Node, Placement, Round, RoundSettings, RoundState, stays
+from ballast_policies.rounds.values import Node, Placement, Round, RoundSettings, RoundState
 from ballast_policies.scheduling.deadlines import deadline_choices
 from ballast_policies.scheduling.inputs import (
     CompletedProblem,
@@ -129,9 +129,7 @@ def _stays(job: ClusterJob, placement: Placement | None) -> bool:
         return True
     if job.placement.parts:
         return job.mixed is not None and job.mixed.becomes(job.placement, placement)
-    return (
-        job.elastic is not None and job.elastic.live and stays(job.placement, placement, job.elastic.together)
-    )
+    return job.elastic is not None and job.elastic.becomes(job.placement, placement)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

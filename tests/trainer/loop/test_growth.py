@@ -8,7 +8,7 @@ from tests.support.changes import SHORT, change
 from tests.support.examples import first_daily
 from tests.support.held_data import EVALUATED, Gates
 from tests.support.plans import local_plan
-from tests.support.replans import grow
+from tests.support.replans import grow, stages_at
 
 pytestmark = pytest.mark.processes
 
@@ -112,3 +112,30 @@ def test_a_job_that_gives_ranks_back_and_takes_more_keeps_the_curve(
     same_curve(pods, alone, names[0])
     changes = [pods.events(kind, names[0])[0] for kind in ("repack", "grow")]
     assert [(one["ranks_before"] // each, one["ranks_after"] // each) for one in changes] == [(3, 2), (2, 4)]
+
+
+def test_a_planned_gang_has_the_splits_of_its_plans(pods, small_config, same_curve, tmp_path):
+    """It gives a rank back and takes two; those are launched with another ``plan.layers`` than the first."""
+    plain = small_config(totalSteps=12)
+    plain["model"]["layers"] = 6
+    plain["pipeline"] = {"microbatches": 8, "globalBatchSize": 8}
+    splits = (1, 2, 3), (1, 5), (2, 1, 2, 1)
+    configs = [plain | {"plan": {"layers": split}} for split in splits]
+    names = [f"job-1-{number}" for number in range(5)]
+    gates = Gates(tmp_path / "gates", 3, 6)
+    folder = tmp_path / "channel"
+    first = local_plan(names[:3], network=20)
+    channel = pods.start_job(folder, gates.hold(configs[0]), first)
+    pods.wait_for_step(2, names[0])
+    smaller = first.keep(names[:2], "another job waits")
+    channel.publish(smaller.replace(stages=stages_at((0, 1, 6), range(2))))
+    pods.wait_for_plan(2, names[0])
+    gates.open()
+    pods.wait_for_step(5, names[0])
+    (folder / "config.json").write_text(json.dumps(gates.hold(configs[2])))
+    larger = local_plan((*names[:2], *names[3:]), epoch=3, network=20)
+    grow(pods, folder, larger.replace(stages=stages_at((0, 2, 3, 5, 6), range(4))))
+    gates.open()
+    same_curve(pods, plain, names[0])
+    changes = [pods.events(kind, names[0])[0] for kind in ("repack", "grow")]
+    assert [tuple(e["endLayer"] - e["firstLayer"] for e in one["stages"]) for one in changes] == [*splits[1:]]

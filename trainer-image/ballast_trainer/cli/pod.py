@@ -167,7 +167,7 @@ def _train(job_name: str, pod: str, local_rank: int, stop: StopSignal, log: Path
     job = ValidatedJob.from_mapping(value, unknown="ignore")
     rank = plan.rank_of(process)
     host = plan.ranks[0].address
-    job.check_ranks(len(plan.ranks))
+    job.check_ranks(len(plan.ranks), cut=bool(plan.stages))
     # Pods of a gang need not start together.
     seconds = job.config.training.comm_timeout_seconds
     if rank == 0 and not restarts:

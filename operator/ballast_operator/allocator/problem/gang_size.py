@@ -35,18 +35,27 @@ def may_grow_from(view: JobView) -> Time | None:
     allocation, spec = view.status.allocation, view.spec
     if allocation is None or spec is None or not may_change_size(view):
         return None
+    began = allocation.since
     if spec.plans:
-        return allocation.since + datetime.timedelta(seconds=resize_cooldown_seconds(restart_seconds(view)))
-    if not _same_recipe(view, spec):
+        began += datetime.timedelta(seconds=resize_cooldown_seconds(restart_seconds(view)))
+    elif not _same_recipe(view, spec):
         return None
     if allocation.resized_at is None:
-        return allocation.since
+        return began
     settling = resize_cooldown_seconds(change_pause(view), allocation.failed_growths)
-    return allocation.resized_at + datetime.timedelta(seconds=settling)
+    return max(began, allocation.resized_at + datetime.timedelta(seconds=settling))
+
+
+def live_sizes(view: JobView) -> tuple[int, ...]:
+    """Sizes that a gang of planned degrees may have without a restart; of another: none."""
+    launched = view.launched_spec
+    if not view.live_plans or not view.resizable or launched is None or not _same_recipe(view, launched):
+        return ()
+    return tuple(view.live_plans)
 
 
 def may_change_size(view: JobView) -> bool:
-    """Whether the gang trains and can change its size now, with planned degrees by a restart; no script."""
+    """Whether the gang trains and can change its size now, maybe by a restart; no script."""
     allocation = view.running_allocation
     if allocation is None or view.shrinking or allocation.joining or view.leaving:
         return False
@@ -64,14 +73,15 @@ def _same_recipe(view: JobView, spec: JobSpec) -> bool:
         launched = decode_text(dict[str, Any], view.plan_config, limits=OBJECT)
     except ContractError:  # someone has changed the ConfigMap
         return False
-    return _recipe(launched) == _recipe(spec.config_fields)
+    return _recipe(launched, spec) == _recipe(spec.config_fields, spec)
 
 
-def _recipe(config: Mapping[str, Any]) -> dict[str, Any]:
+def _recipe(config: Mapping[str, Any], spec: JobSpec) -> dict[str, Any]:
     pipeline = config.get("pipeline")
     if not isinstance(pipeline, Mapping):
         return dict(config)
-    return {**config, "pipeline": {k: v for k, v in pipeline.items() if k not in ("minStages", "maxStages")}}
+    rest = {k: v for k, v in pipeline.items() if k not in ("minStages", "maxStages")}
+    return {**config, "pipeline": rest} | ({"plan": None} if spec.asked.planner is not None else {})
 
 
 def change_pause(view: JobView) -> float:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -27,6 +28,7 @@ from ballast_operator.allocator.problem.capacity import ClusterCapacity
 from ballast_operator.allocator.problem.gang_size import (
     change_pause,
     gigabytes,
+    live_sizes,
     may_change_size,
     may_grow_from,
     may_move,
@@ -152,6 +154,7 @@ def snapshot_job(
     allocation = view.running_allocation
     held, packed = view.held_placement, rates
     per_pod = one.spec.gpus_per_pod if allocation is None else allocation.gpus_per_pod
+    degrees = None if allocation is None else allocation.degrees
     elastic, grows_from = None, may_grow_from(view)
     may_grow = grows_from is not None and grows_from <= now
     if len(one.sizes) > 1:
@@ -161,8 +164,11 @@ def snapshot_job(
                 packed = {t: sizes[held.gpus] for t, sizes in by_size.items() if held.gpus in sizes}
             elastic = ElasticGang(
                 speeds=from_where_it_is(view, request, measurements, capacity, by_size),
-                together=per_pod if one.spec.plans else one.spec.ranks_together(per_pod),
+                together=math.lcm(per_pod, degrees.gpus_per_stage if degrees is not None else 1)
+                if one.spec.plans
+                else one.spec.ranks_together(per_pod),
                 live=not one.spec.plans,
+                live_sizes=live_sizes(view),
                 per_pod=per_pod,
                 may_shrink=one.shrinks,
                 may_grow=may_grow,

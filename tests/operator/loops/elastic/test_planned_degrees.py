@@ -57,12 +57,70 @@ def has_the_degrees_of(simulation: Simulation, count: int) -> None:
     assert str(degrees) in simulation.condition("one", "Admitted").message
 
 
-@pytest.mark.slow
-async def test_a_job_is_launched_again_with_the_degrees_of_its_new_size():
-    """Four GPUs, then eight, as another job ends; then four again, since a third one waits."""
+def has_the_stages_of(simulation: Simulation, degrees) -> None:
+    """The status, the plan in force and what a rank would be launched with are of these degrees."""
+    cut = sorted(simulation.plan("one").stages, key=lambda stage: stage.first_layer)
+    assert tuple(stage.end_layer - stage.first_layer for stage in cut) == degrees.layers
+    assert simulation.status("one").allocation.degrees == degrees
+
+
+async def test_a_job_grows_and_gives_back_by_the_planners_split_while_it_trains():
+    """Its tensor and data degree stay where another launch would make it hardly faster."""
     simulation = eight_gpus()
     simulation.add_job("two", stages=(4, 4), totalSteps=100)
     simulation.add_job("one", **PLANNED)
+    await simulation.running("one", "two")
+    spec, _ = read_spec(simulation.world.get(JOB, NAMESPACE, "one"))
+    four = simulation.status("one").allocation.degrees
+    eight = spec.plans_with("fast", four)[8]
+    assert len(eight.layers) == 8 and eight != spec.plans["fast"][8]
+    assert eight.step_seconds <= 1.05 * spec.plans["fast"][8].step_seconds
+    await simulation.until(lambda: (grown := simulation.condition("one", "Grown")) and grown.is_true)
+    has_the_stages_of(simulation, eight)
+    assert simulation.configuration("one").plan.layers == eight.layers
+    assert str(eight) in simulation.condition("one", "Grown").message
+    measurements = simulation.allocator.decider.measurements
+    await simulation.until(
+        lambda: any(at.alone_in_pool == ("fast", 8) for at in measurements.kinds.get(spec.kind, {}))
+    )
+    simulation.add_job("three", stages=(4, 4), totalSteps=100_000)
+    await simulation.running("three")
+    assert gpus(simulation) == 4
+    has_the_stages_of(simulation, four)
+    assert str(four) in simulation.condition("one", "Shrunk").message
+    assert simulation.never_restarted("one")
+
+
+async def test_a_job_whose_planner_is_edited_does_not_grow_by_what_was_decided_before():
+    """The decision has more GPUs; its degrees are none of the edited planner's."""
+    simulation = eight_gpus()
+    simulation.add_job("two", stages=(4, 4), totalSteps=100)
+    simulation.add_job("one", **PLANNED)
+    await simulation.until(lambda: simulation.state("two") == "Succeeded" and not simulation.pods("two"))
+    for _ in range(200):  # a decision that its pass has not carried out yet
+        await simulation.tick(operator=False)
+        await simulation.look()
+        await simulation.decide()
+        if simulation.board.newest.assignments[NAMESPACE, "one"].extra_nodes:
+            break
+    else:
+        raise AssertionError("no growth was decided")
+    edited = {**PLANNED["planner"], "profiles": PLANNED["planner"]["profiles"][1:]}
+    simulation.change("one", planner=edited)
+    await simulation.look()
+    await simulation.reconciler.reconcile((NAMESPACE, "one"))
+    assert simulation.status("one").allocation.joining == ()
+    await simulation.until(lambda: gpus(simulation) == 8 and simulation.state("one") == "Running")
+    has_the_degrees_of(simulation, 8)
+
+
+@pytest.mark.slow
+async def test_a_job_is_launched_again_with_the_degrees_of_its_new_size():
+    """Four GPUs, then eight, as another job ends; then four again, since a third one waits."""
+    planner = {**PLANNED["planner"], "gpus": [{"gpuType": "fast"}]}  # as many replicas as there are GPUs
+    simulation = eight_gpus()
+    simulation.add_job("two", stages=(4, 4), totalSteps=100)
+    simulation.add_job("one", **{**PLANNED, "planner": planner})
     await simulation.running("one", "two")
     assert gpus(simulation) == 4
     has_the_degrees_of(simulation, 4)
@@ -134,7 +192,8 @@ async def test_a_relaunch_counts_as_a_move():
     """Where the hour has no moves left, GPUs that come free do not stop it."""
     simulation = eight_gpus(moves={"maxMovesPerHour": 0})
     simulation.add_job("two", stages=(4, 4), totalSteps=100)
-    simulation.add_job("one", **PLANNED)
+    planner = {**PLANNED["planner"], "gpus": [{"gpuType": "fast"}]}
+    simulation.add_job("one", **{**PLANNED, "planner": planner})
     await simulation.until(lambda: simulation.state("two") == "Succeeded")
     await simulation.ticks(300)
     status = simulation.status("one")

@@ -139,6 +139,10 @@ def test_each_mix_of_gpus_has_its_best_plan(family):
         plan = gang.plan_of(found[counts])
         assert plan.degrees.microbatches * plan.degrees.microbatch_size * plan.degrees.data == BATCH
         assert plan.cut.ranks * plan.degrees.data * plan.degrees.tensor == sum(counts)
+        if np.count_nonzero(counts) == 1:
+            (gpu_type, count), *_ = ((kind, count) for kind, count in gpus.items() if count)
+            assert gang.plan_with(plan.degrees, gpu_type, count) == plan
+            assert gang.plan_with(plan.degrees, gpu_type, count * (gang.batch_size + 1)) is None
 
 
 @pytest.mark.slow

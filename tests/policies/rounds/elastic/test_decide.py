@@ -136,3 +136,17 @@ def test_a_gang_that_restarts_for_another_size_makes_room_as_one_that_is_moved(o
     decided = decide(jobs, [node("a", 8)], elastic, running=running, **options)
     assert sizes_of(decided) == sizes
     assert decided.moved == (("x",) if "y" in sizes else ())
+
+
+@pytest.mark.parametrize("options", [{}, {"within_round": True}, {"most_moves": 0}, {"min_run_seconds": 1e3}])
+def test_a_size_that_costs_such_a_gang_a_pause_alone_is_no_move(options):
+    """It grows to it whatever limits moves, and gives whole positions of its pipeline back."""
+    nodes, jobs = [node("a", 8)], [job("x", gpus=4, steps_remaining=200.0)]
+    slow = {"live": False, "live_sizes": (4, 8), "together": 4, "per_pod": 1, "restart_seconds": 1e5}
+    elastic = {"x": gang((2, 4, 8), speeds={2: 1.0, 4: 2.9, 8: 4.3}, pause_seconds=0.1, **slow)}
+    grown = decide(jobs, nodes, elastic, running={"x": at(*"aaaa")}, **options)
+    assert (sizes_of(grown), grown.resized, grown.moved) == ({"x": 8}, ("x",), ())
+    assert "restart" not in grown.reasons["x"]
+    jobs.append(job("y", gpus=4))
+    shrunk = decide(jobs, nodes, elastic, running={"x": at(*"aaaaaaaa")}, **options)
+    assert (sizes_of(shrunk), shrunk.resized, shrunk.moved) == ({"x": 4, "y": 4}, ("x",), ())
