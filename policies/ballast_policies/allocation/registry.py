@@ -145,8 +145,6 @@ def greedy(problem: Problem) -> Allocation:
             x[c] = fraction
             left[kind[taken]] -= fraction * gpus[taken]
             budget -= fraction
-            if budget <= 0:
-                break
     x = posed.feasible(x)
     return as_allocation(
         posed,

@@ -26,7 +26,7 @@ def assign_nodes(
     """Exact nodes for gangs that fit their pools by count, the largest first.
 
     Left out are gangs whose pods find no node with as many free GPUs, and those that find no domain
-    (:mod:`.topology`); a gang of pods with one GPU each that requires none always finds its nodes.
+    (:mod:`.values`); a gang of pods with one GPU each that requires none always finds its nodes.
 
     ``granted``: the most urgent first; ``running``: a gang that stays in its pool keeps its nodes;
     ``splits``: where nodes are told apart, and of gangs in several pools.
@@ -91,9 +91,8 @@ class _Assignment:
         self.movers: list[int] = []
         self._staying: list[int] = []
         for at, (job, pool, gpus) in enumerate(self.granted):
-            now = running.get(job)
-            stays = job not in splits and now is not None and now.pool == pool and len(now.nodes) == gpus
-            if stays and now is not None and ledger.grant(now.nodes):
+            now = None if job in splits else running.get(job)
+            if now and now.pool == pool and len(now.nodes) == gpus and ledger.grant(now.nodes):
                 self.placements[job] = now
                 self._staying.append(at)
             else:
@@ -157,7 +156,7 @@ class _Assignment:
         wanted = Counter(self._packed(at) or ())
         self._ledger.take(others)
         for name, gpus in wanted.items():
-            self._ledger.take([name] * min(gpus, max(0, self._ledger.left[name])))
+            self._ledger.take([name] * min(gpus, self._ledger.left[name]))
         return bool(wanted)
 
     def pools(self, at: int) -> set[str]:

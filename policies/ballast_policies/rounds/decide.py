@@ -45,7 +45,7 @@ def colocate(decide: Decide, question: Question) -> Draft:
     pairing = _Pairs(question)
     now, state, settings = question.now, question.state, question.settings
     left = moves_left(question)
-    found = pairing.decide(decide, settings, frozen=False)
+    found = pairing.decide(decide, settings, frozen=left == 0)
     allowed = left
     while allowed and not settings.within_round:
         excess = found.changes.disturbed - left
@@ -55,8 +55,6 @@ def colocate(decide: Decide, question: Question) -> Draft:
         allowed = max(0, allowed - excess)
         fewer = len(recent_moves(state.moves, now)) + allowed
         found = pairing.decide(decide, dataclasses.replace(settings, max_moves_per_hour=fewer), frozen=True)
-    if left == 0 and not settings.within_round:
-        return pairing.decide(decide, settings, frozen=True)
     return found
 
 

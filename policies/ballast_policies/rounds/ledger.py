@@ -121,7 +121,7 @@ def pack(
     if asked is not None and asked.required:
         of_level = by_domain(members, asked.level)
         within = _best_domain(gpus // gpus_per_pod, of_level, free, gpus_per_pod, asked.most)
-        return pack(gpus, within, free, gpus_per_pod) if within else None
+        return pack(gpus, within, free, gpus_per_pod)
     everywhere = _on_fewest_nodes(gpus, members, free, gpus_per_pod)
     if everywhere is None or len(set(everywhere)) == 1:
         return everywhere

@@ -48,7 +48,7 @@ class Node:
             gangs in ``gpus`` then.
         provisionable: it does not exist yet: an autoscaler makes it for the pods of a gang placed there.
         zone: where it is; empty: not known.
-        domains: that it is in, as racks, the widest first (:mod:`.topology`); empty: no levels are known.
+        domains: that it is in, as racks, the widest first (see above); empty: no levels are known.
     """
 
     name: str
@@ -358,7 +358,7 @@ def largest_domain(
         (sum(free[node.name] // gpus_per_pod * gpus_per_pod for node in within), name)
         for name, within in by_domain(nodes, asked.level).items()
     )
-    return max(rooms, key=lambda room: (room[0], room[1]), default=(0, "none"))
+    return max(rooms, default=(0, "none"))
 
 
 def told(nodes: Iterable[Node], asked: TopologyRequest) -> str:

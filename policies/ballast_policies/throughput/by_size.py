@@ -229,7 +229,7 @@ def _stretch(schedule: str, positions: int, microbatches: int, stages_per_rank: 
         return formula
     try:
         built = build_schedule(schedule, ranks=positions, microbatches=microbatches, chunks=stages_per_rank)
-        idle = simulate(built, even_costs(built.stages, forward=1.0, backward=2.0)).idle_fraction
+        idle = simulate(built, even_costs(built.stages)).idle_fraction
     except ScheduleError:
         return formula
     return 1.0 / (1.0 - idle) if idle < 1.0 else formula

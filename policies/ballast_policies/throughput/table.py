@@ -135,13 +135,11 @@ def parse_gavel(data: bytes, *, source: str) -> ThroughputTable:
             (spread if is_spread else alone).setdefault(gpu_type, {})[job] = _rate(row["null"], where)
             if is_spread:
                 continue
-            partners = {
+            pairs.setdefault(gpu_type, {})[job] = {
                 _job_type(other, where): (_rate(both[0], where), _rate(both[1], where))
                 for other, both in row.items()
                 if other != "null" and _is_pair(both, f"{where} / {other}")
             }
-            if partners:
-                pairs.setdefault(gpu_type, {})[job] = partners
         if not is_spread:
             alone.setdefault(gpu_type, {})
     return ThroughputTable(source=source, alone_rates=alone, spread_rates=spread, pair_rates=pairs)

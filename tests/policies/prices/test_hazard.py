@@ -96,6 +96,14 @@ def test_more_preemptions_never_make_time_more_useful(rate, interval, notice):
     assert 0 <= costs.useful_part(rate + 0.1, interval) <= now < 1
 
 
+@pytest.mark.parametrize(("notice", "lost"), [(0.0, 1800.0), (30.0, 1830.0), (36.0, 36.0), (120.0, 36.0)])
+def test_a_preemption_takes_half_an_interval_where_the_notice_is_too_short_to_save(notice, lost):
+    """One an hour, with checkpoints of 36 s every hour, start-ups of three minutes (Daly 2006, section 2)."""
+    costs = RestartCosts(startup_seconds=180, checkpoint_seconds=36, notice_seconds=notice)
+    useful = 3600 / 3636 * (1 - lost / 3600) / (1 + 180 / 3600)
+    assert costs.useful_part(1.0, 3600.0) == pytest.approx(useful)
+
+
 @pytest.mark.parametrize("rate", [0.02, 1.0])
 def test_checkpoints_are_by_daly_only_where_a_notice_is_too_short_to_save(rate):
     """Else no preemption takes work: an hour, as on machines that stay."""

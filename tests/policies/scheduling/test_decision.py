@@ -121,7 +121,7 @@ def test_a_grant_ends_with_its_job_or_its_node():
 
 
 def test_a_late_decision_does_not_put_off_the_rounds_after_it():
-    """Rounds end on a grid; after a long silence the next one is still on it."""
+    """Rounds end on a grid, after a long silence too; one that has become shorter ends sooner."""
     rounds = Rounds()
     shot = state({"job": 1})
     rounds.placed(BEGIN, shot, job=1.0)
@@ -129,6 +129,9 @@ def test_a_late_decision_does_not_put_off_the_rounds_after_it():
     assert rounds.memory.next_at == BEGIN + 2 * ROUND
     rounds.placed(BEGIN + 5.5 * ROUND, shot, job=1.0)
     assert rounds.memory.next_at == BEGIN + 6 * ROUND
+    rounds.policy = dataclasses.replace(rounds.policy, round_seconds=10)
+    rounds.placed(BEGIN + 5.6 * ROUND, shot, job=1.0)
+    assert rounds.memory.next_at == BEGIN + 5.6 * ROUND + 10
 
 
 def test_what_comes_free_within_a_round_is_kept_only_if_its_end_may_not_stop_the_rest():

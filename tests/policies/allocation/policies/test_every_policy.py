@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 from ballast_policies.allocation.instance import instance
-from ballast_policies.allocation.problem import Job, Problem, ProblemError
+from ballast_policies.allocation.problem import ProblemError
 from ballast_policies.allocation.registry import POLICIES, allocate, greedy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.policies.allocation.problems import STANDARD, problem, problems, random_problem
+from tests.policies.allocation.problems import STANDARD, pair, problem, problems, random_problem
 from tests.support.examples import examples, first_daily
 
 MANY = 20
@@ -183,8 +183,6 @@ def test_the_agnostic_alloxs_objective_is_in_real_seconds():
 
 def test_pairs_that_cannot_help_are_left_out():
     """A pair that does no more than taking turns would is never a column; one that does is."""
-    from tests.policies.allocation.problems import pair
-
     p = problem([[10.0, 10], [4.0, 4]], [1, 1])
     p = dataclasses.replace(p, pairs=(pair(0, 1, (5, 2), (8, 3)),))
     columns = instance(p, space_sharing=True).columns
@@ -193,47 +191,26 @@ def test_pairs_that_cannot_help_are_left_out():
 
 def test_speeds_that_differ_by_millions_are_no_obstacle_to_finish_time_fairness():
     """Steps that take no time beside the time waited: the rest is then left as it is, not refused."""
-    jobs = (
-        Job(
-            name="j0",
-            throughput={"t1": 4.9e7, "t2": 2.6e5},
-            gpus=2,
-            steps_remaining=101300.63647800339,
-            elapsed=6463.129038671675,
-            isolated_elapsed=9934.934227892752,
-        ),
-        Job(
-            name="j1",
-            throughput={"t1": 559.0303745163907, "t2": 3.6129114546223176},
-            gpus=4,
-            steps_remaining=0.19649893489368214,
-            elapsed=8411.568243026597,
-            isolated_elapsed=4289.958072546792,
-        ),
+    p = problem(
+        [[4.9e7, 2.6e5], [559.0303745163907, 3.6129114546223176]],
+        [4, 8],
+        gpus=[2, 4],
+        steps=[101300.63647800339, 0.19649893489368214],
+        elapsed=[6463.129038671675, 8411.568243026597],
+        isolated=[9934.934227892752, 4289.958072546792],
     )
-    answer = allocate(
-        "finish-time-fairness", Problem(gpu_types=("t1", "t2"), capacity={"t1": 4, "t2": 8}, jobs=jobs)
-    )
+    answer = allocate("finish-time-fairness", p)
     assert answer.gap <= 1e-6
 
 
 def test_a_job_of_a_millisecond_ends_beside_one_of_months():
     """Its demand is below what a solver tells from none, but it has some time, and the makespan is finite."""
-    speeds = [
-        (54.71, 1, 0.03181),
-        (596.7, 4, 8.473e9),
-        (43160.0, 1, 1.199e11),
-        (2.204e6, 2, 7.796e10),
-        (8.802e8, 1, 2.121e9),
-    ]
-    jobs = tuple(
-        Job(name=f"j{m}", throughput={"t": speed}, gpus=gpus, steps_remaining=steps)
-        for m, (speed, gpus, steps) in enumerate(speeds)
-    )
-    answer = allocate("makespan", Problem(gpu_types=("t",), capacity={"t": 6}, jobs=jobs))
+    T = [[54.71], [596.7], [43160.0], [2.204e6], [8.802e8]]
+    p = problem(T, [6], gpus=[1, 4, 1, 2, 1], steps=[0.03181, 8.473e9, 1.199e11, 7.796e10, 2.121e9])
+    answer = allocate("makespan", p)
     assert answer.objective == pytest.approx(8.473e9 / 596.7, rel=1e-6)
     assert answer.gap <= 1e-6
-    assert answer.throughput["j0"] > 0
+    assert answer.throughput["job-0"] > 0
 
 
 def test_finish_time_fairness_of_a_job_whose_rest_is_nothing_beside_its_past():
