@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Self
 
 from ballast_policies.contract.job.pipeline import BalanceBy
 from ballast_policies.planning.launch import LaunchedPipeline
@@ -125,7 +126,7 @@ class Admissions:
     """Which jobs some round can place, from decision to decision.
 
     An admission is a function of the job's view, of what its kind was measured to need of memory, and of
-    of the cluster. The first two are immutable values that are replaced where they change, so that they
+    the cluster. The first two are immutable values that are replaced where they change, so that they
     are compared by identity; of thousands of waiting jobs those are looked at that have changed.
     """
 
@@ -174,6 +175,43 @@ class Admissions:
         )
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Offer:
+    """The pools that a job may use, ``pools``, without those that are ``closed`` to it.
+
+    ``own``: those of its gang, which keeps what it has there. ``left_out``: why others are closed, as text.
+    """
+
+    gpu_types: tuple[str, ...]
+    pools: tuple[str, ...]
+    own: frozenset[str]
+    closed: frozenset[str]
+    left_out: str
+
+    @classmethod
+    def to(cls, spec: ClusterPolicySpec, capacity: ClusterCapacity, view: JobView) -> Self | Refusal:
+        """What is offered to the job, or why nothing is."""
+        assert view.spec is not None
+        wanted, spot = view.spec.gpu_types, view.spec.asked.spot
+        gpu_types = tuple(gpu_type for gpu_type in capacity.gpu_types if not wanted or gpu_type in wanted)
+        pools = tuple(pool.name for pool in spec.node_pools if pool.gpu_type in gpu_types)
+        allocation = view.running_allocation
+        own = frozenset(part.pool for part in allocation.by_pool) if allocation is not None else frozenset()
+        other_kind = pools_closed(spot, capacity.kinds) - own
+        unpriced = pools_without_price(view.spec.data, capacity.regions, capacity.data_prices)
+        open_to_it = [pool for pool in pools if pool not in other_kind | own]
+        nothing = no_pool_left(spot, other_kind, pools) or no_priced_pool(unpriced, open_to_it)
+        if nothing is not None and own.isdisjoint(pools):
+            return nothing
+        words = (
+            left_out(spot, other_kind.intersection(pools)),
+            left_out_for_data(unpriced, set(open_to_it)),
+            capacity.tolerance.without_room(view, pools),
+        )
+        closed = other_kind | (unpriced.keys() - own)
+        return cls(gpu_types, pools, own, closed, "; ".join(filter(None, words)))
+
+
 def _admit_one(
     spec: ClusterPolicySpec,
     capacity: ClusterCapacity,
@@ -182,29 +220,10 @@ def _admit_one(
     need: MemoryNeed | None,
 ) -> Admitted | Refusal:
     assert view.spec is not None
-    allowed = tuple(t for t in capacity.gpu_types if not view.spec.gpu_types or t in view.spec.gpu_types)
+    offer = _Offer.to(spec, capacity, view)
+    if isinstance(offer, Refusal):
+        return offer
     allocation = view.running_allocation
-    # What it holds it keeps: of its own pool it was offered nodes at its launch.
-    held = allocation.by_pool if allocation is not None else ()
-    own = {part.pool for part in held}
-    other_kind = pools_closed(view.spec.asked.spot, capacity.kinds) - own
-    may_use = [pool.name for pool in spec.node_pools if pool.gpu_type in allowed]
-    no_pool = no_pool_left(view.spec.asked.spot, other_kind, may_use)
-    unpriced = pools_without_price(view.spec.data, capacity.regions, capacity.data_prices)
-    no_pool = no_pool or no_priced_pool(unpriced, [pool for pool in may_use if pool not in other_kind | own])
-    if no_pool is not None and not own & set(may_use):
-        return no_pool
-    not_offered = "; ".join(
-        filter(
-            None,
-            (
-                left_out(view.spec.asked.spot, other_kind & set(may_use)),
-                left_out_for_data(unpriced, set(may_use) - own - other_kind),
-                capacity.tolerance.without_room(view, may_use),
-            ),
-        )
-    )
-    other_kind |= unpriced.keys() - own
     topology = _topology(view.spec.asked.topology, capacity.levels)
     unknown = ""
     if isinstance(topology, Refusal):
@@ -220,64 +239,63 @@ def _admit_one(
         if alike not in usable_for:
             usable_for[alike] = usable_by_pool(capacity.nodes, *alike)
         usable = usable_for[alike]
-        gpus = {pool: usable[pool] for pool in may_use if pool not in other_kind}
+        gpus = {pool: usable[pool] for pool in offer.pools if pool not in offer.closed}
         # A plan of several GPU types is for no single pool.
         level = "" if within is None else within.label
         room = Room(gpus={} if view.spec.planned_gpus else gpus, memory=memory, within=level)
         size = gang_size(view, room)
-        refusal = admission_error(view.spec, spec.node_pools, room, allowed, size)
+        refusal = admission_error(view.spec, spec.node_pools, room, offer.gpu_types, size)
         if refusal is None or allocation is not None or not view.avoided:
             break
-    mixed = mixed_room(view, capacity, may_use=may_use, closed=other_kind, barred=barred, memory=memory)
-    fits = refusal is None
-    lacks_room = refusal is not None and refusal.reason in LACK_OF_ROOM and allocation is None
-    if lacks_room and mixed is not None and holds(view.spec, mixed, memory):
-        return Admitted(
-            view=view,
-            gpus=mixed.sizes[0],
-            sizes=mixed.sizes[:1],
-            shrinks=False,
-            gpu_types=mixed.gpu_types,
-            not_tolerated=mixed.barred,
-            memory=memory,
-            closed_pools=other_kind,
-            left_out=not_offered,
-            mixed=mixed,
-            fits_one_pool=False,
-        )
+    mixed = mixed_room(view, capacity, may_use=offer.pools, closed=offer.closed, barred=barred, memory=memory)
     if allocation is None and refusal is not None:
+        if refusal.reason in LACK_OF_ROOM and mixed is not None and holds(view.spec, mixed, memory):
+            return Admitted(
+                view=view,
+                gpus=mixed.sizes[0],
+                sizes=mixed.sizes[:1],
+                shrinks=False,
+                gpu_types=mixed.gpu_types,
+                not_tolerated=mixed.barred,
+                memory=memory,
+                closed_pools=offer.closed,
+                left_out=offer.left_out,
+                mixed=mixed,
+                fits_one_pool=False,
+            )
         refusal = over_all_pools(refusal, view.spec, gpus)
-        full = capacity.tolerance.without_room(view, may_use)
-        return with_barred_nodes(refusal, capacity.nodes, barred, allowed, full)
-    sizes = (allocation.gpus,) if unknown and allocation else gang_sizes(view, room, allowed, size)
+        full = capacity.tolerance.without_room(view, offer.pools)
+        return with_barred_nodes(refusal, capacity.nodes, barred, offer.gpu_types, full)
+    sizes = (allocation.gpus,) if unknown and allocation else gang_sizes(view, room, offer.gpu_types, size)
     size = sizes[0]
     small = memory.too_small(room.gpus, size)
-    closed = (small | other_kind) - own
+    gpu_types, closed = offer.gpu_types, (small | offer.closed) - offer.own
     if barred or closed:
         holding = {
             pool.gpu_type
             for pool in spec.node_pools
-            if usable[pool.name] >= size and pool.name not in small | other_kind
+            if usable[pool.name] >= size and pool.name not in small | offer.closed
         }
-        holding |= {part.gpu_type for part in held}
-        allowed = tuple(gpu_type for gpu_type in allowed if gpu_type in holding)
+        holding |= {part.gpu_type for part in allocation.by_pool} if allocation is not None else set()
+        gpu_types = tuple(gpu_type for gpu_type in gpu_types if gpu_type in holding)
         # Of the other types no node is asked for; of these, the nodes of closed pools are barred.
-        barred |= {node.taints for node in capacity.nodes if node.pool in closed and node.gpu_type in allowed}
+        barred |= {
+            node.taints for node in capacity.nodes if node.pool in closed and node.gpu_type in gpu_types
+        }
+    words = memory.left_out(room.gpus, size) if small else "", offer.left_out, unknown
     return Admitted(
         view=view,
         gpus=size,
         sizes=sizes,
         shrinks=len(sizes) > 1 and may_change_size(view),
-        gpu_types=allowed,
+        gpu_types=gpu_types,
         not_tolerated=barred,
         memory=memory,
-        closed_pools=other_kind,
+        closed_pools=offer.closed,
         mixed=mixed,
-        fits_one_pool=fits,
+        fits_one_pool=refusal is None,
         topology=None if topology is None else dataclasses.replace(topology, most=sizes[-1]),
-        left_out="; ".join(
-            filter(None, (memory.left_out(room.gpus, size) if small else "", not_offered, unknown))
-        ),
+        left_out="; ".join(filter(None, words)),
     )
 
 
