@@ -229,11 +229,13 @@ def _valid(capacity: ClusterCapacity, policy: ClusterPolicy) -> Verdict:
             "To fix: make the node selectors exclude each other, or change the nodes' labels"
         )
         return Verdict(PolicyCondition.VALID, True, PolicyReason.OVERLAPPING_POOLS, message)
-    tenants = policy.spec.tenants
-    limited = {name for own in tenants.namespaces.values() for name in own.max_gpus_by_type or ()}
-    limited |= {*(tenants.each_namespace.max_gpus_by_type or ())}
+    tenants, teams = policy.spec.tenants, policy.spec.objective.entities
+    limits = [tenants.each_namespace.max_gpus_by_type]
+    limits += [each.max_gpus_by_type for each in tenants.namespaces.values()]
+    limits += [each.max_gpus_by_type for each in teams.values()]
+    limited = {name for by_type in limits for name in by_type or ()}
     if unknown := sorted(limited - {pool.gpu_type for pool in policy.spec.node_pools}):
-        message = f"tenants limit {some_of(unknown)} by maxGpusByType, of which no pool is"
+        message = f"maxGpusByType limits {some_of(unknown)}, of which no pool is"
         return Verdict(PolicyCondition.VALID, True, PolicyReason.NO_SUCH_NODES, message)
     if capacity.empty_pools:
         message = f"no node matches pool {', '.join(capacity.empty_pools)} at present"

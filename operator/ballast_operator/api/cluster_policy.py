@@ -20,6 +20,8 @@ from ballast_operator.api.node_pool import CapacityType, NodePool
 
 _Seconds = Annotated[float, Field(ge=0, le=1e9)]
 _Name = Annotated[str, Field(max_length=253)]
+_Limit = Annotated[int, Field(ge=0, le=1_000_000)]
+_ByType = Annotated[dict[str, _Limit], Field(max_length=64)]
 
 
 class EntityShare(ApiModel):
@@ -33,6 +35,8 @@ class EntityShare(ApiModel):
     """Its share is divided equally between its users (``spec.user`` of jobs), and by ``policy`` inside."""
     parent: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """The team that it is a part of; absent: none."""
+    max_gpus_by_type: _ByType | None = None
+    """GPU type -> GPUs of it that its jobs, its parts' too, may hold at a time, under every policy."""
 
     @field_validator("policy")
     @classmethod
@@ -138,10 +142,6 @@ class Solver(ApiModel):
 
     time_limit_seconds: Annotated[float, Field(gt=0, le=3600)] = 10.0
     """After this long the solver is ended and the greedy fallback decides."""
-
-
-_Limit = Annotated[int, Field(ge=0, le=1_000_000)]
-_ByType = Annotated[dict[str, _Limit], Field(max_length=64)]
 
 
 class NamespaceLimits(ApiModel):

@@ -270,6 +270,8 @@ class JobReason(Reason):
     """Not admitted: ``spec.spot`` of the ClusterPolicy keeps it off spot machines, and no others are free."""
     NAMESPACE_LIMIT = "NamespaceLimit"
     """Not admitted: a limit of the ClusterPolicy's ``tenants`` is reached; the message says which."""
+    TEAM_LIMIT = "TeamLimit"
+    """Not admitted: ``maxGpusByType`` of its team is reached."""
 
     # Admitted=False: user errors
     MISCONFIGURED = "Misconfigured", Told.WARNING

@@ -159,16 +159,17 @@ def _admit(job: TenantJob, left: _Left) -> int | TenantLimit:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TypedGang:
-    """A gang that takes part, of a tenant with limits by GPU type.
+    """A gang that takes part, of tenants with limits by GPU type.
 
     Attributes:
+        tenants: whose limits hold for it, as its namespace, its team, and the team that this is inside.
         sizes: GPUs that it may have, fewest first.
         held: GPU type -> its GPUs now, those of an ended launch too.
         runs_on: types on which it runs and stays unless it is moved.
     """
 
     name: str
-    tenant: str
+    tenants: tuple[str, ...]
     sizes: tuple[int, ...]
     types: tuple[str, ...]
     held: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -179,48 +180,62 @@ def most_by_type(
     gangs: Sequence[TypedGang],
     limits: Mapping[str, Mapping[str, int]],
     held_by_others: Mapping[str, Mapping[str, int]],
-) -> dict[str, dict[str, int]]:
+) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
     """Gang -> GPU type -> most GPUs that it may have there, so that no choice of types exceeds a limit.
 
     Each gang counts on every limited type that it may use: first where it runs, then the least sizes of those
     that wait, oldest first, of running ones that could move there, and then what they may grow by. A waiting
-    gang that gets no type keeps the types that it waits for from the younger ones of its tenant.
+    gang that gets no type keeps the types that it waits for from the younger ones of the tenants in its way.
 
     Args:
         gangs: in order of arrival.
         limits: tenant -> GPU type -> GPUs that its jobs may hold; absent: no limit.
         held_by_others: tenant -> GPU type -> GPUs held by jobs that are not among them.
+
+    Returns:
+        that, and of each gang that gets no type a tenant that has no room for it.
     """
     left = {
         (tenant, gpu_type): most - held_by_others.get(tenant, {}).get(gpu_type, 0)
         for tenant, by_type in limits.items()
         for gpu_type, most in by_type.items()
     }
+
+    def limiting(gang: TypedGang, gpu_type: str) -> list[tuple[str, str]]:
+        return [key for tenant in gang.tenants if (key := (tenant, gpu_type)) in left]
+
     for gang in gangs:
         for gpu_type, count in gang.held.items():
-            if (gang.tenant, gpu_type) in left:
-                left[gang.tenant, gpu_type] -= count
+            for key in limiting(gang, gpu_type):
+                left[key] -= count
     found: dict[str, dict[str, int]] = {}
+    without: dict[str, str] = {}
     waited_for: set[tuple[str, str]] = set()
     for gang in sorted(gangs, key=lambda gang: bool(gang.runs_on)):
-        least, most = gang.sizes[0], dict[str, int]()
+        least, most, in_the_way = gang.sizes[0], dict[str, int](), list[tuple[str, str]]()
         for gpu_type in gang.types:
-            key, own = (gang.tenant, gpu_type), gang.held.get(gpu_type, 0)
-            if key not in left:
+            keys, more = limiting(gang, gpu_type), least - gang.held.get(gpu_type, 0)
+            full = [key for key in keys if more > left[key] or (key in waited_for and not gang.runs_on)]
+            if not keys:
                 most[gpu_type] = gang.sizes[-1]
             elif gpu_type in gang.runs_on:
-                most[gpu_type] = max(own, least)
-            elif least - own <= left[key] and (gang.runs_on or key not in waited_for):
-                left[key] -= max(0, least - own)
+                most[gpu_type] = max(gang.held.get(gpu_type, 0), least)
+            elif not full:
+                for key in keys:
+                    left[key] -= max(0, more)
                 most[gpu_type] = least
+            else:
+                without.setdefault(gang.name, full[0][0])
+                if all(least <= limits[tenant][gpu_type] for tenant, _ in keys):
+                    in_the_way += full
         if not most:
-            waited_for |= {(gang.tenant, t) for t in gang.types if least <= limits[gang.tenant][t]}
+            waited_for.update(in_the_way)
         found[gang.name] = most
     for gang in gangs:
         for gpu_type, most_there in found[gang.name].items():
-            key = gang.tenant, gpu_type
-            if key in left and most_there < gang.sizes[-1]:
-                more = max(0, min(gang.sizes[-1] - most_there, left[key]))
-                left[key] -= more
+            if (keys := limiting(gang, gpu_type)) and most_there < gang.sizes[-1]:
+                more = max(0, min(gang.sizes[-1] - most_there, *(left[key] for key in keys)))
+                for key in keys:
+                    left[key] -= more
                 found[gang.name][gpu_type] += more
-    return found
+    return found, {name: tenant for name, tenant in without.items() if not found[name]}

@@ -29,7 +29,7 @@ PLACES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "its admission": (admission, "mixed_room", lambda view, *_, **__: view.name),
     "its speed": (throughput, "job_id", lambda key: key[1]),
     "its snapshot": (snapshot_job, "snapshot_job", lambda one, *_: one.view.name),
-    "the tenants": (snapshot, "admit_tenants", lambda _, admitted, __: [one.view.name for one in admitted]),
+    "the tenants": (snapshot, "admit_tenants", lambda _, admitted, *__: [one.view.name for one in admitted]),
     "the shares": (
         InProcessSolver,
         "solve",

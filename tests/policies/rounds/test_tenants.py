@@ -130,10 +130,10 @@ def test_limits_hold_for_any_queue_of_jobs(jobs, a, b):
     }
 
 
-def typed(name: str, *sizes: int, types=("fast", "slow"), runs_on="", held=0) -> TypedGang:
+def typed(name, *sizes, types=("fast", "slow"), runs_on="", held=0, tenants=("a",)) -> TypedGang:
     return TypedGang(
         name=name,
-        tenant="a",
+        tenants=tenants,
         sizes=sizes,
         types=types,
         held={runs_on: held} if runs_on else {},
@@ -144,7 +144,7 @@ def typed(name: str, *sizes: int, types=("fast", "slow"), runs_on="", held=0) ->
 def test_a_gang_gets_the_types_that_its_tenant_has_room_in():
     """The oldest waiting one the scarce type, the others the rest; what runs stays where it is."""
     gangs = [typed("r", 4, runs_on="slow", held=4), typed("one", 2), typed("two", 4)]
-    found = most_by_type(gangs, {"a": {"fast": 4}}, {"a": {"fast": 1}})
+    found, _ = most_by_type(gangs, {"a": {"fast": 4}}, {"a": {"fast": 1}})
     assert found == {"r": {"slow": 4}, "one": {"fast": 2, "slow": 2}, "two": {"slow": 4}}
 
 
@@ -152,32 +152,56 @@ def test_a_gang_that_waits_for_a_type_is_not_overtaken_by_younger_ones():
     """One that alone exceeds the limit keeps nobody waiting."""
     fast = ("fast",)
     gangs = [typed("huge", 9, types=fast), typed("wide", 6, types=fast), typed("small", 1, types=fast)]
-    found = most_by_type(gangs, {"a": {"fast": 8}}, {"a": {"fast": 4}})
+    found, without = most_by_type(gangs, {"a": {"fast": 8}}, {"a": {"fast": 4}})
     assert found == {"huge": {}, "wide": {}, "small": {}}
-    assert most_by_type(gangs[::2], {"a": {"fast": 8}}, {"a": {"fast": 4}})["small"] == {"fast": 1}
+    assert without == dict.fromkeys(found, "a")
+    assert most_by_type(gangs[::2], {"a": {"fast": 8}}, {"a": {"fast": 4}})[0]["small"] == {"fast": 1}
+
+
+def test_a_gang_is_within_the_limits_of_each_of_its_tenants():
+    """What one of them refuses takes no room of the others, and nobody's turn but that tenant's."""
+    fast = {"types": ("fast",)}
+    gangs = [
+        typed("full", 3, **fast, tenants=("a", "team")),
+        typed("fits", 2, **fast, tenants=("a", "team")),
+        typed("beside", 4, **fast, tenants=("a",)),
+    ]
+    found, without = most_by_type(gangs, {"a": {"fast": 6}, "team": {"fast": 2}}, {})
+    assert found == {"full": {}, "fits": {"fast": 2}, "beside": {"fast": 4}}
+    assert without == {"full": "team"}
+    found, _ = most_by_type(gangs, {"a": {"fast": 6}, "team": {"fast": 3}}, {"team": {"fast": 1}})
+    assert found == {"full": {}, "fits": {}, "beside": {"fast": 4}}
 
 
 @given(st.data())
 def test_no_choice_of_types_and_sizes_exceeds_a_limit_by_type(data):
     """Whatever each gang is given of what it may have, and unless more was held before."""
     types = ("fast", "slow", "old")
-    limits = {"a": data.draw(st.dictionaries(st.sampled_from(types), st.integers(0, 12)))}
-    others = {"a": data.draw(st.dictionaries(st.sampled_from(types), st.integers(0, 3)))}
+    limits = {
+        tenant: data.draw(st.dictionaries(st.sampled_from(types), st.integers(0, 12))) for tenant in "ab"
+    }
+    others = {
+        tenant: data.draw(st.dictionaries(st.sampled_from(types), st.integers(0, 3))) for tenant in "ab"
+    }
     gangs = []
     for number in range(data.draw(st.integers(0, 6))):
         sizes = sorted(data.draw(st.sets(st.integers(1, 8), min_size=1, max_size=4)))
         may = tuple(sorted(data.draw(st.sets(st.sampled_from(types), min_size=1))))
         runs_on = data.draw(st.sampled_from(("", *may)))
         held = data.draw(st.sampled_from(sizes)) if runs_on else 0
-        gangs.append(typed(f"j{number}", *sizes, types=may, runs_on=runs_on, held=held))
-    found = most_by_type(gangs, limits, others)
-    for gpu_type, limit in limits["a"].items():
-        before = others["a"].get(gpu_type, 0) + sum(gang.held.get(gpu_type, 0) for gang in gangs)
-        after = others["a"].get(gpu_type, 0)
-        for gang in gangs:
-            least = gang.held.get(gpu_type, 0) if gpu_type in gang.runs_on else 0
-            after += max(least, found[gang.name].get(gpu_type, 0))
-        assert after <= max(limit, before)
+        whose = data.draw(st.sampled_from((("a",), ("b",), ("a", "b"))))
+        gangs.append(typed(f"j{number}", *sizes, types=may, runs_on=runs_on, held=held, tenants=whose))
+    found, without = most_by_type(gangs, limits, others)
+    assert without.keys() == {name for name, most in found.items() if not most}
+    for tenant, by_type in limits.items():
+        own = [gang for gang in gangs if tenant in gang.tenants]
+        for gpu_type, limit in by_type.items():
+            before = others[tenant].get(gpu_type, 0) + sum(gang.held.get(gpu_type, 0) for gang in own)
+            after = others[tenant].get(gpu_type, 0)
+            for gang in own:
+                least = gang.held.get(gpu_type, 0) if gpu_type in gang.runs_on else 0
+                after += max(least, found[gang.name].get(gpu_type, 0))
+            assert after <= max(limit, before)
     for gang in gangs:
         assert gang.runs_on <= found[gang.name].keys() <= set(gang.types)
         assert all(gang.sizes[0] <= most <= gang.sizes[-1] for most in found[gang.name].values())

@@ -93,7 +93,7 @@ class Admitted:
         mixed: where it could be in several pools at once; None: it may not.
         fits_one_pool: whether some pool can hold its least size.
         topology: what it asks of the domains of its nodes; None: nothing.
-        most_of_type: GPU type -> most GPUs that its namespace's limits leave it there; absent: any number.
+        most_of_type: GPU type -> most GPUs that ``maxGpusByType`` leaves it there; absent: any number.
     """
 
     view: JobView

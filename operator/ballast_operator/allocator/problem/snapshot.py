@@ -8,6 +8,7 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
+from types import MappingProxyType
 
 from ballast_policies.protocol.observed import Cause
 from ballast_policies.rounds.tenants import (
@@ -34,7 +35,7 @@ from ballast_operator.allocator.problem.snapshot_job import (
     speeds_beside,
 )
 from ballast_operator.allocator.problem.throughput import Measurements
-from ballast_operator.api.cluster_policy import ClusterPolicySpec, Tenants
+from ballast_operator.api.cluster_policy import ClusterPolicySpec, EntityShare, Tenants
 from ballast_operator.api.conditions import JobReason, some_of
 from ballast_operator.kube.kinds import Key, Object, job_id
 from ballast_operator.observation.findings import FailedThere
@@ -44,15 +45,61 @@ from ballast_operator.views.nodes import NodeView, closed_by_condition
 
 
 def admit_tenants(
-    tenants: Tenants, admitted: Sequence[Admitted], jobs: Sequence[JobView]
+    tenants: Tenants,
+    admitted: Sequence[Admitted],
+    jobs: Sequence[JobView],
+    teams: Mapping[str, EntityShare] = MappingProxyType({}),
 ) -> tuple[list[Admitted], list[RefusedJob], TenantRooms]:
     """(jobs that take part, as the limits leave them; jobs that do not; what is left to be given).
 
-    ``admitted``: by age. ``jobs``: all there are.
+    ``admitted``: by age. ``jobs``: all there are. ``teams``: those of the policy's objective.
     """
     within, refused, rooms = _within_numbers(tenants, admitted, jobs)
-    within, beyond = _within_types(tenants, within, jobs)
+    within, beyond = _within_types(_ByType(tenants, teams, admitted), within, jobs)
     return within, refused + beyond, rooms
+
+
+class _ByType:
+    """``maxGpusByType`` of namespaces and of teams, each with the jobs of the teams inside it.
+
+    Attributes:
+        limits: of each that has some, by the words for it.
+    """
+
+    def __init__(
+        self, tenants: Tenants, teams: Mapping[str, EntityShare], admitted: Sequence[Admitted]
+    ) -> None:
+        self._tenants, self._teams = tenants, teams
+        namespaces = {one.view.key[0] for one in admitted}
+        stated = {f"namespace {name}": tenants.of(name).max_gpus_by_type for name in namespaces}
+        stated |= {f"team {name}": own.max_gpus_by_type for name, own in teams.items()}
+        self.limits = {owner: by_type for owner, by_type in stated.items() if by_type}
+
+    def of(self, view: JobView) -> tuple[str, ...]:
+        """Whose limits hold for the job: its namespace's, its team's, and so on outwards."""
+        owners, team = [f"namespace {view.key[0]}"], view.spec.asked.entity if view.spec is not None else None
+        while team is not None and team in self._teams:
+            owners.append(f"team {team}")
+            team = self._teams[team].parent
+        return tuple(name for name in owners if name in self.limits)
+
+    def refusal(self, gang: TypedGang, owner: str) -> Refusal:
+        """Of a gang for which the owner's limits leave no type."""
+        what, _, name = owner.partition(" ")
+        limits = self.limits[owner]
+        bounds = ", ".join(f"{limits[each]} {each}" for each in gang.types if each in limits)
+        never = all(gang.sizes[0] > limits.get(each, gang.sizes[0]) for each in gang.types)
+        if what == "team":
+            reason, field = JobReason.TEAM_LIMIT, f"objective.entities.{name}.{TenantLimit.GPUS_BY_TYPE}"
+        else:
+            reason, field = JobReason.NAMESPACE_LIMIT, self._tenants.field_of(name, TenantLimit.GPUS_BY_TYPE)
+        message = (
+            f"{owner} may have {bounds} at a time, and "
+            + (f"the job needs {gang.sizes[0]}" if never else "its older jobs have them or come first")
+            + f". To fix: {'' if never else 'wait, '}allow other gpuTypes, or ask the cluster's "
+            f"administrator to raise {field} of the ClusterPolicy"
+        )
+        return Refusal(reason, message)
 
 
 def _within_numbers(
@@ -91,37 +138,36 @@ def _within_numbers(
 
 
 def _within_types(
-    tenants: Tenants, admitted: Sequence[Admitted], jobs: Sequence[JobView]
+    limited: _ByType, admitted: Sequence[Admitted], jobs: Sequence[JobView]
 ) -> tuple[list[Admitted], list[RefusedJob]]:
     """(jobs with the GPU types and sizes that ``maxGpusByType`` leaves them, jobs that it leaves none)."""
-    namespaces = {one.view.key[0] for one in admitted}
-    limits = {name: by_type for name in namespaces if (by_type := tenants.of(name).max_gpus_by_type)}
-    if not limits:
+    if not limited.limits:
         return list(admitted), []
-    asked = {one.view.key: _typed(one) for one in admitted if one.view.key[0] in limits}
+    asked = {one.view.key: _typed(one, owners) for one in admitted if (owners := limited.of(one.view))}
     others: dict[str, Counter[str]] = {}
     for view in jobs:
-        if view.key not in asked and view.key[0] in limits:
-            others.setdefault(view.key[0], Counter()).update(_held_by_type(view))
-    found = most_by_type(list(asked.values()), limits, others)
+        if view.key not in asked:
+            for owner in limited.of(view):
+                others.setdefault(owner, Counter()).update(_held_by_type(view))
+    found, without = most_by_type(list(asked.values()), limited.limits, others)
     within, refused = [], []
     for one in admitted:
         gang = asked.get(one.view.key)
         if gang is None:
             within.append(one)
-        elif most := found[gang.name]:
-            within.append(_with_most(one, most))
+        elif gang.name in without:
+            refused.append(RefusedJob(one.view, limited.refusal(gang, without[gang.name])))
         else:
-            refused.append(RefusedJob(one.view, _no_type(tenants, gang, limits[gang.tenant])))
+            within.append(_with_most(one, found[gang.name]))
     return within, refused
 
 
-def _typed(one: Admitted) -> TypedGang:
+def _typed(one: Admitted, owners: tuple[str, ...]) -> TypedGang:
     running = one.view.running_allocation
     sizes = one.sizes if len(one.sizes) > 1 or running is not None else _sizes(one)[::-1]
     return TypedGang(
         name=job_id(one.view.key),
-        tenant=one.view.key[0],
+        tenants=owners,
         sizes=sizes,
         types=one.gpu_types,
         held=_held_by_type(one.view),
@@ -146,7 +192,7 @@ def _with_most(one: Admitted, most: Mapping[str, int]) -> Admitted:
         fitting = (gpus,)
     types = tuple(name for name in one.gpu_types if most.get(name, 0) >= gpus)
     closed = [name for name in one.gpu_types if name not in types]
-    told = f"{' and '.join(closed)}: no room within its namespace's maxGpusByType" if closed else ""
+    told = f"{' and '.join(closed)}: no room within maxGpusByType of its namespace or team" if closed else ""
     mixed = one.mixed
     if mixed is not None and any(most.get(name, 0) < mixed.sizes[-1] for name in mixed.gpu_types):
         mixed = None
@@ -159,18 +205,6 @@ def _with_most(one: Admitted, most: Mapping[str, int]) -> Admitted:
         most_of_type=most,
         mixed=mixed,
     )
-
-
-def _no_type(tenants: Tenants, gang: TypedGang, limits: Mapping[str, int]) -> Refusal:
-    bounds = ", ".join(f"{limits[name]} {name}" for name in gang.types if name in limits)
-    never = all(gang.sizes[0] > limits[name] for name in gang.types)
-    message = (
-        f"namespace {gang.tenant} may have {bounds} at a time, and "
-        + (f"the job needs {gang.sizes[0]}" if never else "its older jobs have them or come first")
-        + f". To fix: {'' if never else 'wait, '}allow other gpuTypes, or ask the cluster's administrator "
-        f"to raise {tenants.field_of(gang.tenant, TenantLimit.GPUS_BY_TYPE)} of the ClusterPolicy"
-    )
-    return Refusal(JobReason.NAMESPACE_LIMIT, message)
 
 
 def _limits_nothing(tenants: Tenants, jobs: int) -> bool:
@@ -328,7 +362,7 @@ def _take(
     _leave_out_partners(jobs, left_out, capacity.left_out.keys() & capacity.shared.keys())
     capacity = dataclasses.replace(capacity, data_prices=data_prices(spec.data_prices))
     admitted, refused = admissions.admit(spec, capacity, wanting, measurements.profiles)
-    admitted, beyond, rooms = admit_tenants(spec.tenants, admitted, seen.jobs)
+    admitted, beyond, rooms = admit_tenants(spec.tenants, admitted, seen.jobs, spec.objective.entities)
     shared = colocation_candidates(admitted, capacity, measurements.kinds)
     found = snapshot_jobs(admitted, measurements, capacity, shared, now)
     running = {job.name: job.placement for job in found if job.placement is not None}

@@ -34,9 +34,30 @@ async def test_a_namespace_never_holds_more_gpus_of_a_type_than_its_limit():
         "three", "NamespaceLimit", "may have 2 fast at a time", "tenants.namespaces.team.maxGpusByType"
     )
     valid = simulation.policy_condition("Valid")
-    assert "tenants limit old by maxGpusByType" in valid["message"]
+    assert "maxGpusByType limits old, of which" in valid["message"]
     await simulation.running("three")
     assert simulation.state("one") == "Succeeded"
+
+
+async def test_a_team_and_the_teams_inside_it_never_hold_more_gpus_of_a_type_than_its_limit():
+    """Under a policy that shares by no team; the inner team's own limit counts, too."""
+    entities = {
+        "research": {"maxGpusByType": {"fast": 2, "slow": 3}},
+        "vision": {"parent": "research", "maxGpusByType": {"slow": 1}},
+    }
+    nodes = {"fast-0": ("fast", 4), "slow-0": ("slow", 4)}
+    objective = {"policy": "max-min-fairness", "entities": entities}
+    simulation = Simulation(nodes=nodes, objective=objective)
+    await simulation.run_job("one", entity="research", gpuTypes=["fast"])
+    simulation.add_job("two", entity="vision")
+    simulation.add_job("three", entity="research")
+    simulation.add_job("four")
+    fields = ("research may have 2 fast, 3 slow at a time", "objective.entities.research.maxGpusByType")
+    await simulation.refused("two", "TeamLimit", *fields)
+    await simulation.running("three", "four")
+    assert (simulation.nodes("three"), simulation.state("two")) == ({"slow-0"}, "Waiting")
+    await simulation.running("two")
+    assert simulation.nodes("two") == {"fast-0"}
 
 
 LARGEST = 1.7e308
