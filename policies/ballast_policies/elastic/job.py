@@ -37,8 +37,6 @@ class ElasticJob:
         problems = []
         if not self.configurations:
             problems.append(Problem("configurations", "there is none. To fix: give at least one"))
-        if not self.work > 0:
-            problems.append(Problem("work", f"{self.work:g} is not above 0"))
         problems += [
             Problem(path, f"{seconds:g} s is not between 0 and {MOST_SECONDS:g} s")
             for path, seconds in (("arrival", self.arrival), ("restartSeconds", self.restart_seconds))

@@ -125,7 +125,7 @@ class _SizeAssignment:
 
     def share_out(self) -> None:
         """Give the rest to those that become faster with it, the most urgent first."""
-        queue: list[tuple[float, int, int]] = []
+        queue: list[tuple[float, bool, int]] = []
         for at in range(len(self._seats)):
             self._push(queue, at)
         while queue:
@@ -137,18 +137,19 @@ class _SizeAssignment:
         """GPUs of the gang in this division."""
         return len(self.nodes[at])
 
-    def _push(self, queue: list[tuple[float, int, int]], at: int) -> None:
+    def _push(self, queue: list[tuple[float, bool, int]], at: int) -> None:
         seat, now = self._seats[at], self.size(at)
         more = self._next_size(seat, now)
         if more is None:
             return
         value = urgency(self._settings.surplus, seat.one, now, more)
-        if math.isinf(value) and value > 0:
+        if value == math.inf:
             return
-        if seat.runs and more <= seat.held:
+        held = seat.runs and more <= seat.held
+        if held:
             value = value * HOLDS if value > 0 else value / HOLDS
         # Of equals the one that holds the GPU keeps it.
-        heapq.heappush(queue, (value, 0 if seat.runs and more <= seat.held else 1, at))
+        heapq.heappush(queue, (value, not held, at))
 
     def _next_size(self, seat: _GangSize, now: int) -> int | None:
         """The next size at which the gang is faster by enough; None: there is none."""

@@ -95,12 +95,10 @@ class Question:
             moves: running gangs that these stop, of those that may be stopped within the hour.
             tenants: tenant -> GPUs that these take of its room.
         """
-        settings, parts = self.settings, self.parts
+        settings = self.settings
         if moves and settings.max_moves_per_hour is not None:
             left = max(0, settings.max_moves_per_hour - moves)
             settings = dataclasses.replace(settings, max_moves_per_hour=left)
-        if parts is None:
-            parts = self.claimed_parts()
         return dataclasses.replace(
             self,
             jobs=[job for job in self.jobs if job.name not in jobs],
@@ -114,7 +112,7 @@ class Question:
             ),
             settings=settings,
             room={name: max(0, has - (tenants or {}).get(name, 0)) for name, has in self.room.items()},
-            parts=parts,
+            parts=self.claimed_parts(),
         )
 
     def claimed_parts(self) -> Mapping[str, float]:

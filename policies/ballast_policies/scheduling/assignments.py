@@ -183,14 +183,14 @@ def _within_tenant_limits(
         assignment = found[job.name]
         if job.tenant not in left:
             continue
-        starts = assignment.action is Action.PLACE and assignment.placement is not None
+        starts = assignment.placement if assignment.action is Action.PLACE else None
         wanted = len(assignment.extra_nodes)
-        if starts and assignment.placement is not None:
-            wanted = len(assignment.placement.nodes) if job.placement is None else 0
+        if starts is not None:
+            wanted = len(starts.nodes) if job.placement is None else 0
         if wanted <= left[job.tenant]:
             left[job.tenant] -= wanted
             continue
-        if not starts:
+        if starts is None:
             held_back[job.name] = dataclasses.replace(assignment, extra_nodes=())
         elif any(one.tenant == job.tenant and found[one.name].kept_ranks for one in state.jobs):
             why = f"other jobs of namespace {job.tenant}, which is at its limit, are giving GPUs back; then: "

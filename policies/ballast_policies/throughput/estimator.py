@@ -104,9 +104,8 @@ def _deviation(values: np.ndarray, known: np.ndarray, rank: int, ridge: float) -
         held = entries[order[fold::5]]
         rest = known.copy()
         rest[held[:, 0], held[:, 1]] = False
-        if rest.any():
-            fitted = _fit(values, rest, rank, ridge)[0]
-            errors.append((fitted - values)[held[:, 0], held[:, 1]])
+        fitted = _fit(values, rest, rank, ridge)[0]
+        errors.append((fitted - values)[held[:, 0], held[:, 1]])
     return float(np.sqrt(np.mean(np.concatenate(errors) ** 2))) if errors else float("inf")
 
 

@@ -7,6 +7,8 @@ from ballast_policies.allocation.problem import Configuration
 from ballast_policies.elastic.completion_time import (
     BASE,
     CompletionTime,
+    advanced,
+    changed,
     hesrpt_weights,
     unit_of_speed,
 )
@@ -75,3 +77,17 @@ def test_the_unit_of_speed_lies_between_the_fastest_and_the_most_efficient_use()
     state = job("a", 1000.0, 0.5)
     unit = unit_of_speed(state.job, CLUSTER)
     assert GPUS**0.5 <= unit <= GPUS
+
+
+def test_a_job_restarts_whenever_it_starts_again_and_waits_for_it_first():
+    """Its first start is no restart; a start that takes longer than it runs does no work."""
+    state = job("a", 1000.0, 0.5)
+    state = dataclasses.replace(state, job=dataclasses.replace(state.job, restart_seconds=30.0))
+    one, two, *_ = state.job.configurations
+    started = changed(state, one)
+    assert advanced(started, 20.0) == dataclasses.replace(started, restart_left=10.0)
+    trained = advanced(started, 50.0)
+    assert (trained.restart_left, trained.remaining) == (0.0, 980.0)
+    stopped = changed(trained, None)
+    again = [changed(trained, two), changed(stopped, one)]
+    assert [each.restarts for each in (started, stopped, *again)] == [0, 0, 1, 1]

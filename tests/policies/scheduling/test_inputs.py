@@ -108,13 +108,15 @@ def test_a_job_of_which_nothing_is_known_counts_as_fast_as_the_others():
         ("min-cost-slo", "deadline", True),
         ("max-min-fairness", "steps_remaining", False),
         ("makespan", "steps_remaining", True),
+        ("makespan", "budget", False),
+        ("makespan-within-budget", "budget", True),
     ],
 )
 def test_a_question_is_asked_again_only_where_the_policy_reads_what_has_changed(policy, field, asked_again):
     """Time alone makes no work for policies that do not read the clock."""
-    before, _ = question(job("a", elapsed=10.0, isolated_elapsed=10.0, deadline=10.0))
-    fields = {"elapsed": 10.0, "isolated_elapsed": 10.0, "deadline": 10.0, field: 500.0}
-    after, _ = question(job("a", **fields))
+    fields = dict.fromkeys(("elapsed", "isolated_elapsed", "deadline", "budget"), 10.0)
+    before, _ = question(job("a", **fields))
+    after, _ = question(job("a", **{**fields, field: 500.0}))
     assert (values(policy, before) != values(policy, after)) is asked_again
 
 

@@ -136,6 +136,16 @@ def test_by_throughput_the_gang_that_loses_least_makes_room_for_the_one_that_gai
     assert sizes_of(decided) == {"x": ("slow", 4), "y": ("fast", 8)}
 
 
+def test_by_fairness_no_gang_moves_to_where_the_worst_off_would_be_worse_off():
+    """The fast GPUs that one leaves are worth more to the other than it loses; by throughput it goes."""
+    elastic = {"x": gang(0.7), "y": gang(0.3)}
+    running = {"x": on("fast", 4), "y": on("fast", 4)}
+    decided = decide(elastic, pools(10, 10), running=running)
+    assert sizes_of(decided) == {"x": ("fast", 5), "y": ("fast", 5)}
+    decided = decide(elastic, pools(10, 10), running=running, surplus=Surplus.THROUGHPUT)
+    assert sizes_of(decided) == {"x": ("slow", 8), "y": ("fast", 8)}
+
+
 def test_by_cost_a_gang_moves_only_for_its_deadline():
     """Without one it stays where it is cheapest."""
     elastic = {"x": gang(0.9), "y": gang(0.9)}
