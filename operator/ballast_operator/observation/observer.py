@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 from ballast_policies.contract import CONFIG_KEY, PLAN_KEY, Plan, lease_name, plan_config_map_name
+from ballast_policies.contract.limits import MOST_EPOCH_READ
 
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.api.training_job_status import TrainingJobStatus
@@ -267,6 +268,9 @@ class Observer:
         ttl = asked.get("ttlSecondsAfterFinished") if isinstance(asked, Mapping) else None
         known, status = self._plan(key, metadata["uid"]), self._decoded.status(key, item)
         pods = [self._pod(pod) for pod in self.caches[POD].of_job(key) if controlled_by(pod, metadata["uid"])]
+        if status.launches > MOST_EPOCH_READ:
+            numbers = [0, *(part.launch for part in (status.allocation, known and known.plan, *pods) if part)]
+            status = status.replace(launches=max(one for one in numbers if one <= MOST_EPOCH_READ))
         return JobView(
             key=key,
             uid=metadata["uid"],
@@ -321,9 +325,12 @@ class Observer:
         data, metadata = item.get("data") or {}, item["metadata"]
         written = (metadata.get("annotations") or {}).get(PLAN_WRITTEN_ANNOTATION)
         try:
+            plan = Plan.from_json(data.get(PLAN_KEY, ""))
+            if max(plan.epoch, plan.launch) > MOST_EPOCH_READ:
+                raise ValueError(f"its plan has epoch {plan.epoch} of launch {plan.launch}")
             known = KnownPlan(
                 job_uid=uid,
-                plan=Plan.from_json(data.get(PLAN_KEY, "")),
+                plan=plan,
                 written=parse(written if written else metadata["creationTimestamp"]),
                 config=data.get(CONFIG_KEY, ""),
                 version=version,

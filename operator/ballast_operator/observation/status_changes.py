@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ballast_operator.api.base import storable
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.views.clock import Time
@@ -108,7 +109,7 @@ def status_content(status: TrainingJobStatus) -> dict[str, Any]:
     Raises:
         pydantic.ValidationError: a value is outside its schema; a bug of a step.
     """
-    content = status.to_dict()
+    content: dict[str, Any] = storable(status.to_dict())
     TrainingJobStatus.model_validate(content)
     if status.launches:
         return content

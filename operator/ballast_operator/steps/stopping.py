@@ -149,5 +149,5 @@ def _pause(context: ReconcileContext, status: TrainingJobStatus, cause: Cause) -
     """Doubles with each restart of this cause; starts over after a long run."""
     settings = context.settings
     ran_well = seconds_since(context, context.allocation.since) > 2 * settings.restart_max_seconds
-    doubled = settings.restart_base_seconds * 2.0 ** (0 if ran_well else status.restarts[cause] - 1)
+    doubled = settings.restart_base_seconds * 2.0 ** (0 if ran_well else min(status.restarts[cause] - 1, 100))
     return datetime.timedelta(seconds=min(doubled, settings.restart_max_seconds))

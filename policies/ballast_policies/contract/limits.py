@@ -15,6 +15,9 @@ MOST_STEP = 2**53
 MOST_EPOCH = 2**31 - 1
 """Largest epoch of a plan, and number of a launch."""
 
+MOST_EPOCH_READ = MOST_EPOCH // 2
+"""Largest of which no person has written it: as many can follow."""
+
 MOST_LAYERS = 100_000
 """Most layers of a model, and so most stages."""
 

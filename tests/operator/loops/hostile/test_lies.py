@@ -26,6 +26,7 @@ from tests.operator.loops.simulated.fake_cluster import FakeCluster
 from tests.operator.loops.simulated.machines import Trainer, end_pod
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, job
 from tests.operator.loops.simulated.world import World
+from tests.operator.views.builders import a_plan
 from tests.support.examples import first_daily
 
 
@@ -243,7 +244,26 @@ async def test_an_error_in_a_pass_is_shown_on_its_job(monkeypatch):
     assert simulation.state("one") == "Running"
 
 
-@pytest.mark.parametrize("text", ["", "[" * 2000, '{"epoch": "one"}', "null"])
+@pytest.mark.parametrize(
+    "counters",
+    [{"launches": 2**31 - 1}, {"restarts": {"PodLost": 1025}}, {"restarts": {"PodLost": 2**63 - 1}}],
+)
+async def test_a_counter_may_be_of_any_size(counters):
+    """The next launch has a number that no pod or plan of the job has; no pause or sum is out of range."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 4)})
+    await simulation.run_job("one", totalSteps=200)
+    item = simulation.world.get(JOB, NAMESPACE, "one")
+    simulation.world.put(JOB, {**item, "status": {**item["status"], **counters}})
+    simulation.world.drop(POD, NAMESPACE, "one-1-0")
+    await simulation.until(lambda: simulation.state("one") == "Succeeded", ticks=600)
+    status = simulation.status("one")
+    assert status.launches == 2 and all(count < 2**63 for count in status.restarts.values())
+
+
+LAST_EPOCH = a_plan(("one-1-0",), job="one", epoch=2**31 - 1).to_json()
+
+
+@pytest.mark.parametrize("text", ["", "[" * 2000, '{"epoch": "one"}', "null", LAST_EPOCH])
 async def test_a_plan_that_someone_overwrites_is_written_again(text):
     """The same epoch with the same ranks; the gang is not stopped."""
     simulation = Simulation(nodes={"fast-0": ("fast", 2)})
