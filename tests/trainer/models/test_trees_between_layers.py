@@ -10,6 +10,7 @@ from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.layers.boundaries import Boundary, wire
 from ballast_trainer.seeding import host_seeded
 from ballast_trainer.trees import flatten, mapped, tensors_of, unflatten
+from safetensors.torch import load_file
 
 from tests.support.examples import first_daily
 from tests.support.gang import assert_same_curve
@@ -61,10 +62,74 @@ def test_one_process_learns_as_plain_modules_do(recompute):
     assert_same_curve(train_here(config).losses, losses_of_plain_modules("unet"))
 
 
+def losses_of_a_loss_that_learns(steps=8):
+    """As above, with torch alone; and what the loss has learnt."""
+    with host_seeded(0):
+        layers, loss = tree_models.weighted_parts()
+    whole = torch.nn.Sequential(*layers)
+    parameters = [*whole.parameters(), *loss.parameters()]
+    optimizer, losses = torch.optim.AdamW(parameters, lr=0.02, weight_decay=0.01), {}
+    for step in range(steps):
+        inputs, targets = tree_models.numbers(0, step, 8)
+        found = [
+            loss(whole(source), target) / 4
+            for source, target in zip(inputs.chunk(4), targets.chunk(4), strict=True)
+        ]
+        sum(found).backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses[step + 1] = sum(one.item() for one in found)
+    return losses, loss.logs.detach(), layers[-1].weight.detach()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", first_daily(["fp32", "bf16"]))
+def test_a_loss_may_have_parameters(tmp_path, dtype):
+    """They learn with the last layer, are evaluated with, and are exported by their names and the layer's."""
+    exported = {"path": str(tmp_path / "model.safetensors")}
+    config = job("weighted", evaluation={"everySteps": 4, "batches": 1}, export=exported)
+    config["checkpoint"] = {"path": str(tmp_path / "saved")}
+    config["training"] |= {"weightDecay": 0.01, "dtype": dtype, "precision": dtype}
+    told, (losses, logs, weight) = train_here(config), losses_of_a_loss_that_learns()
+    within = 1e-5 if dtype == "fp32" else 0.1
+    assert_same_curve(told.losses, losses, within=within)
+    assert all("largest" in event["metrics"] for event in told.events if event["event"] == "evaluation")
+    saved = load_file(tmp_path / "model.safetensors")
+    assert (logs - torch.tensor([0.5, -0.5])).abs().min() > 0.05
+    torch.testing.assert_close(saved["loss.logs"].float(), logs, rtol=0, atol=within)
+    torch.testing.assert_close(saved["5.weight"].float(), weight, rtol=0, atol=within)
+    assert len(saved) == 13
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("functions", "stage"), first_daily([(False, 3), (True, 0), (False, 0), (False, 1), (True, 2)])
+)
+def test_a_loss_with_parameters_learns_on_replicas_of_two_stages(gang, functions, stage):
+    """Its gradients are those of all microbatches, with weights that are shared, too."""
+    config = job("weighted", parallelism={"data": 2, "zeroStage": stage})
+    config["training"]["weightDecay"] = 0.01
+    config["model"]["args"] = {"functions": functions}
+    running = gang(config, ranks=4)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    # A function makes its layer from other random numbers.
+    alone = train_here({**config, "parallelism": {}}).losses
+    assert_same_curve(running.losses(), alone if functions else losses_of_a_loss_that_learns()[0])
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("name", "recompute"),
-    first_daily([("packed", True), ("masked", False), ("masked", True), ("unet", False), ("packed", False)]),
+    first_daily(
+        [
+            ("packed", True),
+            ("weighted", True),
+            *(("masked", recompute) for recompute in (False, True)),
+            *((name, False) for name in ("unet", "packed")),
+        ],
+        2,
+    ),
 )
 def test_layers_move_and_a_rank_leaves_as_in_one_process(gang, tmp_path, name, recompute):
     """Masks, positions and documents travel beside hidden states through moves, repack and evaluations."""

@@ -424,8 +424,8 @@ def test_the_example_in_the_documentation_runs_as_it_is_printed(gang, tmp_path):
     assert runs[1].losses()[20] < runs[1].losses()[1]
 
 
-def test_a_loss_with_parameters_of_its_own_is_refused():
-    """No optimizer would have them; frozen ones, and none, are fine."""
+def test_a_loss_with_parameters_needs_a_layer_that_is_given():
+    """No optimizer would have them beside functions alone; frozen ones, and none, are fine."""
 
     class Scaled(nn.Module):
         def __init__(self, trained):
@@ -436,7 +436,10 @@ def test_a_loss_with_parameters_of_its_own_is_refused():
             return self.scale * nn.functional.mse_loss(output, target)
 
     layers = [nn.Linear(2, 2)]
-    with pytest.raises(ValueError, match="Scaled has parameters, and only layers are trained"):
-        Model.from_layers(layers, loss=Scaled(True))
-    assert Model.from_layers(layers, loss=Scaled(False)).layer_count == 1
-    assert Model.from_layers(layers, loss=nn.CrossEntropyLoss()).layer_count == 1
+    with pytest.raises(ValueError, match=r"Scaled has parameters, and only layers are trained.*from_layers"):
+        Model(layer_count=1, build_layer=layers.__getitem__, loss=Scaled(True))
+    for loss in (Scaled(False), nn.CrossEntropyLoss()):
+        assert list(dict(Model.from_layers(layers, loss=loss).build_layer(0).named_parameters())) == [
+            "weight",
+            "bias",
+        ]

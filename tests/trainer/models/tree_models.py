@@ -1,6 +1,7 @@
 """Models whose layers hand on more than one tensor, each as a builder that a configuration can name."""
 
 import dataclasses
+import functools
 import typing
 
 import torch
@@ -155,6 +156,34 @@ def packed():
     return Model.from_layers(layers, loss=packed_loss, batch=words, metrics=metrics)
 
 
+class Weighted(nn.Module):
+    """Two losses, weighted by what each is uncertain of (Kendall et al. 2018, equation 10)."""
+
+    def __init__(self):
+        super().__init__()
+        self.logs = nn.Parameter(torch.tensor([0.5, -0.5]))
+
+    def forward(self, output, targets):
+        losses = torch.stack([functional.mse_loss(output, targets), functional.l1_loss(output, targets)])
+        return (losses * torch.exp(-self.logs) + self.logs).sum()
+
+
+def weighted_parts():
+    """Layers and a loss that learns."""
+    return [
+        *(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(5)),
+        nn.Linear(WIDTH, WIDTH),
+    ], Weighted()
+
+
+def weighted(functions=False):
+    layers, loss = weighted_parts()
+    if functions:
+        layers[-1] = functools.partial(nn.Linear, WIDTH, WIDTH)
+    metrics = {"largest": lambda output, targets: output.abs().max()}
+    return Model.from_layers(layers, loss=loss, batch=numbers, metrics=metrics)
+
+
 def data_of(name):
     """The batches that a model brings."""
-    return {"masked": words, "packed": words, "unet": numbers}[name]
+    return {"masked": words, "packed": words, "unet": numbers, "weighted": numbers}[name]

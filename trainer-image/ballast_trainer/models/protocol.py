@@ -15,10 +15,11 @@ import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from ballast_trainer.causes import with_place
 from ballast_trainer.data.collate import Batch, BatchFunction
@@ -89,11 +90,10 @@ class Model:
 
     def __post_init__(self) -> None:
         """Refuse names that figures, files and dashboards cannot have, and losses that are not trained."""
-        trained = self.loss.parameters() if isinstance(self.loss, nn.Module) else ()
-        if any(parameter.requires_grad for parameter in trained):
+        if _learns(self.loss):
             raise ValueError(
                 f"loss: {type(self.loss).__name__} has parameters, and only layers are trained. "
-                "To fix: move them into the last layer, or set requires_grad to False"
+                "To fix: Model.from_layers, which trains them beside the last layer, or requires_grad = False"
             )
         wrong = [name for name in self.metrics if not re.fullmatch("[a-zA-Z][a-zA-Z0-9_]*", name)]
         wrong += [name for name in self.metrics if name == "loss"]
@@ -131,7 +131,8 @@ class Model:
 
         Args:
             layers: the modules, or functions that make them.
-            loss: of one microbatch, as of :class:`Model`.
+            loss: of one microbatch, as of :class:`Model`; the parameters of a module are trained with the
+                last layer, and exported as ``loss.name``.
             batch: inputs and targets of a step.
             family: kind of model.
             independent_layers: a promise, see :class:`Model`.
@@ -143,6 +144,15 @@ class Model:
         Raises:
             ValueError: two of the modules share what cannot be tied, e.g. running statistics.
         """
+        with_loss = None
+        if _learns(loss):
+            with_loss = len(layers) - 1
+            layers = [*layers[:-1], _with_loss(layers[-1], loss)]
+            tied = [
+                tuple((i, f"layer.{name}" if i == with_loss else name) for i, name in one) for one in tied
+            ]
+            metrics = {name: _of_output(metric) for name, metric in (metrics or {}).items()}
+            loss = _TrainedLoss(loss)
         modules = {index: layer for index, layer in enumerate(layers) if isinstance(layer, nn.Module)}
         found = ties_among(modules)
         owners = {
@@ -173,7 +183,7 @@ class Model:
             batch=batch,
             family=family,
             independent_layers=independent_layers,
-            parameter_name=None if whole is None else _names_in(whole, modules),
+            parameter_name=_names_in(whole, modules, with_loss),
             tied=merged([*tied, *found]),
             kept_layer=modules.get,
             metrics=metrics or {},
@@ -218,11 +228,72 @@ def checked(layer: object, index: int) -> nn.Module:
     return layer
 
 
-def _names_in(whole: nn.Module, modules: Mapping[int, nn.Module]) -> Callable[[int, str], str]:
-    """The names that the layers' parameters and buffers have in ``whole``.
+class _LastLayer(nn.Module):
+    """The last layer and the loss's parameters, which travel, learn and are saved with it."""
 
-    A tensor that has several names there (tied weights) gives each layer one of them.
+    def __init__(self, layer: nn.Module, loss: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.loss = layer, loss
+
+    def forward(self, value: Any) -> dict[str, Any]:
+        """What the layer computes, and the parameters as the loss of this microbatch takes them."""
+        # Copies: replicas that share weights let go of theirs after the forward.
+        own = {name: parameter.clone() for name, parameter in self.loss.named_parameters()}
+        return {"output": self.layer(value), "parameters": own}
+
+
+class _TrainedLoss(nn.Module):
+    """A loss whose parameters come with the last layer's output."""
+
+    def __init__(self, loss: nn.Module) -> None:
+        super().__init__()
+        self.loss = copy.deepcopy(loss).requires_grad_(False)
+
+    def forward(self, value: Mapping[str, Any], targets: torch.Tensor) -> torch.Tensor:
+        """The loss of one microbatch."""
+        result: torch.Tensor = functional_call(self.loss, value["parameters"], (value["output"], targets))
+        return result
+
+
+def _learns(loss: object) -> TypeGuard[nn.Module]:
+    """Whether a loss has parameters to train."""
+    return isinstance(loss, nn.Module) and any(one.requires_grad for one in loss.parameters())
+
+
+def _with_loss(
+    layer: nn.Module | Callable[[], nn.Module], loss: nn.Module
+) -> nn.Module | Callable[[], nn.Module]:
+    """The last layer with the loss's parameters; as a function where it is one."""
+    if isinstance(layer, nn.Module):
+        return _LastLayer(layer, loss)
+    return lambda: _LastLayer(layer(), copy.deepcopy(loss))
+
+
+def _of_output(metric: Metric) -> Metric:
+    """The metric of what the last layer itself computes."""
+
+    def of_output(value: Any, targets: torch.Tensor) -> torch.Tensor | float:
+        return metric(value["output"], targets)
+
+    return of_output
+
+
+def _names_in(
+    whole: nn.Module | None, modules: Mapping[int, nn.Module], with_loss: int | None
+) -> Callable[[int, str], str] | None:
+    """The names that the layers' parameters and buffers have in ``whole``; None: as :class:`Model` has them.
+
+    A tensor that has several names there (tied weights) gives each layer one of them.  ``with_loss``: the
+    layer that has the loss's parameters, too.
     """
+
+    def usual(index: int, name: str) -> str:
+        if index != with_loss:
+            return f"{index}.{name}"
+        return name if name.startswith("loss.") else f"{index}.{name.removeprefix('layer.')}"
+
+    if whole is None:
+        return None if with_loss is None else usual
     of_whole: dict[int, list[str]] = {}
     for name, value in whole.state_dict(keep_vars=True).items():
         of_whole.setdefault(id(value), []).append(name)
@@ -232,7 +303,7 @@ def _names_in(whole: nn.Module, modules: Mapping[int, nn.Module]) -> Callable[[i
             known = of_whole.get(id(value))
             if known is not None:
                 names[index, name] = known.pop(0) if len(known) > 1 else known[0]
-    return lambda index, name: names.get((index, name), f"{index}.{name}")
+    return lambda index, name: names.get((index, name)) or usual(index, name)
 
 
 def _copied(index: int, module: nn.Module, owners: Mapping[int, tuple[int, str]]) -> nn.Module:
