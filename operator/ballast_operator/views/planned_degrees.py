@@ -309,10 +309,10 @@ def planned_degrees(question: DegreesQuestion) -> Mapping[TypesByRank, tuple[Pla
     sizes, gang = question.sizes, question.gang(question.sizes, question.parts)
     listed = gang.listed(dict.fromkeys(gang.speeds, question.most), MOST_CUT)
     if not listed:
-        what = (
-            "too many plans to try for the GPUs" if listed is None else "no plan fits the memory of its GPUs"
-        )
-        reason = f"{what}, {sizes[0]} to {sizes[-1]} of a type. To fix: other minStages and maxStages"
+        of = f"its GPUs, {sizes[0]} to {sizes[-1]} of a type. To fix:"
+        reason = f"no plan fits the memory of {of} GPUs with more memory, or other minStages and maxStages"
+        if listed is None:
+            reason = f"too many plans to try for {of} other minStages and maxStages"
         raise ContractError(Problem("planner", reason))
     in_parts = [one for one in listed if question.mixes and len(one.gpus) == 1]
     measured_on = tuple(dict.fromkeys(one.gpu_type for one in question.measured))

@@ -243,6 +243,8 @@ class _Search:
         self._types = sorted(gang.speeds, key=lambda t: -gang.speeds[t])
         self._speeds = np.array([gang.speeds[t] for t in self._types])
         self._memory = np.array([gang.memory_bytes.get(t, math.inf) for t in self._types])
+        pairs = zip(self._speeds.tolist(), self._memory.tolist(), strict=True)
+        self._gpu_of = [RankGpu(speed=speed, memory=memory) for speed, memory in pairs]
         self._sizes, self._both_orders = gang.sizes_by_types, gang.both_orders
         most = max(number * of[-1] for number, of in enumerate(self._sizes, start=1))
         self._together = gang.fewest_gpus, min(most, gang.most_gpus or most)
@@ -387,17 +389,14 @@ class _Search:
         stages, rest = divmod(gpus, degrees.tensor * degrees.data)
         if rest or not 1 <= stages <= min(degrees.microbatches, self._plans.layers):
             return None
-        kind = self._types.index(gpu_type)
-        one = RankGpu(speed=float(self._speeds[kind]), memory=float(self._memory[kind]))
-        return self._plans.planned(degrees, (one,) * stages)
+        return self._plans.planned(degrees, [self._gpu_of[self._types.index(gpu_type)]] * stages)
 
     def _ranks(self, shape: int, number: int) -> tuple[list[RankGpu], int]:
         """The GPUs of a plan's stages, the fastest first, and what cutting for them takes."""
         group = int(self._plans.groups[number])
         ranks = list[RankGpu]()
         for kind in np.flatnonzero(self._gpus[shape]).tolist():
-            one = RankGpu(speed=float(self._speeds[kind]), memory=float(self._memory[kind]))
-            ranks += [one] * (int(self._gpus[shape, kind]) // group)
+            ranks += [self._gpu_of[kind]] * (int(self._gpus[shape, kind]) // group)
         return ranks, len(ranks) * (self._plans.layers**2 + STAGE_WORK)
 
     def _configuration(self, shape: int, plan: ShapePlan) -> Configuration:
@@ -689,7 +688,8 @@ def _scaled(layers: LayerProfile, scales: np.ndarray, *, recompute: int) -> dict
         value["activation_bytes"], value["repeated_bytes"], value["output_bytes"], recompute
     )
     shape = len(scales), whole.shape[1]
-    return {name: np.broadcast_to(each, shape) for name, each in value.items()}
+    # Of one size, as most are, nothing is to be broadcast, which takes longer than all else.
+    return {n: each if each.shape == shape else np.broadcast_to(each, shape) for n, each in value.items()}
 
 
 @functools.lru_cache(maxsize=64)

@@ -387,7 +387,7 @@ def test_plans_are_tried_up_to_a_bound(monkeypatch):
     again, _ = read_spec(a_job(planned, suspend=True))
     assert again.plans == first.plans
     spec, problem = read_spec(a_job({**planned, "bandwidth": 4e9}))
-    assert spec is None and "too many plans to try for the GPUs, 2 to 8 of a type" in problem
+    assert spec is None and "too many plans to try for its GPUs, 2 to 8 of a type" in problem
 
 
 @pytest.mark.parametrize("seconds", [0.0, 5e-324])
@@ -540,7 +540,7 @@ def four_layers(**gpu) -> dict:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (a_job(four_layers(memory="500M")), "no plan fits the memory of its GPUs, 2 to 8 of a type"),
+        (a_job(four_layers(memory="500M")), "its GPUs, 2 to 8 of a type. To fix: GPUs with more memory"),
         (
             a_job(four_layers(), model={"name": "gpt", "layers": 5}),
             "it has 4 layers, model.layers is 5. To fix: a profile of this model",

@@ -37,13 +37,18 @@ def may_grow_from(view: JobView) -> Time | None:
         return None
     began = allocation.since
     if spec.plans:
-        began += datetime.timedelta(seconds=resize_cooldown_seconds(restart_seconds(view)))
+        began = began if live_sizes(view) else restarts_from(view, began)
     elif not _same_recipe(view, spec):
         return None
     if allocation.resized_at is None:
         return began
     settling = resize_cooldown_seconds(change_pause(view), allocation.failed_growths)
     return max(began, allocation.resized_at + datetime.timedelta(seconds=settling))
+
+
+def restarts_from(view: JobView, since: Time) -> Time:
+    """From when on a gang of planned degrees, launched at ``since``, may take more GPUs by a restart."""
+    return since + datetime.timedelta(seconds=resize_cooldown_seconds(restart_seconds(view)))
 
 
 def live_sizes(view: JobView) -> tuple[int, ...]:

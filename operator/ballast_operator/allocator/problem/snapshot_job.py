@@ -33,6 +33,7 @@ from ballast_operator.allocator.problem.gang_size import (
     may_grow_from,
     may_move,
     restart_seconds,
+    restarts_from,
 )
 from ballast_operator.allocator.problem.speeds import GangRequest
 from ballast_operator.allocator.problem.throughput import Measurements
@@ -162,13 +163,21 @@ def snapshot_job(
         if by_size:
             if held is not None:
                 packed = {t: sizes[held.gpus] for t, sizes in by_size.items() if held.gpus in sizes}
+            live, known_speeds = (
+                live_sizes(view),
+                from_where_it_is(view, request, measurements, capacity, by_size),
+            )
+            if held is not None and one.spec.plans and restarts_from(view, held.since) > now:
+                here = known_speeds.get(held.gpu_type, {})
+                here = {size: rate for size, rate in here.items() if size <= held.gpus or size in live}
+                known_speeds |= {held.gpu_type: here} if here else {}
             elastic = ElasticGang(
-                speeds=from_where_it_is(view, request, measurements, capacity, by_size),
+                speeds=known_speeds,
                 together=math.lcm(per_pod, degrees.gpus_per_stage if degrees is not None else 1)
                 if one.spec.plans
                 else one.spec.ranks_together(per_pod),
                 live=not one.spec.plans,
-                live_sizes=live_sizes(view),
+                live_sizes=live,
                 per_pod=per_pod,
                 may_shrink=one.shrinks,
                 may_grow=may_grow,
