@@ -106,6 +106,13 @@ FAMILIES = {
         "state_size": 4,
     }
     | {"num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 4},
+    "nemotron_h": {
+        **SIZES,
+        "layers_block_type": ["linear_attention", "full_attention", "moe", "linear_attention"],
+    }
+    | {"num_hidden_layers": 4, "head_dim": 8, "ssm_state_size": 4, "mamba_num_heads": 8, "mamba_head_dim": 8}
+    | {"n_groups": 2, "chunk_size": 4, "n_routed_experts": 4, "moe_intermediate_size": 16}
+    | {"moe_shared_expert_intermediate_size": 32},
     "recurrent_gemma": {**SIZES, "lru_width": 32, "attention_window_size": 4}
     | {"block_types": ["recurrent", "attention"]},
 }

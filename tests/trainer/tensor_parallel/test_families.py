@@ -90,7 +90,7 @@ def curves(world, names):
             ["gpt2", "gpt_bigcode", "bert", "vit"],
             ["mamba", "mamba2", "mamba2 with heads in groups", "llama4_text", GPT_OSS],
             ["bitnet", OLMOE, "olmo2 with one head of keys"],
-            ["phimoe", "granitemoe with its routers' loss", "jamba", "glm4"],
+            ["phimoe", "granitemoe with its routers' loss", "jamba", "glm4", "nemotron_h"],
             ["deepseek_v2", "longcat_flash", "dinov2", "lfm2", "recurrent_gemma", "diffllama"],
         ],
         6,

@@ -68,7 +68,7 @@ _OF_GATES = ("gate_up_proj", "Wi")
 
 _USUAL = ("q_proj", "k_proj", "v_proj", "o_proj")
 _CUT = ("colwise", "colwise", "colwise", "rowwise")
-_ATTEND_AS_USUAL = ("granitemoe", "jamba", "phimoe", "gpt_oss", "bitnet")
+_ATTEND_AS_USUAL = ("granitemoe", "jamba", "phimoe", "gpt_oss", "bitnet", "nemotron_h")
 """By ``model_type``, families whose plan says nothing of their attention, which heads divide."""
 
 _MIXER = {
@@ -90,6 +90,7 @@ _OF_FAMILIES: dict[str, dict[str, str]] = {
     "falcon_mamba": {f"mixer.{name}": way for name, way in _MIXER.items()},
     "jamba": {f"mamba.{name}": way for name, way in _MIXER.items()},
     "mamba2": {"mixer": _STATES},
+    "nemotron_h": {"mixer": _STATES},
     "bitnet": {"self_attn.attn_sub_norm": _NORM, "mlp.ffn_sub_norm": _NORM},
     # Experts have each gate beside what it is for.
     "gpt_oss": {
@@ -116,6 +117,8 @@ def _plan_of(module: DecoderLayer, parts: dict[str, nn.Module], axis: Axis) -> d
         for pattern, way in stated.items()
         for path in every
         if re.fullmatch(re.escape(pattern).replace(r"\*", r"\d+"), path)
+        # Of one name may be state spaces, attentions and MLPs in turn.
+        and (way != _STATES or hasattr(parts[path], "A_log"))
     }
     gathered = [path for path, (way, _) in plan.items() if way == _GATHERED and path.endswith(".q_proj")]
     # Heads that do not divide stay whole behind maps that are gathered.
@@ -242,7 +245,7 @@ def _cut_map(module: DecoderLayer, path: str, part: nn.Module, style: str, group
         ValueError: it is none, or heads or features do not divide.
     """
     layer = module.layer
-    if style == "colwise" and _attends(path):
+    if style == "colwise" and _attends(layer, path):
         _check_heads(module, axis)
     for place, one in _maps(path, part, style).items():
         if not (isinstance(one, nn.Linear) or is_conv1d(one)):
@@ -265,8 +268,9 @@ def _cut_map(module: DecoderLayer, path: str, part: nn.Module, style: str, group
         set_submodule(layer, place, column)
 
 
-def _attends(path: str) -> bool:
-    return path.partition(".")[0] in ATTENTION
+def _attends(layer: nn.Module, path: str) -> bool:
+    first = path.partition(".")[0]
+    return first in ATTENTION or hasattr(getattr(layer, first, None), "q_proj")
 
 
 def _heads_of(module: DecoderLayer) -> dict[str, int]:
@@ -282,7 +286,7 @@ def _pair(module: DecoderLayer, path: str, group: _Group) -> None:
     if group.has_features:
         # Not in maps, these are not handed over: one unit stays always.
         units = 1
-    elif _attends(path):
+    elif _attends(module.layer, path):
         # A key head goes with its queries.
         units = [0, *_heads_of(module).values()][-1] // rows[0].axis.size
     cut = [one.matrix.shape[0] // one.blocks for one in columns] + [one.matrix.shape[1] for one in rows]
