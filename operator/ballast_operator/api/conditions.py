@@ -427,6 +427,8 @@ class JobReason(Reason):
     """Succeeded: the job's callback ended the training early, for the reason in the message."""
     BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded", Told.WARNING
     """Failed: it failed more often than ``backoffLimit`` allows; lost pods and nodes do not count."""
+    FAILURE_POLICY = "FailurePolicy", Told.WARNING
+    """Failed: by ``failurePolicy.failOn``."""
 
 
 SUSPENSIONS = frozenset(

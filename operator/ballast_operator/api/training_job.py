@@ -202,6 +202,18 @@ class JobTopology(ApiModel):
     """Label of a level: ranks are on nodes of as few domains of it as possible."""
 
 
+_ExitCodes = Annotated[tuple[Annotated[int, Field(ge=1, le=255)], ...], listed(32, unique=True)]
+
+
+class FailurePolicy(ApiModel):
+    """What exit codes say of a job."""
+
+    fail_on: _ExitCodes = ()
+    """One of these fails the job for good."""
+    ignore: _ExitCodes = ()
+    """One of these counts as a lost pod, not toward ``backoffLimit``."""
+
+
 class TrainingJobSpec(ApiModel, JobConfig):
     """What to train, and on what it may run."""
 
@@ -326,12 +338,13 @@ class TrainingJobSpec(ApiModel, JobConfig):
     ``pipeline.maxStages``; absent: where it can (with a model). false: it is launched with the most that
     its pool has, and keeps them."""
     managed_by: Annotated[str, Field(min_length=1, max_length=63)] | None = None
-    """The controller whose job it is, e.g. ``kueue.x-k8s.io/multikueue``; absent: ``ballast.dev/operator``.
-    Ballast leaves those of others alone."""
+    """The controller whose job it is; absent: ``ballast.dev/operator``. Those of others are left alone."""
     suspend: bool = False
     """Save a checkpoint, stop and hold no GPUs until it is false again."""
     backoff_limit: Annotated[int, Field(ge=0, le=1000)] = 3
     """Failures of the job itself after which it has failed for good; lost pods and nodes do not count."""
+    failure_policy: FailurePolicy | None = None
+    """What exit codes of its pods say; absent: each failure counts alike."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     """Seconds after its end until the job is deleted; absent: it is kept."""
     template: PodTemplate

@@ -1,7 +1,7 @@
 """The state machine's view of a job, read from a pass's context."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from ballast_policies.contract import Directive, ExitReason
 from ballast_policies.protocol.observed import (
@@ -42,6 +42,7 @@ def observed(context: ReconcileContext) -> Observed:
         )
     going = {pod.name for pod in view.leaving}
     done = lease.finished_step if lease is not None else None
+    ignored = spec.asked.failure_policy.ignore if spec.asked.failure_policy is not None else ()
     written = None
     if plan is not None:
         written = WrittenPlan(plan.epoch, plan.launch, plan.directive, plan.pods)
@@ -51,7 +52,7 @@ def observed(context: ReconcileContext) -> Observed:
         launches=status.launches,
         gang=gang,
         plan=written,
-        pods=tuple(_pod(pod, leaves=pod.name in going) for pod in view.pods),
+        pods=tuple(_pod(pod, ignored, leaves=pod.name in going) for pod in view.pods),
         acknowledged=lease.ack.epoch if lease is not None and lease.ack is not None else 0,
         heard=_heard(lease),
         proposal=_proposal(context),
@@ -64,10 +65,17 @@ def observed(context: ReconcileContext) -> Observed:
         offer=_offer(context),
         gpus_free=not context.around.shortage,
         over=frozenset(deadline for deadline in Deadline if seconds_left(context, deadline) <= 0),
-        tries_left=status.counted_restarts <= spec.asked.backoff_limit,
+        tries_left=status.counted_restarts <= spec.asked.backoff_limit and final_end(context) is None,
         script=spec.is_script,
         listens=view.listens,
     )
+
+
+def final_end(context: ReconcileContext) -> PodView | None:
+    """A pod whose exit code fails the job for good, by ``failurePolicy.failOn``; None: there is none."""
+    policy = context.spec.asked.failure_policy
+    codes = policy.fail_on if policy is not None else ()
+    return next((pod for pod in context.view.gang if pod.at_fault and pod.exit_code in codes), None)
 
 
 def said_to_be_done(context: ReconcileContext) -> bool:
@@ -162,7 +170,7 @@ def _heard(lease: LeaseView | None) -> int:
     return max((message.epoch for message in heard if message is not None), default=0)
 
 
-def _pod(pod: PodView, *, leaves: bool) -> Pod:
+def _pod(pod: PodView, ignored: Collection[int], *, leaves: bool) -> Pod:
     phase = Phase.PENDING
     if pod.phase in (Phase.SUCCEEDED, Phase.FAILED):
         phase = Phase(pod.phase)
@@ -172,7 +180,7 @@ def _pod(pod: PodView, *, leaves: bool) -> Pod:
     if phase is Phase.FAILED:
         reason = None if pod.message is None else pod.message.reason
         stopped = reason in (ExitReason.STOPPED, ExitReason.STOPPED_UNSAVED)
-        if pod.at_fault:
+        if pod.at_fault and pod.exit_code not in ignored:
             failure = Failure.AT_FAULT
         elif pod.lost_peer:
             failure = Failure.PEER_LOST

@@ -16,8 +16,8 @@ from ballast_operator.steps.context import (
     seconds_since,
     with_condition,
 )
-from ballast_operator.steps.failure import EXITED_WELL
-from ballast_operator.steps.observed import said_to_be_done, seconds_left
+from ballast_operator.steps.failure import EXITED_WELL, describe
+from ballast_operator.steps.observed import final_end, said_to_be_done, seconds_left
 from ballast_operator.steps.running import progress
 
 CHANGES = {
@@ -107,11 +107,12 @@ def release_gpus(context: ReconcileContext, *, failed: bool) -> StepResult:
     status = accrue_cost(context, context.view.status).replace(allocation=None)
     if failed:
         status = status.replace(finished_at=context.now, next_launch_at=None)
-        times = status.counted_restarts
-        message = f"failed {times} times, backoffLimit={limit}; last: {ending.message}"
-        status = with_condition(
-            context, status, JobCondition.FAILED, True, JobReason.BACKOFF_LIMIT_EXCEEDED, message
-        )
+        times, end = status.counted_restarts, final_end(context)
+        why, message = JobReason.FAILURE_POLICY, f"failurePolicy.failOn: {describe(end) if end else ''}"
+        if end is None or times > limit:
+            why = JobReason.BACKOFF_LIMIT_EXCEEDED
+            message = f"failed {times} times, backoffLimit={limit}; last: {ending.message}"
+        status = with_condition(context, status, JobCondition.FAILED, True, why, message)
         return StepResult(
             status=_closed(context, status, ending.message), allocate=True, requeue_after_seconds=0.0
         )

@@ -38,6 +38,7 @@ JOBS: list[dict[str, Any]] = [
         "activeDeadlineSeconds": 3600,
         "topology": {"required": "rack"},
         "managedBy": "ballast.dev/operator",
+        "failurePolicy": {"failOn": [42], "ignore": [43, 44]},
     },
     {
         **PLAIN,

@@ -73,6 +73,24 @@ async def test_failures_beyond_the_backoff_limit_end_the_job():
     assert simulation.pods("one") == []
 
 
+@pytest.mark.parametrize("code", [42, 43])
+async def test_exit_codes_end_the_job_or_do_not_count_as_it_says(code):
+    """The first ends it, though it has tries left; the other launches it again, though it has none."""
+    simulation = fast_and_slow()
+    policy = {"failOn": [42], "ignore": [43]}
+    simulation.add_job("one", backoffLimit=3 if code == 42 else 0, failurePolicy=policy, trainer={"pace": 5})
+    await simulation.running("one")
+    end_pod(simulation.world, NAMESPACE, "one-1-0", code)
+    end_pod(simulation.world, NAMESPACE, "one-1-1", ExitCode.PEER_LOST)
+    await simulation.until(lambda: simulation.state("one") in ("Failed", "Succeeded"))
+    status, failed = simulation.status("one"), simulation.condition("one", "Failed")
+    if code == 42:
+        assert (status.launches, failed.reason) == (1, JobReason.FAILURE_POLICY)
+        assert "failurePolicy.failOn: pod one-1-0 ended with exit code 42" in failed.message
+    else:
+        assert (status.launches, status.restarts, failed) == (2, {Cause.POD_LOST: 1}, None)
+
+
 async def test_a_killed_rank_restarts_the_gang_without_counting_toward_the_limit():
     """SIGKILL from outside (137) is not the job's error."""
     simulation = fast_and_slow()
