@@ -103,7 +103,6 @@ def select(claims: Claims, room: np.ndarray) -> np.ndarray:
     ``room``: GPUs of each column; it is not changed.
     """
     left = room.tolist()
-    total = sum(left)
     taken: set[int] = set()
     granted = []
     rows = zip(
@@ -121,9 +120,6 @@ def select(claims: Claims, room: np.ndarray) -> np.ndarray:
         if partner >= 0:
             taken.add(partner)
         left[column] -= gpus
-        total -= gpus
-        if total == 0:
-            break
     return np.array(granted, dtype=np.int64)
 
 

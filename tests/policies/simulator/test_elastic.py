@@ -96,6 +96,9 @@ def test_the_command_prints_averages_and_rows(path):
     result = json.loads(done.stdout)
     assert result["jobs_measured"] == len(result["jobs"]) == 10
     assert result["average_jct_hours"] == pytest.approx(result["average_jct_seconds"] / 3600)
+    for percent, hours in result["jct_percentiles_hours"].items():
+        sooner = sum(job["completion_time"] / 3600 < hours for job in result["jobs"])
+        assert sooner == min(int(float(percent) / 100 * 10), 9)
     text = called(path, "--policy", "sia")
     assert text.exit_code == 0
     assert "average completion time" in text.stdout

@@ -321,12 +321,7 @@ def certified(
         time = np.zeros_like(time)
     missing = np.zeros_like(time)
     excess = worth - time[first] if shared.any() else worth
-    if (first[1:] >= first[:-1]).all():
-        # Columns by job: sections, which is faster than one by one.
-        begin = np.flatnonzero(np.append(True, first[1:] != first[:-1]))
-        missing[first[begin]] = np.maximum(np.maximum.reduceat(excess, begin), 0.0)
-    else:
-        np.maximum.at(missing, first, excess)
+    np.maximum.at(missing, first, excess)
     available = float((time + missing).sum() + prices @ instance.capacity)
     bound = available - dot(level, base)
     if not gained:

@@ -10,7 +10,7 @@ from ballast_policies.planning.balancers.fewest_moves import nearest_partition
 from ballast_policies.planning.balancers.network import network_aware_partition
 from ballast_policies.planning.balancers.several_stages import StagedPipeline
 from ballast_policies.planning.diffusion import diffuse
-from ballast_policies.planning.partition import CutStep, Partition, PlanningError, best_cuts, even_partition
+from ballast_policies.planning.partition import CutStep, Partition, PlanningError, best_cuts, check_counts
 from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
 from ballast_policies.registry import Registry
 
@@ -22,9 +22,7 @@ def deepspeed_partition(seconds: Sequence[float], ranks: int) -> Partition:
         PlanningError: fewer layers than ranks.
     """
     layers = len(seconds)
-    even = even_partition(layers, ranks)
-    if layers == ranks:
-        return even
+    check_counts(layers, ranks)
     smallest = np.full((ranks + 1, layers + 1), np.inf)
 
     def least_spread(step: CutStep) -> tuple[np.ndarray, np.ndarray]:
