@@ -163,16 +163,14 @@ def snapshot_job(
         if by_size:
             if held is not None:
                 packed = {t: sizes[held.gpus] for t, sizes in by_size.items() if held.gpus in sizes}
-            live, known_speeds = (
-                live_sizes(view),
-                from_where_it_is(view, request, measurements, capacity, by_size),
-            )
+            from_here = from_where_it_is(view, request, measurements, capacity, by_size)
+            live = live_sizes(view)
             if held is not None and one.spec.plans and restarts_from(view, held.since) > now:
-                here = known_speeds.get(held.gpu_type, {})
+                here = from_here.get(held.gpu_type, {})
                 here = {size: rate for size, rate in here.items() if size <= held.gpus or size in live}
-                known_speeds |= {held.gpu_type: here} if here else {}
+                from_here |= {held.gpu_type: here} if here else {}
             elastic = ElasticGang(
-                speeds=known_speeds,
+                speeds=from_here,
                 together=math.lcm(per_pod, degrees.gpus_per_stage if degrees is not None else 1)
                 if one.spec.plans
                 else one.spec.ranks_together(per_pod),

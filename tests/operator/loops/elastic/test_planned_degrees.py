@@ -9,6 +9,7 @@ from ballast_operator.report.explanation import explanation
 from ballast_operator.views.spec import read_spec
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+from tests.operator.loops.spot.test_left_in_time import announce
 
 LAYER = {"repeat": 8, "heldBytes": 4e8, "weightBytes": 1e8, "activationBytes": 1e7, "outputBytes": 1e6}
 PLANNED = {
@@ -89,6 +90,19 @@ async def test_a_job_grows_and_gives_back_by_the_planners_split_while_it_trains(
     has_the_stages_of(simulation, four)
     assert str(four) in simulation.condition("one", "Shrunk").message
     assert simulation.never_restarted("one")
+
+
+async def test_a_planned_gang_leaves_a_node_that_goes_by_the_planners_split():
+    """Without a restart, as soon as it is told; it has whole stages on what is left."""
+    simulation = Simulation(nodes=dict.fromkeys("abcd", ("fast", 2)), roundSeconds=30)
+    await simulation.run_job("one", **PLANNED)
+    eight = simulation.status("one").allocation.degrees
+    assert gpus(simulation) == 8 and eight.tensor == 2
+    spec, _ = read_spec(simulation.world.get(JOB, NAMESPACE, "one"))
+    announce(simulation, "b", 120)
+    await simulation.until(lambda: gpus(simulation) < 8, ticks=100)
+    has_the_stages_of(simulation, spec.plans_with("fast", eight)[6])
+    assert simulation.nodes("one") == {*"acd"} and simulation.never_restarted("one")
 
 
 async def test_a_job_whose_planner_is_edited_does_not_grow_by_what_was_decided_before():
