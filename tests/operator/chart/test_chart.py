@@ -42,6 +42,8 @@ EVERYTHING: dict[str, Any] = {
         {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
     ],
     "priorityClassName": "system-cluster-critical",
+    "revisionHistoryLimit": 3,
+    "hostNetwork": True,
     "serviceAccount": {"annotations": {"a": "b"}},
     "metrics": {
         "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
@@ -146,7 +148,10 @@ def test_arguments_and_settings_reach_the_operator(chart: Any) -> None:
     assert environment["BALLAST_NAMESPACE"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.namespace"
     stated = {n: v["value"] for n, v in environment.items() if n.startswith("BALLAST_") and "value" in v}
     assert container["volumeMounts"][-1:] == EVERYTHING["extraVolumeMounts"]
-    assert deployment["spec"]["template"]["spec"]["volumes"][-1:] == EVERYTHING["extraVolumes"]
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["volumes"][-1:] == EVERYTHING["extraVolumes"]
+    assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    assert deployment["spec"]["revisionHistoryLimit"] == 3
     settings = from_environment(stated)
     assert (settings.job.bind_seconds, settings.solver.limit_seconds) == (30, 2.5)
 
@@ -264,6 +269,7 @@ def test_an_image_digest_wins_over_the_tag(chart: Any) -> None:
         ({"watchNamespace": "Research Team"}, "watchNamespace"),
         ({"ui": {"enabled": True, "port": 8080}}, "another ui.port"),
         ({"ui": {"url": "ballast.example.com"}}, "url"),
+        ({"dnsPolicy": "None"}, "dnsPolicy"),
         ({"crds": {"keep": None}}, "keep"),
         ({"history": None}, "history"),
         ({"history": {"volume": {"size": "1.2.3"}}}, "size"),
