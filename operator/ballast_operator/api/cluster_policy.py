@@ -132,7 +132,7 @@ class Moves(ApiModel):
     """How restless the allocation may be."""
 
     min_run_seconds: _Seconds = 0.0
-    """A gang keeps its GPUs at least this long, once it trains."""
+    """A gang keeps its GPUs at least this long, its start included: choose more than a start takes."""
     max_moves_per_hour: Annotated[int, Field(ge=0, le=3600)] = 12
     """How often an hour a job may be stopped for another placement."""
 
