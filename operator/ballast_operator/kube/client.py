@@ -246,6 +246,7 @@ class Cluster:
             answer = await self._dynamic.request(
                 "get", path, query_params=list(query.items()), serialize=False, _request_timeout=limits
             )
+        self.dropped.ask_again(kind)
         torn: list[bytes] = []
         try:
             async for data in answer.content.iter_any():

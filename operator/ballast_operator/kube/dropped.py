@@ -1,26 +1,24 @@
 """Fields of statuses that the API server drops: a custom resource definition is of another release."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from ballast_operator.kube.kinds import Kind, Object
-
-DROPPED_SECONDS = 300.0
-"""After so long a dropped field is written again: the definition may have been replaced."""
-
 
 _Path = tuple[str | None, ...]
 """Keys from the status on; None: every entry of a list."""
 
 
 class DroppedFields:
-    """What of each kind's statuses is not kept; ``clock``: seconds that never go back."""
+    """What of each kind's statuses is not kept."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._fields: dict[Kind, frozenset[_Path]] = {}
-        self._until: dict[Kind, float] = {}
+        self._left_out: set[Kind] = set()
+
+    def ask_again(self, kind: Kind) -> None:
+        """All fields are written once more: a watch has ended, as it does where the definition changes."""
+        self._left_out.discard(kind)
 
     def learn(self, kind: Kind, sent: Object, kept: Any) -> list[str] | None:
         """The fields that are dropped, after a status was written and read back; None: that is no news.
@@ -33,7 +31,7 @@ class DroppedFields:
         if not found and not again:
             return None
         self._fields[kind] = found if again - found else found | known
-        self._until[kind] = self._clock() + DROPPED_SECONDS
+        self._left_out.add(kind)
         return sorted(
             "status" + "".join("[]" if key is None else f".{key}" for key in field)
             for field in self._fields[kind]
@@ -41,7 +39,7 @@ class DroppedFields:
 
     def without(self, kind: Kind, status: Object) -> Object:
         """The status as it would be kept: what is dropped alone is no reason to write it."""
-        if self._clock() < self._until.get(kind, 0.0):
+        if kind in self._left_out:
             for field in self._fields[kind]:
                 status = _without(status, field)
         return status

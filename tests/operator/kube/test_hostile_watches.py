@@ -11,7 +11,7 @@ from ballast_operator.app import stale_streams
 from ballast_operator.kube import caches, informers, reflector
 from ballast_operator.kube.caches import WATCHED, Caches
 from ballast_operator.kube.informers import Informers
-from ballast_operator.kube.kinds import JOB, LEASE, NODE, POD
+from ballast_operator.kube.kinds import JOB, LEASE, NODE, POD, POLICY
 from ballast_operator.kube.reflector import Reflector
 from ballast_operator.metrics import Metrics
 from ballast_operator.settings import ApiSettings
@@ -349,9 +349,18 @@ def uid_of(server, kind):
 
 
 async def test_definitions_that_are_deleted_and_come_back_are_watched_again(server):
-    """The kind is not served for a while: others are watched all the time, it is once it is there again."""
+    """The kind is not served for a while: others are watched all the time, it is once it is there again.
+
+    What its old definition has dropped of a status is written again at once: the new one may keep it.
+    """
     async with Running(server) as known:
-        await until(lambda: server.watches[JOB])
+        status, dropped = {"allocation": 1}, server.cluster.dropped
+        for kind in (JOB, POLICY):
+            await until(lambda kind=kind: server.watches[kind])
+            server.put(kind, "told")
+            await until(lambda kind=kind: agrees(known, server, kind))
+            dropped.learn(kind, status, {})
+            assert dropped.without(kind, status) == {}
         server.missing.add(JOB)
         for _ in range(3):
             server.version += 1
@@ -360,8 +369,8 @@ async def test_definitions_that_are_deleted_and_come_back_are_watched_again(serv
         await until(lambda: agrees(known, server, POD))
         server.missing.discard(JOB)
         server.put(JOB, "second")
-        await until(lambda: agrees(known, server, JOB))
-        assert server.watches[POD] == 1
+        await until(lambda: agrees(known, server, JOB) and dropped.without(JOB, status) == status)
+        assert server.watches[POD] == 1 and dropped.without(POLICY, status) == {}
 
 
 async def test_a_watch_that_ends_at_once_is_asked_for_less_and_less_often(server):

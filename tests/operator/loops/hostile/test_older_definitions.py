@@ -1,6 +1,6 @@
 """Custom resource definitions that are older than the operator: fields of statuses are dropped."""
 
-from ballast_operator.kube.dropped import DROPPED_SECONDS, DroppedFields
+from ballast_operator.kube.kinds import JOB
 from ballast_operator.waits import WaitReason
 
 from tests.operator.loops.simulated.simulation import Simulation
@@ -13,7 +13,6 @@ async def after(lacking: frozenset[str]) -> tuple[Simulation, list[str]]:
     """A job that runs, and the writes of statuses meanwhile."""
     simulation = Simulation(nodes={"fast-0": ("fast", 2)}, roundSeconds=10)
     simulation.world.lacking = lacking
-    simulation.cluster.dropped = DroppedFields(simulation._seconds)
     simulation.cluster.on_dropped = lambda kind, fields: simulation.waits.begin(
         WaitReason.DEFINITIONS, f"no {', '.join(fields)}", to_fix="install them", subject=kind.plural
     )
@@ -39,9 +38,10 @@ async def test_they_cost_no_writes_and_are_told_on_the_cluster_policy():
 
 
 async def test_definitions_that_are_brought_up_to_date_are_found_out():
-    """The fields are written again after a while; then they are kept."""
+    """The fields are written again once a watch has ended; then they are kept."""
     simulation, _ = await after(LACKING)
     assert not simulation.status("one").observed_generation
     simulation.world.lacking = frozenset()
-    await simulation.ticks(3, seconds=DROPPED_SECONDS)
+    simulation.cluster.dropped.ask_again(JOB)
+    await simulation.ticks(3)
     assert simulation.status("one").observed_generation == 1
