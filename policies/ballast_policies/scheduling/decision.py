@@ -340,7 +340,7 @@ def apply_allocation(
             accounts=accounts if policy.dry_run else accounts.with_moves(decided, now),
             grants=Grants.of(decided, state),
         ),
-        plan_id=f"{policy.name}-{int(now)}-{memory.decisions + 1}",
+        plan_id=f"{policy.name[:200]}-{int(now)}-{memory.decisions + 1}",
         within_round=not at_boundary,
         dry_run=policy.dry_run,
     )

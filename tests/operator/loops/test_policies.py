@@ -46,6 +46,17 @@ async def test_all_policies_one_after_the_other_under_running_jobs():
     assert [simulation.status(name).launches for name in ("one", "two", "three")] == [1, 1, 1]
 
 
+async def test_a_policy_may_have_the_longest_name_of_kubernetes():
+    """Its rounds are named after it, and the name of a round is no longer than that either."""
+    simulation = fast_and_slow()
+    item, name = simulation.policy(), ".".join(["n" * 63] * 3 + ["n" * 61])
+    simulation.world.drop(POLICY, "", "default")
+    simulation.world.put(POLICY, {**item, "metadata": {**item["metadata"], "name": name, "uid": "long"}})
+    await simulation.run_job("one")
+    assert simulation.policy_condition("Ready", name)["status"] == "True"
+    assert simulation.status("one").allocation.plan_id.startswith("n" * 63 + ".")
+
+
 async def test_teams_whose_parents_lead_in_a_circle_are_refused():
     """CEL has no loops: only the operator sees it."""
     circle = {"vision": {"parent": "speech"}, "speech": {"parent": "vision"}}
