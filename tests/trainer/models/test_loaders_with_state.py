@@ -229,6 +229,16 @@ def test_a_batch_of_another_size_goes_on_after_the_last_sample(tmp_path, name, c
     assert ("some samples come twice or never" in caplog.text) == (name == "loader")
 
 
+@pytest.mark.parametrize("length", [40, 56])
+def test_a_dataset_of_another_length_than_before_is_told(tmp_path, length, caplog):
+    """Files were added between two launches, say: epochs are as long as it is now."""
+    job = a_job(tmp_path, "Recorded") | {"checkpoint": {"path": str(tmp_path / "saved")}}
+    train_here(job | {"totalSteps": 3})
+    job["data"]["args"]["length"] = length
+    train_here(job | {"totalSteps": 4})
+    assert ("has 56 samples, and had 40 before step 4" in caplog.text) == (length == 56)
+
+
 @pytest.mark.parametrize("samples", ['"24"', "-8", "2.5", "null"])
 def test_a_checkpoint_with_no_number_of_samples_is_refused_in_words(tmp_path, samples):
     """Its manifest was changed by hand, say."""

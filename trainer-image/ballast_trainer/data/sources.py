@@ -228,13 +228,16 @@ class ShuffledDataset:
     Step s takes positions s * size to (s + 1) * size - 1 of the epochs laid end to end, later or earlier
     ones where the size has changed since.  An epoch is as long as the dataset was when it was made.  In the
     place of a sample that cannot be read comes the first that can, of a sequence that seed and position draw.
+
+    Attributes:
+        length: samples of an epoch.
     """
 
     def __init__(self, dataset: Any, form: BatchForm | None = None) -> None:
         self._form = form or BatchForm()
         field = f"{self._form.field}.name"
-        self._length = length_of(dataset, field)
-        if self._length == 0:
+        self.length = length_of(dataset, field)
+        if self.length == 0:
             raise ConfigurationError(field, "the dataset has no sample. To fix: one at least")
         self._dataset = dataset
         self.bad = BadSamples()
@@ -242,7 +245,7 @@ class ShuffledDataset:
         self._permutation = functools.lru_cache(maxsize=_KEPT_PERMUTATIONS)(self._permuted)
 
     def _permuted(self, seed: int, epoch: int) -> numpy.ndarray:
-        return numpy.random.default_rng((seed, epoch)).permutation(self._length)
+        return numpy.random.default_rng((seed, epoch)).permutation(self.length)
 
     @property
     def stacks(self) -> bool:
@@ -254,7 +257,7 @@ class ShuffledDataset:
         first = self.samples_before(seed, step, size)
         found = []
         for position in range(first, first + size):
-            epoch, offset = divmod(position, self._length)
+            epoch, offset = divmod(position, self.length)
             found.append(int(self._permutation(seed, epoch)[offset]))
         return found
 
@@ -273,7 +276,7 @@ class ShuffledDataset:
             drawn = itertools.count()
             while found[number] in bad:
                 key = mixed_key(seed, _SUBSTITUTE, step * size + number, next(drawn))
-                found[number] = key % self._length
+                found[number] = key % self.length
         return found
 
     def __call__(self, seed: int, step: int, size: int) -> Batch:
@@ -286,7 +289,7 @@ class ShuffledDataset:
                     try:
                         samples.append(sample_of(self._dataset, index))
                     except Exception as error:
-                        if len(self.bad.known) + 1 >= self._length:
+                        if len(self.bad.known) + 1 >= self.length:
                             raise
                         self.bad.note(index, error)
                         break

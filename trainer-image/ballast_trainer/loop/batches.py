@@ -21,7 +21,7 @@ from ballast_trainer.trees import mapped
 
 logger = logging.getLogger(__name__)
 
-_SAMPLES = "samples"
+_SAMPLES, _LENGTH = "samples", "of"
 _KEPT_TARGETS = 4
 """Steps whose targets are kept: without a flush, several are in flight."""
 
@@ -157,6 +157,7 @@ class Batches:
                 return position.to_text()
         elif isinstance(source, ShuffledDataset):
             samples = source.samples_before(seed, step, self._size)
+            return json.dumps({_SAMPLES: samples, _LENGTH: source.length})
         return json.dumps({_SAMPLES: samples})
 
     def continue_from(self, step: int, position: str) -> None:
@@ -173,7 +174,8 @@ class Batches:
             if of_loader and isinstance(source, ReplayedLoader):
                 source.continue_from(seed, LoaderPosition.from_text(step, position))
                 return
-            samples = json.loads(position)[_SAMPLES]
+            noted = json.loads(position)
+            samples = noted[_SAMPLES]
             if type(samples) is not int or samples < 0:
                 raise ValueError(samples)
         except (ValueError, KeyError) as error:
@@ -184,6 +186,16 @@ class Batches:
             ) from error
         if isinstance(source, ShuffledDataset):
             source.continue_from(seed, step, self._size, samples)
+            before = noted.get(_LENGTH, source.length)
+            if before != source.length:
+                logger.warning(
+                    "%s: the dataset has %d samples, and had %s before step %d: epochs begin elsewhere, and "
+                    "some samples of this one come twice or never. To fix, if it matters: the data before",
+                    self._field,
+                    source.length,
+                    before,
+                    step + 1,
+                )
         elif isinstance(source, ReplayedLoader) and samples != step * self._size:
             logger.warning(
                 "%s: pipeline.globalBatchSize was another one before step %d, and the loader is read again "
