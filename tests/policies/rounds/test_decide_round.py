@@ -5,12 +5,11 @@ from collections import Counter
 
 import pytest
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds.decide import decide_round
 from ballast_policies.rounds.draft import Explained, explain_waiting, pool_rooms
 from ballast_policies.rounds.gangs import ElasticGang
 from ballast_policies.rounds.ledger import pack
 from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.values import Node, NodeRequest, Placement, RoundSettings, RoundState
+from ballast_policies.rounds.values import Node, NodeRequest, Placement, RoundSettings
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,35 +69,6 @@ def test_a_gang_that_shrank_is_placed_at_its_new_size():
     old = at("n0", "n0", "n1", "n1")
     decided = one_round(nodes, jobs, running={"job-0": old})
     assert len(decided.placements["job-0"].nodes) == 2
-
-
-def test_what_comes_free_is_kept_for_a_large_gang_that_waits_for_young_ones():
-    """A gang of four is served once the youngest that ran may be stopped; nothing new starts before it."""
-    nodes = [node("n0", 4)]
-    settings = RoundSettings(round_seconds=30.0, min_run_seconds=100.0)
-    jobs = [*(job(f"one-{i}") for i in range(6)), job("large", 4)]
-    state = RoundState(
-        received={f"one-{i}": {"v100": 1000.0} for i in range(6)},
-        running={f"one-{i}": at("n0") for i in range(4)},
-        running_since={f"one-{i}": 30.0 * i for i in range(4)},
-    )
-    allocation = solve(nodes, jobs)
-    for now in (91.0, 121.0, 151.0, 181.0, 211.0):
-        decided = decide_round(
-            Question(
-                now=now, shares=allocation.allocation, jobs=jobs, nodes=nodes, state=state, settings=settings
-            )
-        )
-        if "large" in decided.placements:
-            break
-        assert decided.started == ()
-        state = RoundState(
-            received=state.received,
-            running=decided.placements,
-            running_since={job: state.running_since[job] for job in decided.placements},
-        )
-    assert now == 211.0
-    assert set(decided.placements) == {"large"}
 
 
 def test_a_waiting_gang_is_told_for_whom_free_gpus_are_kept():

@@ -151,20 +151,20 @@ def test_what_is_free_is_told_by_domain():
 
 
 def test_less_urgent_gangs_move_out_of_a_domain():
-    """Two racks, each with a small gang: the one that is owed less moves beside the other."""
+    """Of the racks with small gangs the one whose gang is owed less; who is not in the way stays."""
     nodes = racks(2, 2)
-    small = [job("one", 1), job("two", 1)]
-    running = {"one": at("0-0"), "two": at("1-0")}
+    small = [job("one", 1), job("two", 2), job("three", 1)]
+    running = {"one": at("0-0"), "two": at("1-0", "1-0"), "three": at("0-1")}
     state = RoundState(
         running=running,
         running_since=dict.fromkeys(running, 0.0),
-        received={"one": {"v100": 600.0}, "two": {"v100": 900.0}},
+        received={"one": {"v100": 600.0}, "two": {"v100": 700.0}, "three": {"v100": 900.0}},
     )
     decided = decide_round(
         question(nodes, [*small, job("wide", 4)], now=900.0, state=state, asks=of_domains({"wide": RACK}))
     )
     assert domains(decided.placements["wide"], nodes, 1) == {"b/r1"}
-    assert decided.extended == ("one",) and decided.moved == ("two",)
+    assert decided.extended == ("one", "three") and decided.moved == ("two",)
 
 
 def test_who_moves_out_of_a_domain_goes_to_no_node_that_it_does_not_tolerate():
@@ -194,6 +194,22 @@ def test_a_domain_is_kept_for_a_gang_that_waits_for_protected_ones():
     started = [domains(decided.placements[name], nodes, 1) for name in decided.started]
     assert started == [{"b/r1"}] * 3
     assert decided.reasons["small-5"].endswith("3 of 8 v100 free in pool a, kept for wide")
+
+
+def test_no_more_of_a_node_is_kept_than_the_gang_would_get_there():
+    """Four GPUs of one node and one of the other: a small gang has the second of the other."""
+    nodes = [node("0-0", 2, "b", "r0"), node("0-1", 4, "b", "r0"), node("1-0", 1, "b", "r1")]
+    jobs = [job("wide", 5), job("young", 2), *(job(f"small-{i}", 1) for i in range(3))]
+    state = RoundState(
+        running={"young": at("0-1", "0-1")},
+        running_since={"young": 50.0},
+        promised={"wide": {"v100": 60.0}},
+    )
+    settings = RoundSettings(round_seconds=60.0, min_run_seconds=120.0)
+    decided = decide_round(
+        question(nodes, jobs, now=60.0, state=state, settings=settings, asks=of_domains({"wide": RACK}))
+    )
+    assert {decided.placements[name].nodes for name in decided.started} == {("0-0",), ("1-0",)}
 
 
 @pytest.mark.parametrize("gpus", [4, 8], ids=["one rack", "all that there is"])
