@@ -139,26 +139,6 @@ def test_a_slow_rank_that_cannot_hold_the_next_layer_takes_the_one_before_it():
     assert RankSubsets(start, seconds, capacity).best(4).partition == Partition(bounds=(0, 1, 2, 3, 4))
 
 
-def test_packs_8_to_6_to_4_to_2_as_layers_get_cheaper():
-    """Each time the fewest ranks that keep the first pace; stages stay contiguous; rank 0 stays."""
-    layers, m = 48, 16
-    partition = even_partition(layers, 8)
-    reference = predict_step_seconds(partition.loads([1.0] * layers), m)
-    counts = []
-    for cost in (0.8, 0.55, 0.25):
-        decision = repack(
-            RankSubsets(partition, [cost] * layers),
-            microbatches=m,
-            max_slowdown=0.0,
-            reference_step_seconds=reference,
-        )
-        assert decision.repack and decision.kept_ranks[0] == 0
-        assert decision.step_seconds_after <= reference
-        partition = decision.partition
-        counts.append(partition.ranks)
-    assert counts == [6, 4, 2]
-
-
 def test_memory_that_is_not_enough_is_the_reason():
     """An explicit "cannot", for each number of ranks."""
     decision = repack(
