@@ -160,3 +160,6 @@ def test_the_bound_is_reached_where_gpus_are_scarce() -> None:
     assert least_cost(seen, by=HOUR) == pytest.approx(4.0)
     assert least_cost(seen, by=2 * HOUR) == pytest.approx(2.0) == least_cost(seen)
     assert least_cost(seen, by=HOUR / 2) == math.inf
+    closed = dataclasses.replace(jobs[1].one, closed_pools=frozenset("a"))
+    seen = dataclasses.replace(seen, jobs=(jobs[0], dataclasses.replace(jobs[1], one=closed)))
+    assert least_cost(seen) == pytest.approx(4.0)
