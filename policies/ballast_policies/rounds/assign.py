@@ -90,13 +90,20 @@ class _Assignment:
         self.placements: dict[str, Placement] = {}
         self.movers: list[int] = []
         self._staying: list[int] = []
-        for at, (job, pool, gpus) in enumerate(self.granted):
-            now = None if job in splits else running.get(job)
+        seconds = question.second_jobs
+        # A second job gets its GPU where the first has left it.
+        for at, (job, pool, gpus) in sorted(enumerate(self.granted), key=lambda one: one[1][0] in seconds):
+            now = running.get(job)
+            if now and job in splits:
+                own = [(pool, Counter(ledger.nodes[name].group for name in now.nodes))]
+                now = now if splits[job] == own else None
             if now and now.pool == pool and len(now.nodes) == gpus and ledger.grant(now.nodes):
                 self.placements[job] = now
                 self._staying.append(at)
             else:
                 self.movers.append(at)
+        self.movers.sort()
+        self._staying.sort()
 
     def asks(self, at: int) -> NodeRequest:
         """What the gang asks of its nodes."""

@@ -259,6 +259,7 @@ class Groups:
         to_come: the same, of nodes that do not exist yet.
         barred: job index -> groups on which the job must not be started.
         held: job index -> its parts, of running jobs that could continue where they are.
+        second_in: job index -> group of the node on which the job is second.
         per_pod: job index -> GPUs of each of its pods.
         order: all groups, those that fewest jobs may use first: they are of least use to the others.
         mixed: job index -> gang with its least size, of those that may claim several pools.
@@ -270,6 +271,7 @@ class Groups:
     to_come: Sequence[Mapping[str, int]]
     barred: Mapping[int, frozenset[str]]
     held: Mapping[int, Parts]
+    second_in: Mapping[int, str]
     order: tuple[str, ...]
     per_pod: Sequence[int]
     mixed: Mapping[int, MixedGang]
@@ -286,7 +288,7 @@ class Groups:
 
         ``valid``: of running jobs that could continue where they are; ``held``: running job -> all of it.
         """
-        jobs, nodes = question.jobs, question.nodes
+        jobs, nodes, seconds = question.jobs, question.nodes, question.second_jobs
         present = {node.group for node in nodes if node.gpus > 0}
         closed = frozenset(node.group for node in nodes if node.gpus > 0 and node.closed)
         barred = {
@@ -325,6 +327,11 @@ class Groups:
             to_come=to_come,
             barred=barred,
             held=parts,
+            second_in={
+                index: group[name]
+                for index, job in enumerate(jobs)
+                if job.name in seconds and (name := question.state.running[job.name].nodes[0]) in group
+            },
             order=tuple(sorted(present, key=lambda text: (-refusals[text], text))),
             per_pod=[question.asks_of(job.name).per_pod for job in jobs],
             mixed={
@@ -382,7 +389,8 @@ class Groups:
         """GPUs for a gang that starts, from groups that are not barred; None: too few are left."""
         split, missing = {}, gpus
         per_pod = self.per_pod[job]
-        for text in self.order:
+        own = (self.second_in[job],) if job in self.second_in else ()
+        for text in (*own, *self.order):
             here = min(missing, left.get(text, 0)) // per_pod * per_pod if text not in barred else 0
             if here > 0:
                 split[text] = here

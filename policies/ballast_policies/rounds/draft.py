@@ -179,17 +179,22 @@ class Draft:
     """A round while it is put together: every pass returns another one.
 
     Attributes:
-        placements: job -> where it is to run.
+        placements: job -> where it is to run, on GPUs that are its own or that it is the first to have.
         reasons: job -> why.
+        seconds: job -> the GPU of another on which it is to run beside that one.
         kept_off_spot: as of ``Round``.
-        beside: as of ``Round``.
     """
 
     question: Question
     placements: Mapping[str, Placement]
     reasons: Mapping[str, Reason]
+    seconds: Mapping[str, Placement] = dataclasses.field(default_factory=dict)
     kept_off_spot: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    beside: Mapping[str, Colocation] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def all_placements(self) -> Mapping[str, Placement]:
+        """Job -> where it is to run, second jobs as well."""
+        return {**self.placements, **self.seconds} if self.seconds else self.placements
 
     @functools.cached_property
     def changes(self) -> Changes:
@@ -197,7 +202,7 @@ class Draft:
         found: dict[str, list[str]] = {field.name: [] for field in dataclasses.fields(Changes)}
         ran, names = self.question.state.running, [job.name for job in self.question.jobs]
         for name in (*names, *sorted(ran.keys() - set(names))):
-            found[self._change(ran.get(name), self.placements.get(name), name)].append(name)
+            found[self._change(ran.get(name), self.all_placements.get(name), name)].append(name)
         found["stopped"].sort()
         return Changes(**{change: tuple(names) for change, names in found.items()})
 
@@ -231,14 +236,27 @@ class Draft:
         """The decision, with its reasons as text."""
         changes = {field.name: getattr(self.changes, field.name) for field in dataclasses.fields(Changes)}
         reasons, nodes = {**self.reasons}, {node.name: node for node in self.question.nodes}
+        beside, placements, shared = dict[str, Colocation](), self.all_placements, self.question.shared
+        first_on = shared.first_jobs(self.placements)
+        for name, at in self.seconds.items():
+            reasons[name] = Reason(f"{at}, which the round gives to another job")
+            first = first_on[shared.on(at)]
+            if name in shared.jobs and first in shared.jobs:
+                beside[name] = shared.beside(name, first, at.gpu_type)
+                beside[first] = shared.beside(first, name, at.gpu_type)
+        for name, pair in beside.items():
+            how = "measured" if pair.measured else "estimated"
+            reasons[name] = reasons[name].noted(
+                f"shares it with {pair.partner}, at {pair.speed:.2f} of its speed alone ({how})"
+            )
         for name, asks in self.question.asks.items():
-            at, asked = self.placements.get(name), asks.topology
-            if asked is not None and name in reasons and at is not None and nodes.keys() >= set(at.nodes):
-                reasons[name] = reasons[name].noted(told((nodes[node] for node in at.nodes), asked))
+            is_at, asked = placements.get(name), asks.topology
+            if asked is not None and name in reasons and is_at is not None and nodes.keys() >= {*is_at.nodes}:
+                reasons[name] = reasons[name].noted(told((nodes[node] for node in is_at.nodes), asked))
         return Round(
-            placements=self.placements,
-            reasons={name: why.told(self.placements.get(name)) for name, why in reasons.items()},
+            placements=placements,
+            reasons={name: why.told(placements.get(name)) for name, why in reasons.items()},
             kept_off_spot=self.kept_off_spot,
-            beside=self.beside,
+            beside=beside,
             **changes,
         )

@@ -425,7 +425,7 @@ def claims_where_they_run(cluster: Question, reduced: Mapping[str, Placement]) -
         or cluster.sizes.surplus is Surplus.COST
     ):
         return cluster
-    running = {name: at for name, at in state.running.items() if in_its_pools(at, nodes)}
+    running = {name: at for name, at in cluster.holders.items() if in_its_pools(at, nodes)}
     market = _PoolMarket(cluster, reduced, running)
     staying = {}
     for name, at in market.movable(running).items():
@@ -468,7 +468,7 @@ def choose_pools(cluster: Question, reduced: Mapping[str, Placement], decided: D
     }
     may_move = {}
     if not cluster.settings.within_round:
-        may_move = market.movable({name: decided.placements[name] for name in changes.extended})
+        may_move = market.movable({n: at for n, at in decided.placements.items() if n in changes.extended})
     left = moves_left(cluster) - changes.disturbed
     chosen: dict[str, tuple[Placement, float]] = {}
     for _ in range(MOST_SWEEPS):

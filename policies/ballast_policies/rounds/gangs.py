@@ -367,6 +367,11 @@ class SharingJob:
     known_alone: frozenset[str] = frozenset()
 
 
+LEAST_PAIR_GAIN = 0.05
+"""Two jobs begin to share where their speeds over those alone are 1 and this much more together. They
+continue while they are at least 1."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SharedGpus:
     """Who may share which GPUs.
@@ -387,11 +392,20 @@ class SharedGpus:
             return False
         return first.memory + second.memory <= self.memory[node]
 
-    def may_begin(self, one: str, other: str, node: str, gpu_type: str) -> bool:
-        """Whether the two fit, and what they do together can be compared with what each does alone."""
-        if not self.fit(one, other, node):
+    def may_begin(self, one: str, other: str, at: Placement) -> bool:
+        """Whether the two fit, what each does alone is known, and together they do enough more."""
+        if not self.fit(one, other, at.nodes[0]):
             return False
-        return gpu_type in self.jobs[one].known_alone and gpu_type in self.jobs[other].known_alone
+        known = self.jobs[one].known_alone & self.jobs[other].known_alone
+        return at.gpu_type in known and self.together(one, other, at.gpu_type) >= 1 + LEAST_PAIR_GAIN
+
+    def why_apart(self, one: str, other: str, at: Placement) -> str:
+        """Why ``one`` does not go on beside ``other``; empty: it may."""
+        if not self.fit(one, other, at.nodes[0]):
+            return f"{other} has its GPU, and the two may not share it"
+        together = self.together(one, other, at.gpu_type)
+        did = f"{other} has its GPU, and the two did {together:.2f} there of what one does alone"
+        return did if together < 1 else ""
 
     def beside(self, job: str, partner: str, gpu_type: str) -> Colocation:
         """``job`` beside ``partner``; both may share."""
@@ -402,6 +416,12 @@ class SharedGpus:
     def together(self, one: str, other: str, gpu_type: str) -> float:
         """The sum of both speeds over those alone: 1 is what they do by turns."""
         return self.beside(one, other, gpu_type).speed + self.beside(other, one, gpu_type).speed
+
+    def first_jobs(self, placements: Mapping[str, Placement]) -> dict[str, str]:
+        """Node whose GPU may be shared -> the job of ``placements`` that has it."""
+        if not self.memory:
+            return {}
+        return {node: name for name, at in placements.items() if (node := self.on(at))}
 
     def on(self, placement: Placement | None) -> str:
         """The node of a job that is alone in its gang on a GPU that may be shared; empty: it is not."""

@@ -2,7 +2,8 @@
 
 1. Gangs that must not be disturbed keep their nodes (too young to stop).
 2. The others are granted pools by priority; what no job with a share needs goes to any job that can use it.
-3. If more running gangs would be stopped or moved than the hour allows, the newest of them stay.
+3. If more running gangs would be stopped or moved than the hour allows, second jobs on a GPU stay, with their
+   first jobs, then the newest gangs.
 4. Where a gang waits for gangs that must not be disturbed, what comes free is kept for it.
 5. Nodes: a gang that stays in its pool keeps its own, the others are packed, the largest first. Where the
    pods of one find no node with as many free GPUs, or it finds no domain, the most urgent is packed first, on
@@ -50,40 +51,75 @@ def grant_gpus(question: Question, held: Mapping[str, Placement] | None = None) 
     ``held``: running gang -> all that it holds, where the question has its least size.
     """
     pools, valid = Pools.of(question.nodes, question.columns), valid_placements(question)
-    state, settings = question.state, question.settings
+    state, settings, jobs = question.state, question.settings, {job.name: job for job in question.jobs}
+    pairs = question.second_jobs.items()
+    first = {name: first for name, first in pairs if first in valid and name in jobs}
     claimed = _Claimed(
         question=question,
-        jobs={job.name: job for job in question.jobs},
+        jobs=jobs,
+        first=first,
+        here={**valid, **{name: state.running[name] for name in first}},
         names=tuple(job.name for job in question.jobs),
         pools=pools,
         valid=valid,
         groups=Groups.of(question, pools, valid, question.state.running if held is None else held),
         ordered=ordered_claims(question, pools, valid),
     )
-    pinned = within_min_run(question, valid)
+    pinned = within_min_run(question, claimed.here)
     limit = moves_left(question)
     keep = keeps_free(question)
     while True:
         placements, kept_for = _grant(claimed, pinned, keep=keep)
-        disturbed = {job: at for job, at in valid.items() if placements.get(job) != at}
+        seconds = _continuing(question, placements)
+        now = {**placements, **seconds}
+        disturbed = {job: at for job, at in claimed.here.items() if now.get(job) != at}
         if len(disturbed) <= limit:
             break
         reason = (
             f"would be stopped or moved, but moves.maxMovesPerHour={settings.max_moves_per_hour} is reached"
         )
-        pinned = {**pinned, **exempt_newest(disturbed, state, limit, reason)}
-    return _draft(claimed, placements, pinned, kept_for)
+        # Second jobs come first: what parts a pair disturbs two jobs for one GPU.
+        more = dict.fromkeys(disturbed.keys() & claimed.first.keys(), reason)
+        more = more or exempt_newest(disturbed, state, limit, reason)
+        with_them = {claimed.first[job]: why for job, why in more.items() if job in claimed.first}
+        pinned = {**pinned, **with_them, **more}
+    return dataclasses.replace(_draft(claimed, placements, pinned, kept_for), seconds=seconds)
+
+
+def _continuing(question: Question, placements: Mapping[str, Placement]) -> dict[str, Placement]:
+    """Running job without a GPU of its own -> the GPU that it is on, where it stays beside the first job.
+
+    That is one that is there already, or one that suits it. ``placements``: of first jobs.
+    """
+    shared, running, seconds = question.shared, question.state.running, question.second_jobs
+    first_on, found = shared.first_jobs(placements), {}
+    for name in sorted(running, key=lambda name: name in seconds) if first_on else ():
+        at, first = running[name], first_on.get(node := shared.on(running[name]))
+        if name in placements or first is None:
+            continue
+        if running.get(first) == at or shared.may_begin(name, first, at):
+            found[name] = at
+            del first_on[node]  # it has two jobs
+    return found
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Claimed:
-    """The question with jobs by index, pools by index, and all claims in order of urgency."""
+    """The question with jobs by index, pools by index, and all claims in order of urgency.
+
+    Attributes:
+        valid: running job -> where it could continue with GPUs of its own.
+        first: running job that is second on its GPU -> the first.
+        here: running job -> where it could continue, with GPUs of its own or as a second job.
+    """
 
     question: Question
     jobs: Mapping[str, Job]
     names: tuple[str, ...]
     pools: Pools
     valid: Mapping[str, Placement]
+    first: Mapping[str, str]
+    here: Mapping[str, Placement]
     groups: Groups | None
     ordered: OrderedClaims
 
@@ -108,10 +144,10 @@ def _grant(
 ) -> tuple[dict[str, Placement], dict[str, str]]:
     """(job -> where it runs, pool -> job for which its free GPUs are kept)."""
     pools, valid, names = claimed.pools, claimed.valid, claimed.names
-    index = {name: m for m, name in enumerate(names)}
-    keeping = [index[job] for job in pinned]
+    index, holding = {name: m for m, name in enumerate(names)}, sorted(pinned.keys() & valid.keys())
+    keeping = [index[job] for job in holding]
     claims, position = claimed.ordered.claims, np.arange(len(claimed.ordered.claims))
-    open_ = ~np.isin(claims.job, keeping)
+    open_ = ~np.isin(claims.job, [index[job] for job in pinned])
     chosen, splits = claimed.select(claims.take(open_), keeping)
     granted = position[open_][chosen]
     held = claimed.groups.held if claimed.groups is not None else {}
@@ -133,7 +169,7 @@ def _grant(
         chosen, splits = claimed.select(claims.take(open_), keeping, shut)
         granted = position[open_][chosen]
         kept_for = {pools.names[column]: names[claims.job[at]] for column, at in closed.items()}
-    wanted = [(job, valid[job].pool, len(valid[job].nodes)) for job in sorted(pinned)]
+    wanted = [(job, valid[job].pool, len(valid[job].nodes)) for job in holding]
     for k in granted.tolist():
         job, column, gpus = int(claims.job[k]), int(claims.column[k]), int(claims.gpus[k])
         if column == SEVERAL:
@@ -144,12 +180,12 @@ def _grant(
         names[job]: [(pools.names[column], split) for column, split in parts] for job, parts in splits.items()
     }
     question, ledger = claimed.question, Ledger(claimed.question.nodes)
-    placements = assign_nodes(wanted, ledger, valid, by_name, question)
+    placements = assign_nodes(wanted, ledger, claimed.here, by_name, question)
     if len(placements) < len(wanted):
         # The pods of some gang find no node with as many GPUs, or it finds no domain: by urgency.
         ledger = Ledger(question.nodes)
         protected = pinned if keep else None
-        placements, kept = assign_by_urgency(wanted, ledger, valid, by_name, question, protected)
+        placements, kept = assign_by_urgency(wanted, ledger, claimed.here, by_name, question, protected)
         kept_for |= kept
         _fill(placements, claimed, claims.take(open_), ledger)
     return placements, kept_for
@@ -173,7 +209,7 @@ def _fill(placements: dict[str, Placement], claimed: _Claimed, claims: Claims, l
         name = names[job]
         if name in placements:
             continue
-        now = claimed.valid.get(name)
+        now = claimed.here.get(name)
         if now is not None and column in (SEVERAL, pools.index(now.pool)) and ledger.grant(now.nodes):
             placements[name] = now
             continue
@@ -211,6 +247,8 @@ def _draft(
             reasons[name] = Reason(NEEDED if gang is None else waits_for(gang, left))
         elif at is None:
             reasons[name] = explained.waiting(job)
+        elif name in claimed.first and ran[name] == at:
+            reasons[name] = Reason(f"stays on {at}, now as its first job")
         elif name in pinned:
             reasons[name] = Reason(f"it {pinned[name]}", "keeps ")
         elif gang is not None and at.parts and ran.get(name) != at:

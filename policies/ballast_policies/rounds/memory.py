@@ -25,13 +25,16 @@ _Rows = Mapping[str, Mapping[str, float]]
 
 
 def within_min_run(question: Question, gangs: Iterable[str]) -> dict[str, str]:
-    """Those of the gangs that must stay, all of them within a round -> why."""
+    """Those of the gangs that must stay, all of them within a round -> why.
+
+    The first of two jobs on one GPU stays as long as the second must.
+    """
     least = question.settings.min_run_seconds
     if question.settings.within_round:
         return dict.fromkeys(gangs, "holds them until the round ends")
-    pinned = {}
+    pinned, second_of = {}, {first: second for second, first in question.second_jobs.items()}
     for job in gangs:
-        ran = question.ran(job)
+        ran = min(question.ran(job), question.ran(second_of.get(job, job)))
         if ran < least:
             pinned[job] = f"has run {ran:.0f} s, less than moves.minRunSeconds={least:.0f}"
     return pinned

@@ -65,10 +65,14 @@ def grant_sizes(question: Question) -> Draft:
         else why
         for name, why in first.reasons.items()
     }
-    if len(placed) == len(question.jobs):
+    # Moves of those beside chosen gangs would not be counted by the second pass.
+    limited = question.settings.max_moves_per_hour is not None
+    staying = first.seconds if limited else within_min_run(question, first.seconds)
+    there = {*placed, *staying}
+    if there >= {job.name for job in question.jobs}:
         return dataclasses.replace(first, question=question, reasons=reasons)
     rest = question.without(
-        placed,
+        there,
         Counter(node for at in placed.values() for node in at.nodes),
         moves=len(first.changes.moved),
         tenants=given_to_tenants(question, placed),
@@ -81,11 +85,16 @@ def grant_sizes(question: Question) -> Draft:
         if (held := running.get(job.name)) is not None
     }
     second = grant_elastic(_of_these_shares(rest, shares))
-    placements = {**second.placements, **placed}
+    placements, seconds = {**second.placements, **placed}, {**first.seconds, **second.seconds}
     explained = Explained(question, placements)
     waiting = {job.name: explained.waiting(job) for job in rest.jobs if job.name not in placements}
     waiting |= {name: Reason(OVER_ROOM) for name in over}
-    return Draft(question=question, placements=placements, reasons={**reasons, **second.reasons, **waiting})
+    return Draft(
+        question=question,
+        placements=placements,
+        seconds={name: at for name, at in seconds.items() if name not in placements},
+        reasons={**reasons, **second.reasons, **waiting},
+    )
 
 
 def _over_their_room(rest: Question) -> list[str]:
@@ -160,10 +169,15 @@ def _choice(question: Question) -> dict[str, Configuration]:
     pools = _Pools(question.nodes)
     cluster = ElasticCluster(nodes=pools.gpus, gpus_per_node=dict.fromkeys(pools.gpus, 1))
     policy = CompletionTime(cluster=cluster, round_seconds=1.0)
-    held = {name: at for name, at in question.state.running.items() if in_its_pools(at, nodes)}
-    kept, limit = within_min_run(question, held), moves_left(question)
+    held = {name: at for name, at in question.holders.items() if in_its_pools(at, nodes)}
+    seconds = {name: first for name, first in question.second_jobs.items() if first in held}
+    kept, limit = within_min_run(question, {**held, **seconds}), moves_left(question)
     while True:
-        found = [_state(job, question, held.get(job.name), job.name in kept, pools) for job in question.jobs]
+        found = [
+            _state(job, question, held.get(job.name), job.name in kept, pools)
+            for job in question.jobs
+            if job.name not in seconds.keys() & kept.keys()
+        ]
         states = [state for state in found if state is not None]
         if question.settings.within_round:
             return _by_name(states, policy.choice(states, BASE))
@@ -174,9 +188,15 @@ def _choice(question: Question) -> dict[str, Configuration]:
             if state.job.name in held and state.job.name not in kept
             if (to := chosen.get(state.job.name)) is None or held[state.job.name].pool not in to.gpus
         }
+        disturbed |= {
+            name: question.state.running[name]
+            for name, first in seconds.items()
+            if name not in kept and (name in chosen or first in disturbed)
+        }
         if len(disturbed) <= limit:
             return chosen
-        kept |= exempt_newest(disturbed, question.state, limit, "")
+        more = exempt_newest(disturbed, question.state, limit, "")
+        kept |= more | {seconds[name]: why for name, why in more.items() if name in seconds}
 
 
 def _by_name(states: Sequence[JobState], chosen: Sequence[Configuration | None]) -> dict[str, Configuration]:
@@ -326,6 +346,7 @@ class _Backfill:
     def __init__(self, decided: Draft) -> None:
         self._q, self._decided, self._urgency = decided.question, decided, _urgency(decided.question)
         self._ledger = Ledger.of(self._q, decided.placements)
+        self._pinned = within_min_run(self._q, self._q.state.running)
         self._placements, self._reasons = dict(decided.placements), dict[str, Reason]()
 
     def draft(self) -> Draft:
@@ -339,7 +360,7 @@ class _Backfill:
             if name not in q.state.running or name in changes.moved:
                 if not self._kept_for_others(name):
                     self._start(name, gang, now)
-            elif now is not None and gang.may_move and left > 0 and not within_min_run(q, [name]):
+            elif now is not None and gang.may_move and left > 0 and name not in self._pinned:
                 left -= self._move(name, gang, now)
         return self._decided.with_placements(self._placements, self._reasons)
 
@@ -348,10 +369,11 @@ class _Backfill:
         q = self._q
         if not keeps_free(q):
             return False
-        if not within_min_run(q, q.state.running):
+        if not self._pinned:
             return False
         mine = self._urgency.get(name, 0.0)
-        waiting = (one.name for one in q.jobs if one.name not in self._placements and one.name != name)
+        placed = self._placements.keys() | self._decided.seconds.keys()
+        waiting = (one.name for one in q.jobs if one.name not in placed and one.name != name)
         return any(self._urgency.get(one, 0.0) > mine for one in waiting)
 
     def _start(self, name: str, gang: MixedGang, now: Placement | None) -> None:

@@ -122,6 +122,23 @@ class Question:
         weights = sum(job.weight for job in self.jobs) or 1.0
         return {job.name: job.weight / weights for job in self.jobs}
 
+    @property
+    def second_jobs(self) -> dict[str, str]:
+        """Running job that is second on its GPU -> the first: the one that has been there longer."""
+        running, since = self.state.running, self.state.running_since
+        first_on, found = dict[str, str](), dict[str, str]()
+        there = [name for name in running if self.shared.on(running[name])] if self.shared.memory else []
+        for name in sorted(there, key=lambda name: (since.get(name, 0.0), name)):
+            first = first_on.setdefault(running[name].nodes[0], name)
+            found |= {name: first} if first != name else {}
+        return found
+
+    @property
+    def holders(self) -> Mapping[str, Placement]:
+        """What runs where, without second jobs."""
+        seconds = self.second_jobs
+        return {name: at for name, at in self.state.running.items() if name not in seconds}
+
     def asks_of(self, name: str) -> NodeRequest:
         """What the gang asks of its nodes."""
         return self.asks.get(name, ANY_NODES)

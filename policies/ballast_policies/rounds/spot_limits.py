@@ -75,7 +75,7 @@ def within_spot_limits(decide: Callable[[Question], Draft], question: Question) 
     if not question.spot.limits:
         return decide(question)
     nodes = question.nodes
-    offer = _Offer(question.spot, nodes, question.state.running)
+    offer = _Offer(question.spot, nodes, question.holders)
     offered, kept_off = nodes, dict[str, str]()
     while True:
         decided = decide(dataclasses.replace(question, nodes=offered))
@@ -243,7 +243,7 @@ def _explained(
     open_to = {(node.gpu_type, node.taints) for node in offer.spot_nodes if not node.closed and node.gpus > 0}
     limited: dict[str, str] = {}
     for job in decided.question.jobs:
-        at = decided.placements.get(job.name)
+        at = decided.all_placements.get(job.name)
         if at is not None and any(part.pool in offer.limits.pools for part in at.by_pool):
             continue
         if job.name in kept_off:
