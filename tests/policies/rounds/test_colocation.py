@@ -147,3 +147,22 @@ def test_no_second_job_is_started_on_a_closed_node_or_where_it_does_not_tolerate
     assert set(found.placements) == {"a"}
     found = decide("ab", (node,), shared, state=running(a="n", b="n"), within_round=True)
     assert set(found.extended) == {"a", "b"}
+
+
+def test_a_job_whose_gpu_is_given_to_another_stays_beside_it():
+    """That is no move."""
+    nodes, shares = gpus("n"), {"a": 0.01, "b": 1.0}
+    shared = may_share("a", "b", nodes=nodes)
+    found = decide("ab", nodes, shared, state=running(a="n"), shares=shares, max_moves_per_hour=0)
+    assert (found.extended, found.started) == (("a",), ("b",))
+    assert found.beside["a"].partner == "b"
+
+
+def test_where_the_hour_has_few_moves_a_pair_stays_before_others():
+    """To make way for one job, two would be stopped."""
+    nodes, shares = gpus("n", "m"), {"d": 1.0, "e": 1.0}
+    shared = may_share("a", "b", nodes=nodes)
+    state = running(c="m", a="n", b="n")
+    found = decide("abcde", nodes, shared, state=state, shares=shares, max_moves_per_hour=1)
+    assert (set(found.extended), found.stopped) == ({"a", "b"}, ("c",))
+    assert len(found.started) == 1
