@@ -89,22 +89,6 @@ def test_by_prices_the_choice_is_nearly_the_best_one():
     assert worth_of(jobs, chosen) >= 0.99 * worth_of(jobs, exact)
 
 
-def test_sizes_that_do_not_fit_side_by_side_are_not_chosen():
-    """Three jobs of 3 GPUs need three nodes of 4, though 9 GPUs would be there on two nodes and a half."""
-    jobs = [
-        [
-            Option(configuration=Configuration.of_one_type("v100", 3, 1.0), worth=3.0),
-            Option(configuration=Configuration.of_one_type("v100", 2, 1.0), worth=2.0),
-        ]
-    ] * 3
-    narrow = ElasticCluster(nodes={"v100": 3}, gpus_per_node={"v100": 3})
-    assert [each.total for each in best_assignment(jobs, narrow)] == [3, 3, 3]
-    wide = ElasticCluster(nodes={"v100": 2}, gpus_per_node={"v100": 5})
-    chosen = best_assignment(jobs, wide)
-    assert wide.fits(sizes_of(chosen))
-    assert not wide.fits({"v100": [3, 3, 3]})
-
-
 @pytest.mark.parametrize(
     ("sizes", "fits"),
     [([4, 4], True), ([6, 2], True), ([3, 3, 2], False), ([5, 3], True), ([3, 3], True), ([8, 1], False)],

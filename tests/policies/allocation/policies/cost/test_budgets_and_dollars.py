@@ -10,6 +10,7 @@ from ballast_policies.allocation.registry import allocate
 
 from tests.policies.allocation.configurations.instances import FAMILIES, problem_of
 from tests.policies.allocation.linear_program import least
+from tests.policies.allocation.problems import problem
 from tests.policies.allocation.textbook import Book
 from tests.support.examples import first_daily, in_proportion
 
@@ -111,6 +112,13 @@ def test_without_a_budget_the_makespan_is_that_of_makespan(family):
             for by in (1.0, 1.3, 2.0, 100.0)
         ]
         assert all(next_ <= span * (1 + EXACT) for span, next_ in itertools.pairwise(spans))
+
+
+def test_a_job_that_ends_sooner_has_the_gpus_that_idle():
+    """The makespan asks for a hundredth of the second GPU only."""
+    p = problem([[1.0], [1.0]], [2], steps=[100.0, 1.0])
+    speeds = allocate("makespan-within-budget", p).throughput
+    assert speeds == pytest.approx({"job-0": 1.0, "job-1": 1.0})
 
 
 def test_a_budget_that_is_no_number_and_a_price_of_nothing_are_refused():
