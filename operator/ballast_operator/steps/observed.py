@@ -52,7 +52,9 @@ def observed(context: ReconcileContext) -> Observed:
         launches=status.launches,
         gang=gang,
         plan=written,
-        pods=tuple(_pod(pod, ignored, leaves=pod.name in going) for pod in view.pods),
+        pods=tuple(
+            _pod(pod, ignored, leaves=pod.name in going, untold=_untold(context, pod)) for pod in view.pods
+        ),
         acknowledged=lease.ack.epoch if lease is not None and lease.ack is not None else 0,
         heard=_heard(lease),
         proposal=_proposal(context),
@@ -170,7 +172,15 @@ def _heard(lease: LeaseView | None) -> int:
     return max((message.epoch for message in heard if message is not None), default=0)
 
 
-def _pod(pod: PodView, ignored: Collection[int], *, leaves: bool) -> Pod:
+def _untold(context: ReconcileContext, pod: PodView) -> bool:
+    """Whether the pod cannot start as the operator has not written yet where rank 0 of a script is."""
+    allocation = context.view.status.allocation
+    if allocation is None or not context.spec.is_script or allocation.master_address:
+        return False
+    return pod.name in allocation.pods[1:]
+
+
+def _pod(pod: PodView, ignored: Collection[int], *, leaves: bool, untold: bool) -> Pod:
     phase = Phase.PENDING
     if pod.phase in (Phase.SUCCEEDED, Phase.FAILED):
         phase = Phase(pod.phase)
@@ -196,7 +206,7 @@ def _pod(pod: PodView, ignored: Collection[int], *, leaves: bool) -> Pod:
         failure=failure,
         node_ready=pod.node_ready,
         leaves=leaves,
-        broken=pod.broken,
+        broken=pod.broken and not untold,
     )
 
 

@@ -169,6 +169,16 @@ def test_a_launch_that_can_never_start_counts_as_the_users(reason, detail, cause
     assert (ending.cause, reason in ending.message) == (cause, True)
 
 
+@pytest.mark.parametrize(("alone", "cause"), [(True, "NotBound"), (False, "UserError")])
+def test_ranks_of_a_script_that_wait_for_what_the_operator_writes_are_not_the_users_fault(alone, cause):
+    """It could not write the address of rank 0, which runs, in time: an API server was away, or it was."""
+    script = a_spec(config=a_config(model=None, repack={"enabled": False}))
+    view = not_running("CreateContainerConfigError", "couldn't find key launch-1 in configmap job-rendezvous")
+    running = launched().pods[:1] if alone else view.pods[:1]
+    view = dataclasses.replace(view, spec=script, pods=(*running, *view.pods[1:]))
+    assert take_step(a_context(view, seconds=121)).status.allocation.ending.cause == cause
+
+
 def test_a_script_runs_with_its_plans_writing_and_is_looked_at_again_at_once():
     """Nothing that it says asks for the next pass: it was starting until the time for a start was over."""
     script = a_spec(config=a_config(model=None, repack={"enabled": False}))
