@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 MOST_SECONDS, MOST_SECONDS_REFUSED = 60.0, 3600.0
 """Longest pauses until a pass is repeated without news; the second where the content is refused."""
 
+FENCED_SECONDS = 5.0
+"""Longest of these pauses while the leader's Lease is not renewed: pods may wait for what is written next."""
+
 FAILING = 5
 """Passes in a row that end with an error, from which on a job counts as failing."""
 
@@ -58,10 +61,10 @@ class ReconcileWorker:
             logger.debug("job=%s/%s requeued: %s", *key, error)
             self._later(key, type(error).__name__, base=0.1)
         except Unavailable as error:
-            # That the Lease has lapsed is told once, and holds for all jobs.
-            level = logging.DEBUG if isinstance(error, Fenced) else logging.WARNING
-            logger.log(level, "job=%s/%s requeued: %s", *key, error)
-            self._later(key, "Unavailable", base=1.0)
+            # That the Lease has lapsed is told once, and holds for all jobs; nothing was asked for.
+            fenced = isinstance(error, Fenced)
+            logger.log(logging.DEBUG if fenced else logging.WARNING, "job=%s/%s requeued: %s", *key, error)
+            self._later(key, "Unavailable", base=1.0, most=FENCED_SECONDS if fenced else MOST_SECONDS)
         except Rejected as error:
             logger.error("job=%s/%s refused by the API server: %s", *key, error)
             await self._reconciler.report_error(key, error)
