@@ -167,6 +167,7 @@ SHARED = {"parallelism": {"data": 2, "zeroStage": 3}}
         ("Mapped", 2, {}),
         ("Quantized", 2, {**SHARED, "training": {"optimizer": f"{MODELS}:own_adam"}}),
         ("Normed", 2, {}),
+        ("Watching", 2, {}),
         ("Doubling", 4, {"schedule": "LoopedBFS", "parallelism": {"data": 2}}),
         ("Doubling", 6, {"pipeline": {"replicas": [2, 2, 2], "microbatches": 4, "globalBatchSize": 16}}),
     ],
@@ -194,11 +195,15 @@ def test_sizes_may_be_of_the_batches_or_among_integers_between_layers(gang, same
             "layer 1 changes its linear.weight in a forward, which is lost",
         ),
         (
+            job("of_one_kind", args={"kind": "Noting"}),
+            "one of layers 0 to 1 keeps a tensor of shape [] that it has computed from its weights: a loss",
+        ),
+        (
             job("of_one_kind", args={"kind": "Complex"}, training={"optimizer": f"{MODELS}:adafactor"}),
             "adafactor ends with an error of its own where weights are complex",
         ),
     ],
-    ids=["max_norm", "versions", "data", "complex"],
+    ids=["max_norm", "versions", "data", "noted", "complex"],
 )
 def test_models_that_do_not_suit_the_job_are_refused(gang, fields, told):
     running = gang(fields, ranks=2)

@@ -9,6 +9,7 @@ known from earlier trials, the ranks try their new stages side by side.
 import contextlib
 import dataclasses
 import functools
+import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -200,6 +201,7 @@ class Trial:
         """
         boundaries: list[Boundary] = []
         error: Exception | None = None
+        before = _computed()
         with self._observed() as seen:
             runs: list[_Run] = []
             problem: Problem | None = None
@@ -227,6 +229,7 @@ class Trial:
                     with self._together():
                         while runs:
                             self._backward(*runs.pop())
+                    self._refuse_kept(before)
             except Exception as failure:
                 error, problem = failure, _told(failure)
         return tuple(boundaries), self._agree(seen(), gather, problem, error)
@@ -328,6 +331,37 @@ class Trial:
             torch.autograd.backward(results, gradients)
         stack.backward_ended(None)
 
+    def _refuse_kept(self, before: Sequence[torch.Tensor]) -> None:
+        """Refuse what layers of all but the last stage keep beside their output, as for the loss to read.
+
+        Raises:
+            ConfigurationError: tensors are left that were not there before, and that a gradient could reach.
+        """
+        early = {stage: stack for stage, stack in self.stacks.items() if stage + 1 < len(self.holders)}
+        if not early or len(_computed()) <= len(before):
+            return
+        gc.collect()
+        known = {id(tensor) for tensor in before}
+        # Weights that torch.nn.utils.weight_norm and its like compute before each forward.
+        known |= {
+            id(value)
+            for stack in early.values()
+            for module in stack.modules()
+            for value in vars(module).values()
+            if isinstance(value, torch.Tensor) and value.numel() > 1
+        }
+        left = [tensor for tensor in _computed() if id(tensor) not in known]
+        if left:
+            layers = [index for stack in early.values() for index in stack.indices]
+            shape = list(min(left, key=torch.Tensor.numel).shape)
+            raise ConfigurationError(
+                "model.name",
+                f"one of layers {layers[0]} to {layers[-1]} keeps a tensor of shape {shape} that it has "
+                "computed from its weights: a loss that reads it would not get it from another rank. To fix: "
+                "hand it on beside the output, or with_side_loss (docs/trainer-models.md, Auxiliary losses); "
+                "detach() it where it is only looked at",
+            )
+
     def _share(self, stage: int, found: Boundary | Problem | None) -> Boundary | Problem:
         """The result of the first holder of a stage, on all ranks of the pipeline."""
         box: list[Any] = [found]
@@ -362,6 +396,11 @@ class Trial:
             if reason is not None:
                 raise TrialFailed(f"rank {rank}: {reason}" if len(everywhere) > 1 else reason) from error
         return [found for _, found in everywhere]
+
+
+def _computed() -> list[torch.Tensor]:
+    """All tensors of this process that Python refers to and a gradient may go through."""
+    return [one for one in gc.get_objects() if type(one) is torch.Tensor and one.grad_fn is not None]
 
 
 def _refuse_lost_changes(layer: Layer) -> None:
