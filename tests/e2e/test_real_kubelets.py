@@ -113,9 +113,10 @@ class RealBallast(Ballast):
         super().end_job(name)
         assert not self.twice
 
-    def start(self, name):
+    def start(self, name, **spec):
         """A job without an end that has saved; the node of its pods."""
-        self.apply(self.real_job("recurrent", name, totalSteps=ENDLESS, model=SMALL, checkpoint=CHECKPOINT))
+        spec = {"totalSteps": ENDLESS, "model": SMALL, "checkpoint": CHECKPOINT, **spec}
+        self.apply(self.real_job("recurrent", name, **spec))
         self.wait_for_report(name, step=6, checkpoint=5)
         (node,) = {pod.spec.node_name for pod in self.pods(name)}
         return node
@@ -284,6 +285,61 @@ def test_a_job_trains_in_containers_with_gpus_of_the_device_plugin(release):
     release.end_job("first")
 
 
+def test_the_chart_tests_its_release(release):
+    """`helm test`, through the NetworkPolicies."""
+    release.helm.test("ballast", timeout=int(WAIT_SECONDS))
+
+
+def test_layers_move_between_the_same_pods(release):
+    """A rebalance, as layers freeze; training goes on."""
+    release.apply(release.real_job("transformer", "moves", **{**SHRINKS, "repack": {"enabled": False}}))
+    release.wait_for_report("moves")
+    uids = {pod.metadata.uid for pod in release.pods("moves")}
+    eventually(lambda: release.status("moves").get("rebalances"), "layers to move")
+    release.wait_for_report("moves", step=release.status("moves")["rebalances"][0]["step"] + 3)
+    assert release.status("moves")["launches"] == 1
+    assert {pod.metadata.uid for pod in release.pods("moves")} == uids
+    release.end_job("moves")
+
+
+def test_a_gang_grows_onto_a_node_that_comes(release):
+    """Its first pod trains on while another one joins, in the same launch."""
+    release.kubectl("cordon", "v100-1")
+    release.apply(release.real_job("transformer", "grows", **ELASTIC, repack={"enabled": False}))
+    release.wait_for_report("grows", step=3)
+    (first,) = release.pods("grows")
+    release.kubectl("uncordon", "v100-1")
+    eventually(lambda: release.condition("grows", "Grown").get("status") == "True", "the job to grow")
+    release.wait_for_report("grows", step=release.report("grows")["step"] + 3)
+    assert release.status("grows")["launches"] == 1
+    pods = {pod.metadata.uid: pod.spec.node_name for pod in release.pods("grows")}
+    assert pods[first.metadata.uid] == "v100-0" and sorted(pods.values()) == ["v100-0", "v100-1"]
+    release.end_job("grows")
+
+
+def test_jobs_take_turns_on_the_same_gpus(release):
+    """The first saves, leaves its GPUs to the other, and goes on from there when it is its turn."""
+
+    def least_run(seconds):
+        moves = {"spec": {"moves": {"minRunSeconds": seconds}}}
+        release.custom.patch_cluster_custom_object(
+            "ballast.dev", "v1alpha1", "clusterpolicies", "demo", moves
+        )
+
+    least_run(WAIT_SECONDS / 3)  # longer than a start takes here: else none would train
+    try:
+        node = release.start("gives", gpuTypes=["p100"])
+        saved = release.report("gives")["checkpointStep"]
+        assert release.start("takes", gpuTypes=["p100"]) == node
+        assert release.status("gives")["restarts"].keys() == {"Preempted"}
+        assert release.wait_for_resumed("gives") >= saved
+        assert release.status("gives").get("lostSteps", 0) == 0
+    finally:
+        least_run(600)
+    release.end_job("gives")
+    release.end_job("takes")
+
+
 def test_a_job_that_shrinks_gives_its_pods_back(release):
     """The released pods end, and the survivors train on without a restart."""
     release.apply(release.real_job("transformer", "shrinks", **SHRINKS, checkpoint=CHECKPOINT))
@@ -300,7 +356,7 @@ def test_a_job_that_shrinks_gives_its_pods_back(release):
 
 
 def test_network_policies_let_through_what_the_documents_say(release):
-    """A gang grows over two nodes under them; only who is named reaches a rank, the metrics or the page."""
+    """A gang trains on two nodes under them; only who is named reaches a rank, the metrics or the page."""
     forbidden = subprocess.run(
         ["unshare", "-n", "ipset", "create", "a", "hash:ip"], capture_output=True, text=True, check=False
     )
@@ -308,13 +364,9 @@ def test_network_policies_let_through_what_the_documents_say(release):
         pytest.skip(f"this kernel cannot enforce NetworkPolicies: {forbidden.stderr}")
     for namespace in (MONITORING, "strangers"):
         release.watch_from(namespace)
-    release.kubectl("cordon", "v100-1")
-    release.apply(release.real_job("transformer", "ruled", **ELASTIC, repack={"enabled": False}))
+    over_both = {**ELASTIC, "pipeline": {**ELASTIC["pipeline"], "minStages": 4}}
+    release.apply(release.real_job("transformer", "ruled", **over_both))
     release.wait_for_report("ruled", step=3)
-    release.kubectl("uncordon", "v100-1")
-    eventually(lambda: release.condition("ruled", "Grown").get("status") == "True", "the job to grow")
-    release.wait_for_report("ruled", step=release.report("ruled")["step"] + 3)
-    assert release.status("ruled")["launches"] == 1
     first, last = release.plan("ruled").pods
     addresses = {pod.metadata.name: pod.status.pod_ip for pod in release.pods("ruled")}
     (operator,) = release.core.list_namespaced_pod(
@@ -332,7 +384,6 @@ def test_network_policies_let_through_what_the_documents_say(release):
             lambda: release.reaches(pod, *everything, namespace=namespace) == allowed,  # noqa: B023
             f"{pod} of {namespace} to reach {allowed} of {everything}",
         )
-    release.helm.test("ballast", timeout=int(WAIT_SECONDS))
     release.end_job("ruled")
 
 
@@ -423,6 +474,21 @@ def test_a_drain_loses_no_step(release):
     assert status["restarts"] in ({"NodeLeaving": 1}, {"PodLost": 1})
     assert status.get("lostSteps", 0) <= 1
     release.end_job("drained")
+
+
+def test_a_machine_that_the_cloud_takes_back_is_left_in_time(release):
+    """By its notice alone: kubelet and pods live on."""
+    node = release.start("spot")
+    saved = release.report("spot")["checkpointStep"]
+    release.announce_end(node)
+    try:
+        release.wait_for_next_launch("spot", node, saved)
+    finally:
+        release.stay(node)
+    status = release.status("spot")
+    assert status["restarts"] == {"NodeLeaving": 1}
+    assert status.get("lostSteps", 0) <= 1
+    release.end_job("spot")
 
 
 def test_a_power_cut_costs_what_was_not_saved(release):
