@@ -32,10 +32,10 @@ class SpotLimits:
         """Spot GPUs that may be in use where ``used`` GPUs are in use in all."""
         return math.floor((1.0 - self.on_demand_share) * used + 1e-9)
 
-    def most_beside(self, others: int) -> int | None:
-        """Spot GPUs that may be in use beside ``others`` GPUs that are not spot; None: any number."""
+    def most_beside(self, others: int) -> float:
+        """Spot GPUs that may be in use beside ``others`` GPUs that are not spot; infinite: any number."""
         if self.on_demand_share <= 0:
-            return None
+            return math.inf
         return math.floor((1.0 - self.on_demand_share) / self.on_demand_share * others + 1e-9)
 
 

@@ -14,9 +14,7 @@ from ballast_policies.rounds.draft import Draft
 from ballast_policies.rounds.question import Question, SpotLimits
 from ballast_policies.rounds.values import Node, Placement
 
-REFINEMENTS = 6
-"""After as many decisions the limits become strict, so that there is an end."""
-MOST_DECISIONS = 10
+MOST_DECISIONS = 8
 """After as many, nothing is started in spot pools."""
 
 
@@ -106,7 +104,7 @@ class _Offer:
         self._wanted: list[str] = []
         self._decisions = 0
         not_spot = sum(node.gpus for node in nodes if node.pool not in limits.pools)
-        self._most_beside_all = limits.most_beside(not_spot) or 0
+        self._most_beside_all = limits.most_beside(not_spot)
         self.why: dict[str, str] = {}
 
     def refuse(self, decided: Draft) -> dict[str, str]:
@@ -142,16 +140,7 @@ class _Offer:
                 )
         if self._decisions >= MOST_DECISIONS:
             self._most_of = dict.fromkeys(self._places(), -1.0)
-        elif self._decisions >= REFINEMENTS:
-            self._most_of |= {launch.place: -1.0 for launch in refused if launch.place in self._most_of}
         self._wanted = [name for launch in kept for name in launch.nodes]
-        for launch in refused:  # whole gangs that the limits may leave once others run elsewhere
-            in_use[launch.place] += len(launch.nodes)
-            fits = in_use[launch.place] <= self._most_of.get(launch.place, math.inf)
-            if fits and in_use.total() <= self._most:
-                self._wanted += launch.nodes
-            else:
-                in_use[launch.place] -= len(launch.nodes)
         return why
 
     def _places(self) -> set[str]:
@@ -166,15 +155,12 @@ class _Offer:
         return max(allowed[place], min(part, used[place] - 1))
 
     def _most_in_use(self, used: int, others: int) -> float:
-        """Spot GPUs that may be in use; a gang that is kept off is taken to run elsewhere, at first.
+        """Spot GPUs that may be in use; a gang that is kept off is taken to run elsewhere.
 
         Elsewhere is on no more than all GPUs that are not spot.
         """
-        beside = self.limits.most_beside(others)
-        if beside is None:
+        if self.limits.on_demand_share <= 0:
             return math.inf
-        if self._decisions >= REFINEMENTS:
-            return beside
         return min(self.limits.most(used + others), self._most_beside_all)
 
     def _admitted(

@@ -228,7 +228,7 @@ class ClusterState:
         wanted = [job.job.gpus if job.elastic is None else job.elastic.most for job in self.jobs]
         demand, largest = sum(wanted), max(wanted, default=0)
         beside = limits.most_beside(has.total() - spot)
-        most = math.inf if beside is None else min(beside, limits.most(demand))
+        most = min(beside, limits.most(demand)) if limits.on_demand_share > 0 else math.inf
         left = most - sum(held[pool] for pool in limits.pools)
         part = limits.most_in_one_pool
         usable = {}
