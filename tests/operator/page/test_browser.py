@@ -70,7 +70,8 @@ def lively() -> World:
         for other in range(4):
             turn = number // (9 + other)
             pool = ("fast", "spot")[(other + turn) % 2]
-            job(number, "vision", f"sweep-{other}-{turn}", runs(pool, gpus=1, step=step), entity="vision")
+            status = runs(pool, gpus=1, step=step)
+            job(number, "vision", f"sweep-{other}-{turn}", status, entity="vision", totalSteps=9000)
             if world.caches[JOB].get(("vision", f"sweep-{other}-{turn - 1}")) is not None:
                 world.delete("vision", f"sweep-{other}-{turn - 1}")
         held = Counter({"fast": 0, "spot": 0})
@@ -192,11 +193,15 @@ async def test_axe_finds_nothing() -> None:
 
 @pytest.mark.skipif(not PICTURES, reason="BALLAST_PICTURES names no folder for the documentation's pictures")
 async def test_pictures_for_the_documentation() -> None:
-    """Of the cluster and of a job."""
-    async with opened(lively()) as (tab, here):
-        for name, path, width, height in (("cluster", "/", 1100, 900), ("job", SCREENS[2], 1100, 1100)):
-            await tab.size(width, height)
+    """Of each screen."""
+    shown = (("cluster", "/", 900), ("jobs", "/jobs", 500), ("job", SCREENS[2], 1100))
+    world = lively()
+    world.delete("hostile", "texts")
+    async with opened(world) as (tab, here):
+        for name, path, height in (*shown, ("teams", "/teams", 600), ("decisions", "/decisions", 700)):
+            await tab.size(1100, height)
             await tab.go(here + path)
-            await eventually(tab, "document.querySelector('.curve canvas') !== null")
+            curves = "document.querySelectorAll('.curve canvas').length"
+            await eventually(tab, f"{curves} === document.querySelectorAll('.curve').length")
             file = Path(PICTURES) / f"page-{name}.webp"
             await asyncio.to_thread(file.write_bytes, await tab.picture())
