@@ -1,8 +1,11 @@
 """The loss on validation data: at its steps, the same everywhere, and training does not notice it."""
 
+import json
+
 import pytest
 import torch
 from ballast_policies.contract import ExitReason
+from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.data.corpus import text_batch
 from ballast_trainer.errors import TrainerError
 from ballast_trainer.launch import ValidatedJob
@@ -12,6 +15,7 @@ from torch import nn
 from tests.support.changes import SHORT, change
 from tests.support.examples import first_daily
 from tests.support.one_process import train_here
+from tests.support.plans import local_plan
 from tests.trainer.layers.trained_layers import all_layers
 
 PLASTICITY = {"criterion": "plasticity", "threshold": 1.0, "patience": 1}
@@ -222,3 +226,15 @@ def test_ranks_measure_what_one_process_does(gang, small_config, mesh):
     alone = train_here(config | {"parallelism": {}})
     assert sorted(found) == [2, 4, 5]
     assert found == pytest.approx(alone.evaluations(), abs=1e-5)
+
+
+def test_the_last_report_has_the_last_evaluation(small_config, tmp_path):
+    """No step follows it."""
+    plan = local_plan(["job-1-0"])
+    channel = DirectoryChannel(tmp_path / "channel")
+    channel.publish(plan)
+    config = small_config(totalSteps=3, evaluation={"everySteps": 2, "batches": 1})
+    told = train_here(config, channel=channel, plan=plan)
+    report = json.loads((tmp_path / "channel" / "report.json").read_text())
+    assert report["validationStep"] == 3
+    assert report["validationLoss"] == pytest.approx(told.evaluations()[3])

@@ -183,6 +183,8 @@ class Session:
             and self._evaluator.evaluate(follow_plans=False) is not None
         ):
             return self._saver.save_and_stop("told to stop in the last evaluation")
+        # No step follows whose report would have them.
+        progress.tell()
         export_at_end(progress)
         message, early = f"all {total} steps are done", self._end.early
         if early is not None:
