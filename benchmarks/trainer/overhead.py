@@ -1,4 +1,4 @@
-"""A step of the trainer's runtime against torch's own schedule on the same split, in one run.
+"""A step of the trainer's runtime against torch's own on the same split, in one run.
 
 Ranks over gloo train the same layers on the same batches.  Steps of the two alternate, and so does which of
 them is first, so that both see the same machine:
@@ -15,6 +15,8 @@ Settings, all unless one is named (on a GPU ``alone``):
 - ``calibrated``: four ranks; layers sleep (``calibrated.py``), 2.5 ms a microbatch forward and twice
   that backward, all else is real;
 - ``real``: a GPT on as many ranks as the machine has cores, at most four; nothing sleeps;
+- ``ddp``, ``fsdp``: a GPT on two replicas of one stage with a microbatch each, against torch's
+  ``DistributedDataParallel`` and, with ``parallelism.zeroStage: 3``, its ``fully_shard`` of every layer;
 - ``alone``: a GPT on one rank, against a plain loop of forward and backward over the microbatches;
 - ``tiny``: as ``alone``, 34 layers of 32 x 32 weights, which leave nearly all to the runtime;
 - ``tenfold``: a GPT on four ranks, each chunk padded to ten times its own CPU seconds as on a node that
@@ -52,6 +54,13 @@ class Setting:
     ranks: int
     layers: str
     factor: float | None = None
+    zero_stage: int | None = None
+    """Its ranks are replicas of one stage."""
+
+    @property
+    def microbatches(self) -> int:
+        """Of a step; one for each replica."""
+        return MICROBATCHES if self.zero_stage is None else self.ranks
 
     @property
     def sleeps(self) -> bool:
@@ -64,6 +73,8 @@ SETTINGS = {
     "alone": Setting(1, "computed"),
     "tiny": Setting(1, "34 of 32 x 32 weights"),
     "real": Setting(min(4, os.cpu_count() or 1), "computed"),
+    "ddp": Setting(2, "computed", zero_stage=0),
+    "fsdp": Setting(2, "computed", zero_stage=3),
     "tenfold": Setting(4, "computed, padded to ten times their CPU seconds", factor=10.0),
 }
 
@@ -91,6 +102,7 @@ def rank_main(rank, port, setting, options, results):
     from ballast_policies.planning.stages import first_stages
     from ballast_trainer.channel.base import StandaloneChannel
     from ballast_trainer.channel.channel_thread import ChannelThread
+    from ballast_trainer.distributed.mesh import Mesh
     from ballast_trainer.distributed.process_group import join, reach_store, serve_store
     from ballast_trainer.distributed.stopping import StopSignal
     from ballast_trainer.gpu_emulation import EmulatedSpeed
@@ -104,10 +116,13 @@ def rank_main(rank, port, setting, options, results):
     from calibrated import sleeping_model
     from harness import local_plan
     from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
     torch.set_num_threads(1)
-    count = setting.ranks
+    count, replicas = setting.ranks, setting.zero_stage is not None
+    parallelism = {"data": count, "zeroStage": setting.zero_stage} if replicas else {}
     config = JobConfig.from_mapping(
         {
             "totalSteps": 1_000_000,
@@ -117,7 +132,8 @@ def rank_main(rank, port, setting, options, results):
                 "args": {"dim": options.dim, **MODELS[options.device]},
             },
             "training": {"precision": options.precision},
-            "pipeline": {"microbatches": MICROBATCHES, "globalBatchSize": 16},
+            "pipeline": {"microbatches": setting.microbatches, "globalBatchSize": 16},
+            "parallelism": parallelism,
         }
     )
     if setting == SETTINGS["tiny"]:
@@ -127,7 +143,8 @@ def rank_main(rank, port, setting, options, results):
     plan: Plan = local_plan([f"rank-{n}" for n in range(count)], network=41)
     store = (serve_store if rank == 0 else reach_store)("127.0.0.1", port, 60)
     device = torch.device(options.device, *([0] if options.device == "cuda" else []))
-    world = join(store=store, plan=plan, rank=rank, device=device, timeout_seconds=60)
+    mesh = Mesh(tensor=1, data=count if replicas else 1)
+    world = join(store=store, plan=plan, rank=rank, device=device, timeout_seconds=60, mesh=mesh)
     speed = EmulatedSpeed(factor=setting.factor) if setting.factor else None
     clock = time.perf_counter if setting.sleeps else None
     run = RunState(plan=plan, loss_scale=LossScale(config.training.precision))
@@ -137,11 +154,18 @@ def rank_main(rank, port, setting, options, results):
         device=device,
         speed=speed,
         dynamics=(),
-        layers=LayerSet(model, config.training, device, lambda index, module: module),
+        layers=LayerSet(
+            model,
+            config.training,
+            device,
+            lambda index, module: module,
+            replicas=world.data if setting.zero_stage else None,
+            shards_weights=setting.zero_stage == 3,
+        ),
         meter=Meter(model.layer_count, device, speed, clock=clock),
         world=world,
         loss=run.loss_scale.scaled(model.loss),
-        stages=first_stages(model.layer_count, tuple(range(count))),
+        stages=first_stages(model.layer_count, (0,) if replicas else tuple(range(count))),
     )
     channel_thread = ChannelThread(StandaloneChannel(plan), plan) if rank == 0 else None
     session = Session(
@@ -154,10 +178,17 @@ def rank_main(rank, port, setting, options, results):
     session.launch()
     torch.manual_seed(0)
 
-    mine = training.stages[rank]
+    mine = training.stages[0 if replicas else rank]
     module = nn.Sequential(*[model.build_layer(i) for i in range(mine.first_layer, mine.end_layer)]).to(
         device
     )
+    if setting.zero_stage == 0:
+        module = nn.parallel.DistributedDataParallel(module)
+    elif replicas:
+        devices = init_device_mesh(device.type, (count,))
+        for layer in module:
+            fully_shard(layer, mesh=devices)
+        fully_shard(module, mesh=devices)
 
     for layer in [*module, *(layer.module for layer in training.layers)] if setting.sleeps else []:
         layer.forward_seconds, layer.backward_seconds = FORWARD_SECONDS, 2 * FORWARD_SECONDS
@@ -178,13 +209,17 @@ def rank_main(rank, port, setting, options, results):
         backward_one_chunk = padded(PipelineStage.backward_one_chunk)
 
     def plain_loop(inputs, targets):
-        for source, target in zip(inputs.chunk(MICROBATCHES), targets.chunk(MICROBATCHES), strict=True):
+        chunks = list(
+            zip(inputs.chunk(setting.microbatches), targets.chunk(setting.microbatches), strict=True)
+        )
+        chunks = [chunks[rank]] if replicas else chunks
+        for source, target in chunks:
             with torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bf16"):
-                loss = model.loss(module(source), target) / MICROBATCHES
+                loss = model.loss(module(source), target) / len(chunks)
             loss.backward()
             losses.append(loss.detach())
 
-    if count > 1:
+    if count > 1 and not replicas:
         stage = PaddedStage(module, rank, count, device)
         schedule = Schedule1F1B(stage, n_microbatches=MICROBATCHES, loss_fn=padded(model.loss))
     optimizer = torch.optim.AdamW(
@@ -195,18 +230,25 @@ def rank_main(rank, port, setting, options, results):
     def torch_step(number):
         inputs, targets = (tensor.to(device) for tensor in model.batch(0, number, 16))
         losses.clear()
-        if count == 1:
+        if count == 1 or replicas:
             plain_loop(inputs, targets)
         else:
             schedule.step(
                 *([inputs] if rank == 0 else []), target=targets if rank == count - 1 else None, losses=losses
             )
-        gradients = [p.grad for p in module.parameters() if p.grad is not None]
+        gradients = [
+            getattr(p.grad, "_local_tensor", p.grad) for p in module.parameters() if p.grad is not None
+        ]
         squared = torch.stack(torch._foreach_norm(gradients)).double().square().sum()
-        if count > 1:
+        if count == 1:
+            float(sum(losses))  # ours reports it, too
+        elif not replicas:
             dist.all_reduce(squared)
         else:
-            float(sum(losses))  # ours reports it, too
+            # DDP's gradients are whole on each rank; ours reports the mean loss of the replicas, too.
+            told = torch.stack([sum(losses).double(), squared])
+            dist.all_reduce(told)
+            squared = told[1] if setting.zero_stage else squared
         torch._foreach_mul_(gradients, min(1.0, 1.0 / (float(squared.sqrt()) + 1e-6)))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
