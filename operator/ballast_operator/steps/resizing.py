@@ -134,24 +134,31 @@ def _planned_stages(context: ReconcileContext, gpus: int) -> tuple[Stage, ...]:
     return () if degrees is None else context.spec.with_degrees(degrees).first_stages(gpus)
 
 
-def _with_degrees(context: ReconcileContext, allocation: JobAllocation) -> tuple[JobAllocation, str]:
-    """(the allocation of another size with its planned degrees, these as text to append)."""
-    degrees = context.view.live_plans.get(allocation.gpus)
-    return (allocation, "") if degrees is None else (allocation.replace(degrees=degrees), f"; {degrees}")
+def _as_cut(context: ReconcileContext, allocation: JobAllocation) -> JobAllocation:
+    """The allocation with the planned degrees of its size, whose layers the plan in force has cut."""
+    degrees = context.view.live_plans.get(allocation.gpus, allocation.degrees)
+    layers = tuple(stage.end_layer - stage.first_layer for stage in context.plan.stages)
+    if degrees is not None and layers:
+        degrees = degrees.replace(layers=layers)
+    return allocation.replace(degrees=degrees)
+
+
+def _degrees(allocation: JobAllocation) -> str:
+    """As text to append."""
+    return "" if allocation.degrees is None else f"; {allocation.degrees}"
 
 
 def record_shrink(context: ReconcileContext, move: RecordShrink) -> StepResult:
     """The released pods are gone: the gang is smaller, and their GPUs are free."""
     node_of, released = context.allocation.node_of, move.released
     shrunk = context.allocation.with_pods({pod: node_of[pod] for pod in move.gang.pods})
-    shrunk, degrees = _with_degrees(context, shrunk.resized(context.now, context.change_pause_ms))
+    shrunk = _as_cut(context, shrunk.resized(context.now, context.change_pause_ms))
     entry = _record(context, released, shrunk.gpus)
     status = accrue_cost(context, context.view.status)
     status = status.replace(allocation=shrunk, repacks=(*status.repacks, entry)[-KEPT_REPACKS:])
     status = accrue_pause(status, context.change_pause_ms)
-    message = (
-        f"{', '.join(released)} released at step {entry.step}; {len(shrunk.pods)} pods continue{degrees}"
-    )
+    message = f"{', '.join(released)} released at step {entry.step}; {len(shrunk.pods)} pods continue"
+    message += _degrees(shrunk)
     kind, reason = JobCondition.REPACKED, JobReason.PODS_RELEASED
     if entry.asked:
         kind, reason = JobCondition.SHRUNK, JobReason.GPUS_GIVEN_BACK
@@ -213,6 +220,9 @@ def begin_growth(context: ReconcileContext, gang: Gang) -> StepResult:
         joining_since=context.now,
         first_newcomer=gang.first_newcomer,
     )
+    # Newcomers are made for these degrees, whatever becomes of the planner meanwhile.
+    degrees = context.view.live_plans.get(allocation.gpus)
+    allocation = allocation.replace(degrees=degrees)
     status = accrue_cost(context, context.view.status).replace(allocation=allocation)
     pool = allocation.by_pool[-1].pool
     message = f"to join: {', '.join(new)}; no other job can use these GPUs of pool {pool}"
@@ -238,7 +248,8 @@ def write_grown_plan(context: ReconcileContext, epoch: int) -> StepResult:
     new = ranks_of(allocation, allocation.joining, pods, first=len(plan.ranks))
     pool = allocation.by_pool[-1].pool
     grown = plan.grow(new, f"no other job can use {len(new)} GPUs of pool {pool}")
-    grown = grown.replace(stages=_planned_stages(context, len(grown.ranks)))
+    if allocation.degrees is not None:
+        grown = grown.replace(stages=context.spec.first_stages(len(grown.ranks)))
     return StepResult(
         status=context.view.status,
         actions=(WritePlan(grown.replace(epoch=epoch)),),
@@ -253,10 +264,10 @@ def record_growth(context: ReconcileContext, gang: Gang) -> StepResult:
     status = accrue_cost(context, context.view.status)
     grown = allocation.with_pods({pod: node_of[pod] for pod in gang.pods}, joining=())
     grown = grown.settled({pod.name: pod.node for pod in context.view.gang})
-    grown, degrees = _with_degrees(context, grown.resized(context.now, context.change_pause_ms))
+    grown = grown.resized(context.now, context.change_pause_ms)
     status = status.replace(allocation=grown)
     status = accrue_pause(status, context.change_pause_ms)
-    message = f"{', '.join(allocation.joining)} joined; {grown.gpus} ranks train{degrees}"
+    message = f"{', '.join(allocation.joining)} joined; {grown.gpus} ranks train{_degrees(grown)}"
     status = with_condition(context, status, JobCondition.GROWN, True, JobReason.RANKS_JOINED, message)
     return StepResult(
         status=status,
@@ -274,6 +285,7 @@ def give_up_growth(context: ReconcileContext, why: str) -> StepResult:
     smaller = allocation.with_pods(remaining, joining=()).replace(
         resized_at=context.now.replace(microsecond=0), failed_growths=failed
     )
+    smaller = _as_cut(context, smaller)
     status = accrue_cost(context, context.view.status).replace(allocation=smaller)
     message = f"{why}; the gang continues without the new pods"
     status = with_condition(context, status, JobCondition.GROWN, False, JobReason.GROWTH_GIVEN_UP, message)

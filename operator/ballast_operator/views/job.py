@@ -185,10 +185,7 @@ class JobView:
         if self.spec is None or allocation is None or degrees is None:
             return self.spec
         if degrees.gpus_per_stage * len(degrees.layers) != allocation.gpus:
-            joined = self.live_plans.get(allocation.gpus) if allocation.joining else None
-            if joined is None:
-                return self.spec  # put there by hand
-            degrees = joined
+            return self.spec  # put there by hand
         try:
             return self.spec.with_degrees(degrees)
         except ContractError:  # it was changed since, for the next launch

@@ -14,7 +14,9 @@ from ballast_operator.tasks import keep_running
 from ballast_operator.views.spec import BEING_PLANNED, read_spec, read_spec_text
 from ballast_policies.contract.decode import decode
 
+from tests.operator.loops.elastic.test_planned_degrees import PLANNED as GROWING
 from tests.operator.loops.simulated import simulation as simulated
+from tests.operator.loops.simulated.machines import end_pod
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 from tests.support.waiting import WAIT_SECONDS
 
@@ -134,6 +136,40 @@ async def test_an_edit_on_which_no_plan_depends_counts_at_once(planned_by):
     await simulation.running("one")
     await simulation.until(lambda: spec_of(simulation).asked.planner.bandwidth == 1e6)
     assert (spec_of(simulation).asked.weight, spec_of(simulation).asked.suspend) == (7.0, False)
+
+
+@pytest.mark.parametrize("after", ["joining", "growing", "shrinking", "abandoned"])
+async def test_a_new_operator_finishes_a_change_of_size_before_it_has_planned(planned_by, after):
+    """The ranks that join are told their stages, and the degrees of the status are those of the gang."""
+    elsewhere = Elsewhere(at_once=True)
+    simulation = planned_by(elsewhere, nodes={"a": ("fast", 4), "b": ("fast", 4)})
+    simulation.add_job("two", stages=(4, 4), totalSteps=100)
+    simulation.add_job("one", **GROWING)
+    await simulation.running("one", "two")
+    four = simulation.status("one").allocation.degrees
+
+    def begun() -> bool:
+        plan, allocation = simulation.plan("one"), simulation.status("one").allocation
+        if after == "shrinking":
+            return len(plan.pods) < len(allocation.pods)
+        return bool(allocation.joining) and (after != "growing" or len(plan.ranks) == 8)
+
+    if after == "shrinking":
+        await simulation.until(lambda: (grown := simulation.condition("one", "Grown")) and grown.is_true)
+        simulation.add_job("three", stages=(4, 4), totalSteps=100_000)
+    await simulation.until(begun)
+    elsewhere.let.clear()
+    simulation.start_operator()
+    if after == "abandoned":
+        await simulation.until(lambda: simulation.pods("one")[2:])
+        end_pod(simulation.world, NAMESPACE, simulation.pods("one")[-1]["metadata"]["name"], 1)
+    await simulation.until(lambda: not begun())
+    status, plan = simulation.status("one"), simulation.plan("one")
+    cut = tuple(stage.end_layer - stage.first_layer for stage in plan.stages)
+    assert len(cut) == status.allocation.gpus == (8 if after in ("joining", "growing") else 4)
+    assert status.allocation.degrees.layers == cut
+    assert (status.allocation.degrees.layers == four.layers) == (len(cut) == 4)
+    assert simulation.never_restarted("one")
 
 
 async def test_a_new_operator_keeps_a_gang_whose_edit_does_not_fit_its_degrees_while_it_plans(planned_by):
