@@ -10,12 +10,11 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from ballast_policies.contract import JOB_LABEL
 
-from ballast_operator.api.meta import MANAGER
 from ballast_operator.errors import Unavailable
 from ballast_operator.kube.kinds import (
     CONFIG_MAP,
@@ -27,6 +26,7 @@ from ballast_operator.kube.kinds import (
     Key,
     Kind,
     Object,
+    is_ours,
     key_of,
     version_of,
 )
@@ -92,7 +92,7 @@ class Store:
 
         Jobs of other controllers (``spec.managedBy``) are not: nothing here is to know of them.
         """
-        if not self.lacks(item) or (self._kind is JOB and _manager(item) not in (None, MANAGER)):
+        if not self.lacks(item) or (self._kind is JOB and not is_ours(item)):
             return False
         key = key_of(item)
         known = self._objects.get(key)
@@ -314,11 +314,6 @@ class Caches:
     def _tell(self, kind: Kind, item: Object) -> None:
         for listener in self.listeners:
             _tell(listener, kind, item)
-
-
-def _manager(job: Object) -> object:
-    spec = job.get("spec")
-    return spec.get("managedBy") if isinstance(spec, Mapping) else None
 
 
 def _tell(listener: Listener, kind: Kind, item: Object) -> None:

@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ballast_operator.api.meta import MANAGER
+
 Object = Mapping[str, Any]
 """A Kubernetes object as JSON."""
 
@@ -97,6 +99,12 @@ _SHAPES = {
     "objective": Mapping,
 }
 """Fields of specs that reports read, and what they are."""
+
+
+def is_ours(job: Object) -> bool:
+    """Whether the TrainingJob is this operator's; those of other controllers (``managedBy``) are not."""
+    spec = job.get("spec")
+    return not isinstance(spec, Mapping) or spec.get("managedBy") in (None, MANAGER)
 
 
 def spec_of(item: Object) -> Mapping[str, Any]:

@@ -24,7 +24,7 @@ from ballast_operator.api.base import memory_bytes
 from ballast_operator.api.costs import BudgetPeriod
 from ballast_operator.api.training_job_status import WASTE
 from ballast_operator.kube.client import Cluster
-from ballast_operator.kube.kinds import JOB, POLICY, Object, key_of, spec_of
+from ballast_operator.kube.kinds import JOB, POLICY, Object, is_ours, key_of, spec_of
 from ballast_operator.report.held import held_parts, paid_parts, partner
 from ballast_operator.report.paid import team_costs, written_for_data, written_for_gpus
 
@@ -282,7 +282,7 @@ def costs(
     Where ``jobs`` are not those of all namespaces, what pools cost besides is not known, and there are none.
     """
     prices = read_prices(policies)
-    lines = tuple(_job(job, prices, now) for job in sorted(jobs, key=key_of))
+    lines = tuple(_job(job, prices, now) for job in sorted(filter(is_ours, jobs), key=key_of))
     teams, budgets = [], {} if not all_jobs else _budgets(policies, now)
     for team in sorted({line.team for line in lines}):
         members = [line for line in lines if line.team == team]

@@ -9,7 +9,7 @@ from ballast_policies.contract import JOB_LABEL
 
 from ballast_operator.api.conditions import NO_POLICY, JobCondition
 from ballast_operator.kube.client import Cluster
-from ballast_operator.kube.kinds import EVENT, JOB, POD, POLICY, Object
+from ballast_operator.kube.kinds import EVENT, JOB, POD, POLICY, Object, is_ours
 from ballast_operator.report.held import with_nodes
 
 LAST_EVENTS = 10
@@ -77,6 +77,8 @@ def explanation(
     status = job.get("status") or {}
     conditions = tuple(status.get("conditions") or ())
     reason, answer = _answer(status, conditions)
+    if not is_ours(job):
+        answer = f"spec.managedBy: {job['spec']['managedBy']} has it, and this operator leaves it alone"
     stuck = [c["message"] for c in conditions if c["type"] in _OPERATORS and c["status"] == "False"]
     ordered = sorted(events, key=lambda e: (e.get("lastTimestamp") or "", e["metadata"]["name"]))
     return Explanation(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ballast_operator.kube.client import Cluster
-from ballast_operator.kube.kinds import JOB, POLICY, Object, key_of, spec_of
+from ballast_operator.kube.kinds import JOB, POLICY, Object, is_ours, key_of, spec_of
 from ballast_operator.report.held import held_parts, partner, with_nodes
 
 
@@ -87,7 +87,7 @@ def overview(jobs: Sequence[Object], policies: Sequence[Object]) -> Overview:
             )
             for entry in pools
         ),
-        jobs=tuple(_job(job) for job in sorted(jobs, key=key_of)),
+        jobs=tuple(_job(job) for job in sorted(filter(is_ours, jobs), key=key_of)),
     )
 
 

@@ -1,5 +1,6 @@
 """``ballast doctor`` and ``ballast support-bundle`` on a real API server: what is wrong is found and told."""
 
+import datetime
 import json
 import re
 import sys
@@ -11,6 +12,8 @@ from ballast.client import training_job
 from ballast_operator.cli.live.bundle import without_secrets
 from ballast_operator.cli.live.doctor import CHECKS
 from ballast_operator.cli.main import main
+from ballast_operator.views.job import PLAN_WRITTEN_ANNOTATION
+from ballast_policies.contract import plan_config_map_name
 from click.testing import CliRunner
 from kubernetes import client
 
@@ -120,6 +123,28 @@ def test_network_policies_that_keep_ranks_apart_are_named(live_cluster, stage):
     assert doctor(live_cluster)["network"]["message"].endswith(f": {stage.namespace}/gang (ingress)")
     opened["spec"]["ingress"] = ingress
     rules.replace_namespaced_network_policy("ballast-trainers", stage.namespace, opened)
+    assert doctor(live_cluster)["network"]["status"] == "ok"
+
+
+def test_ranks_that_do_not_meet_are_told_by_the_time_of_their_plan(live_cluster, stage):
+    """The condition is False since the job was submitted, and may have waited; of others' jobs nothing is."""
+    now = datetime.datetime.now(datetime.UTC)
+    hour = (now - datetime.timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    running = {"type": "Running", "status": "False", "reason": "RanksMeeting", "message": "m"}
+    status = {"state": "Starting", "conditions": [{**running, "lastTransitionTime": hour}]}
+    for name in ("gang", "theirs"):
+        job = training_job(name, image="i", command=["true"], steps=1, gpus=2)
+        if name == "theirs":
+            job["spec"] |= {"managedBy": "kueue.x-k8s.io/multikueue"}
+        stage.custom.create_namespaced_custom_object(namespace=stage.namespace, body=job, **JOBS)
+        stage.custom.patch_namespaced_custom_object_status(
+            namespace=stage.namespace, name=name, body={"status": status}, **JOBS
+        )
+        written = {"name": plan_config_map_name(name), "annotations": {PLAN_WRITTEN_ANNOTATION: hour}}
+        stage.core.create_namespaced_config_map(stage.namespace, {"metadata": written})
+    assert doctor(live_cluster)["network"]["message"].endswith(f" 120 s: {stage.namespace}/gang")
+    again = {"metadata": {"annotations": {PLAN_WRITTEN_ANNOTATION: now.strftime("%Y-%m-%dT%H:%M:%SZ")}}}
+    stage.core.patch_namespaced_config_map(plan_config_map_name("gang"), stage.namespace, again)
     assert doctor(live_cluster)["network"]["status"] == "ok"
 
 

@@ -1,9 +1,11 @@
 """What ``ballast explain`` and ``ballast top`` make of objects."""
 
+import datetime
 import json
 
 from ballast_operator.api.conditions import NO_POLICY
 from ballast_operator.cli.live.explain import as_text
+from ballast_operator.report.costs import costs
 from ballast_operator.report.explanation import explanation
 from ballast_operator.report.overview import overview
 
@@ -71,6 +73,16 @@ def test_explain_prints_no_escape_sequence_of_a_trainer():
 def test_a_job_that_no_operator_has_seen_says_so():
     """Without an operator the answer names it."""
     assert "see that ballast operator runs" in explanation(job(), [], [], []).answer
+
+
+def test_a_job_of_another_controller_is_in_no_table_and_explained_as_that():
+    """As on the page, whatever its controller has written into the status."""
+    theirs = job(state="Running", costSoFar=5.0)
+    theirs["spec"]["managedBy"] = "kueue.x-k8s.io/multikueue"
+    assert overview([theirs], []).jobs == ()
+    found = costs([theirs], [], now=datetime.datetime.now(datetime.UTC))
+    assert (found.jobs, found.teams) == ((), ())
+    assert "managedBy: kueue.x-k8s.io/multikueue has it" in explanation(theirs, [], [], []).answer
 
 
 def test_the_overview_shows_pools_and_jobs_and_is_json():

@@ -95,6 +95,12 @@ async def _items(client: "AsyncClient", path: str, **query: str) -> list[Any]:
     return [item async for item in client.connection.items(path, query)]
 
 
+async def _jobs(client: "AsyncClient") -> list[Any]:
+    from ballast_operator.kube.kinds import is_ours
+
+    return [job for job in await _items(client, "/apis/ballast.dev/v1alpha1/trainingjobs") if is_ours(job)]
+
+
 def _name(item: Mapping[str, Any]) -> str:
     return str(item["metadata"]["name"])
 
@@ -372,7 +378,7 @@ async def _lacking(
 async def _storage(client: "AsyncClient") -> list[Finding]:
     """The claims that jobs name, and whether several nodes can mount them."""
     wanted: dict[tuple[str, str], int] = {}
-    async for job in client.connection.items("/apis/ballast.dev/v1alpha1/trainingjobs"):
+    for job in await _jobs(client):
         spec = job.get("spec") or {}
         most = _ranks_of(spec)
         pod = (spec.get("template") or {}).get("spec") or {}
@@ -409,14 +415,14 @@ async def _network(client: "AsyncClient") -> list[Finding]:
     """Whether ranks reach each other: what NetworkPolicies forbid, and what gangs have shown."""
     closed, waits, across = [], [], 0
     policies = await _items(client, "/apis/networking.k8s.io/v1/networkpolicies")
-    for job in await _items(client, "/apis/ballast.dev/v1alpha1/trainingjobs"):
+    for job in await _jobs(client):
         spec, status = job.get("spec") or {}, job.get("status") or {}
         where = f"{job['metadata']['namespace']}/{_name(job)}"
         rows = {row.get("type"): row for row in status.get("conditions") or []}
         running, allocation = rows.get("Running") or {}, status.get("allocation") or {}
         if len(set(allocation.get("nodes") or ())) > 1 and running.get("status") == "True":
             across += 1
-        elif running.get("reason") == "RanksMeeting" and _meets_late(client, running):
+        elif running.get("reason") == "RanksMeeting" and await _meets_late(client, job):
             waits.append(where)
         if status.get("state") not in ("Succeeded", "Failed") and _ranks_of(spec) > 1:
             closed += [f"{where} ({way})" for way in _closed(job, policies)]
@@ -436,11 +442,22 @@ async def _network(client: "AsyncClient") -> list[Finding]:
     return found or [Finding("network", "ok", f"no NetworkPolicy keeps ranks apart; {shown}")]
 
 
-def _meets_late(client: "AsyncClient", running: Mapping[str, Any]) -> bool:
-    from ballast_operator.views.clock import http_date
+async def _meets_late(client: "AsyncClient", job: Mapping[str, Any]) -> bool:
+    """Whether the plan by which its ranks meet is old; the condition may have been False for longer."""
+    from ballast.client import Forbidden, NotFound
+    from ballast_policies.contract import plan_config_map_name
 
+    from ballast_operator.views.clock import http_date
+    from ballast_operator.views.job import PLAN_WRITTEN_ANNOTATION
+
+    path = f"/api/v1/namespaces/{job['metadata']['namespace']}/configmaps/{plan_config_map_name(_name(job))}"
+    try:
+        plan = await client.connection.request("get", path)
+    except (Forbidden, NotFound):
+        return False
     now = http_date(client.connection.date) or datetime.datetime.now(datetime.UTC)
-    return _age(running.get("lastTransitionTime"), now) > _MEETING_SECONDS
+    written = (plan["metadata"].get("annotations") or {}).get(PLAN_WRITTEN_ANNOTATION)
+    return _age(written, now) > _MEETING_SECONDS
 
 
 def _ranks_of(spec: Mapping[str, Any]) -> int:
