@@ -179,6 +179,12 @@ def test_layers_of_any_kind_train_as_in_one_process(gang, same_curve, kind, rank
     same_curve(gang(config, ranks=ranks), alone)
 
 
+def test_a_loss_may_keep_what_it_computes(gang, same_curve):
+    """Also on a rank that has another stage beside the last one."""
+    config = job("of_a_loss_that_notes", schedule="LoopedBFS")
+    same_curve(gang(config, ranks=2), config)
+
+
 @pytest.mark.parametrize("model", ["of_several_lengths", "of_packed_sequences"])
 def test_sizes_may_be_of_the_batches_or_among_integers_between_layers(gang, same_curve, model):
     config = job(model)

@@ -332,27 +332,27 @@ class Trial:
         stack.backward_ended(None)
 
     def _refuse_kept(self, before: Sequence[torch.Tensor]) -> None:
-        """Refuse what layers of all but the last stage keep beside their output, as for the loss to read.
+        """Refuse what layers keep beside their output, as for the loss of another rank to read.
 
         Raises:
             ConfigurationError: tensors are left that were not there before, and that a gradient could reach.
         """
-        early = {stage: stack for stage, stack in self.stacks.items() if stage + 1 < len(self.holders)}
-        if not early or len(_computed()) <= len(before):
+        # The last stage's layers and the loss may keep what they like, and this rank's others beside them.
+        if len(self.holders) - 1 in self.stacks or len(_computed()) <= len(before):
             return
         gc.collect()
         known = {id(tensor) for tensor in before}
         # Weights that torch.nn.utils.weight_norm and its like compute before each forward.
         known |= {
             id(value)
-            for stack in early.values()
+            for stack in self.stacks.values()
             for module in stack.modules()
             for value in vars(module).values()
             if isinstance(value, torch.Tensor) and value.numel() > 1
         }
         left = [tensor for tensor in _computed() if id(tensor) not in known]
         if left:
-            layers = [index for stack in early.values() for index in stack.indices]
+            layers = [index for stack in self.stacks.values() for index in stack.indices]
             shape = list(min(left, key=torch.Tensor.numel).shape)
             raise ConfigurationError(
                 "model.name",
