@@ -106,6 +106,7 @@ EXAMPLES = {
             compile=True,
             dataloader_num_workers=2,
             skip_bad_samples=3,
+            group_by_length=True,
             deterministic=True,
             recompute=True,
             recompute_every=2,

@@ -96,7 +96,7 @@ class ValidatedJob:
                 f"{workers}, and data.name gives a loader, which is read in its own order. "
                 "To fix: 0, and num_workers of the loader itself",
             )
-        _skip_bad_samples(model, config)
+        _prepare_data(model, config)
         check_dynamics(model, config.dynamics)
         check_tensor_parallel(model, config)
         check_export(model, config.export, config.dynamics)
@@ -153,9 +153,18 @@ class ValidatedJob:
         return Mesh(tensor=self.config.parallelism.tensor, data=self.config.parallelism.data)
 
 
-def _skip_bad_samples(model: Model, config: JobConfig) -> None:
-    """Tell the data how many samples may be left out. Raises ConfigurationError: it does not know each."""
+def _prepare_data(model: Model, config: JobConfig) -> None:
+    """Tell the data how many samples may be left out, and their order.
+
+    Raises:
+        ConfigurationError: it does not know each.
+    """
     most, source = config.training.skip_bad_samples, model.batch
+    if config.training.group_by_length:
+        if not isinstance(source, ShuffledDataset):
+            reason = "the data have an order of their own. To fix: false, or a dataset with lengths"
+            raise ConfigurationError("training.groupByLength", reason)
+        source.group_by_length()
     if isinstance(source, ShuffledDataset | ReplayedLoader):
         source.bad.most = most
     elif most:

@@ -16,6 +16,7 @@ from ballast_trainer.data.collate import BatchForm
 from ballast_trainer.data.read_ahead import ReadAhead
 from ballast_trainer.data.sources import ReplayedLoader, ShuffledDataset, batches_from, read_batch
 from ballast_trainer.errors import ConfigurationError, DataError
+from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.models.registry import data_source
 from hypothesis import given
 from hypothesis import strategies as st
@@ -554,6 +555,46 @@ def test_a_generator_that_has_raised_cannot_go_on_and_ends_the_job():
         skipping(Broken())(0, 0, 2)
 
 
+class Texts:
+    """603 samples of 1 to 90 numbers, whose lengths a column, an attribute or nothing tells."""
+
+    def __init__(self, known):
+        self._all = [1 + n * 37 % 90 for n in range(603)]
+        self.column_names = ["length"] if known == "column" else []
+        self.lengths = {"attribute": self._all, "some": self._all[:-1]}.get(known)
+
+    def __len__(self):
+        return len(self._all)
+
+    def __getitem__(self, index):
+        return self._all if index == "length" else (torch.full((self._all[index],), index), torch.tensor(0))
+
+
+@pytest.mark.parametrize("known", ["column", "attribute"])
+def test_samples_of_about_one_length_are_in_a_batch(known):
+    """All of them once an epoch, in another order in each; little is padded."""
+    config = {
+        "totalSteps": 2,
+        "model": {"name": "tests.trainer.models.users_module:regression"},
+        "data": {"name": f"{__name__}:Texts", "args": {"known": known}, "padToMultipleOf": 1},
+        "pipeline": {"microbatches": 3, "globalBatchSize": 3},
+    }
+
+    def batches(**training):
+        job = ValidatedJob.from_mapping({**config, "training": training})
+        return [job.model.batch(0, step, 3)[0] for step in range(402)]
+
+    grouped, drawn = batches(groupByLength=True), batches()
+    epochs = [torch.cat([batch[:, 0] for batch in part]) for part in (grouped[:201], grouped[201:])]
+    assert all(sorted(epoch.tolist()) == list(range(603)) for epoch in epochs)
+    assert epochs[0].tolist() != epochs[1].tolist()
+    widths = [batch.shape[1] for batch in grouped]
+    # 201 batches of an epoch are sorted 50 at a time.
+    assert widths[:50] == sorted(widths[:50], reverse=True) and widths[50] > widths[49]
+    longest = sum(1 + n * 37 % 90 for n in range(603)) * 2 / 3
+    assert sum(widths) < 1.05 * longest < 0.8 * sum(batch.shape[1] for batch in drawn)
+
+
 @pytest.mark.parametrize(
     ("data", "training", "words"),
     [
@@ -563,8 +604,21 @@ def test_a_generator_that_has_raised_cannot_go_on_and_ends_the_job():
             r"dataloaderNumWorkers: 2, .*To fix: 0, and num_workers",
         ),
         (None, {"skipBadSamples": 2}, r"skipBadSamples: 2, .*To fix: 0, or a dataset"),
+        (
+            None,
+            {"groupByLength": True},
+            r"groupByLength: the data have an order.*To fix: false, or a dataset",
+        ),
+        *(
+            (
+                {"name": f"{__name__}:Texts", "args": args},
+                {"groupByLength": True},
+                r"groupByLength: the Texts does not say how long each of its 603 samples.*To fix: a column",
+            )
+            for args in ({"known": "nothing"}, {"known": "some"})
+        ),
     ],
-    ids=["workers for a loader", "samples of a function"],
+    ids=["workers for a loader", "samples of a function", "order of a function", "no lengths", "too few"],
 )
 def test_data_that_cannot_be_read_so_are_refused(data, training, words):
     """A loader is read in its own order, by its own workers; a batch function chooses its samples."""

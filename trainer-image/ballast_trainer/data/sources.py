@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 FIELD = "data.name"
 _DATA = 0xDA7A
 _SUBSTITUTE = 0x5B57
+_GROUPED = 50
+"""Batches that are drawn together to be sorted by length, as transformers does it."""
 _KEPT_PERMUTATIONS = 2
 """A batch may straddle two epochs."""
 _RECENT_BATCHES = 4
@@ -240,12 +242,39 @@ class ShuffledDataset:
         if self.length == 0:
             raise ConfigurationError(field, "the dataset has no sample. To fix: one at least")
         self._dataset = dataset
+        self._lengths: numpy.ndarray | None = None
         self.bad = BadSamples()
         self._ahead: dict[int, int] = {}
         self._permutation = functools.lru_cache(maxsize=_KEPT_PERMUTATIONS)(self._permuted)
 
-    def _permuted(self, seed: int, epoch: int) -> numpy.ndarray:
-        return numpy.random.default_rng((seed, epoch)).permutation(self.length)
+    def _permuted(self, seed: int, epoch: int, size: int) -> numpy.ndarray:
+        order = numpy.random.default_rng((seed, epoch)).permutation(self.length)
+        if self._lengths is None:
+            return order
+        together = size * max(1, min(_GROUPED, self.length // (4 * size)))
+        drawn = numpy.split(order, range(together, self.length, together))
+        return numpy.concatenate([some[numpy.argsort(-self._lengths[some], kind="stable")] for some in drawn])
+
+    def group_by_length(self) -> None:
+        """Sort what is drawn for 50 batches by length, the longest first, as transformers does it.
+
+        Lengths are the column ``length`` of a Hugging Face dataset, else the attribute ``lengths``.
+
+        Raises:
+            ConfigurationError: there is neither, or not a number for each sample.
+        """
+        column = "length" in (getattr(self._dataset, "column_names", None) or ())
+        try:
+            found = self._dataset["length"] if column else getattr(self._dataset, "lengths", None)
+            self._lengths = numpy.asarray(found, dtype=numpy.int64)
+        except Exception:  # a user's dataset may do anything there
+            self._lengths = None
+        if self._lengths is None or self._lengths.shape != (self.length,):
+            raise ConfigurationError(
+                "training.groupByLength",
+                f"the {type(self._dataset).__name__} does not say how long each of its {self.length} samples "
+                "is. To fix: a column length, e.g. by dataset.map, or an attribute lengths of whole numbers",
+            )
 
     @property
     def stacks(self) -> bool:
@@ -258,7 +287,7 @@ class ShuffledDataset:
         found = []
         for position in range(first, first + size):
             epoch, offset = divmod(position, self.length)
-            found.append(int(self._permutation(seed, epoch)[offset]))
+            found.append(int(self._permutation(seed, epoch, size)[offset]))
         return found
 
     def samples_before(self, seed: int, step: int, size: int) -> int:

@@ -80,9 +80,9 @@ class DataConfig(Settings):
     """Pads the samples of a batch to its longest, rounded up to a multiple of this: inputs by 0, targets by
     -100. Absent: all samples have one length."""
     packing: bool = False
-    """Puts a batch's samples one after the other into as many rows as there are microbatches, about equally
-    long, in place of padding each: positions begin anew with each sample, and attention stays within it. Rows
-    are padded to the longest, or ``padToMultipleOf``."""
+    """Puts a batch's samples one after the other into a row a microbatch, about equally long: positions begin
+    anew with each sample, and attention stays within it. Rows are padded to the longest, or
+    ``padToMultipleOf``."""
     shift_labels: bool = False
     """The targets are the inputs' own tokens, as transformers takes ``labels``: each place gets the one that
     follows, the last of a sample -100. Absent: they are next tokens already."""

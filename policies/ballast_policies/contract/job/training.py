@@ -135,6 +135,9 @@ class TrainingConfig(Settings):
     skip_bad_samples: int = Field(0, ge=0, le=1_000_000)
     """How many samples of a dataset that cannot be read are replaced by others, and told; of an iterable or
     a loader, whose whole batch is left out, how many batches. One more ends the job."""
+    group_by_length: bool = False
+    """Whether a step's samples are of about one length, as in transformers; with a dataset that has a column
+    ``length``, or an attribute ``lengths``."""
     compile: bool = False
     """Whether each layer is compiled (``torch.compile``, with the random numbers of one that is not), again
     on a rank that it moves to. The trainer's image needs a C++ compiler."""
