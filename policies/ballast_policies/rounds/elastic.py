@@ -257,10 +257,10 @@ def grant_elastic(question: Question) -> Draft:
         for job, placement in state.running.items()
         if job in elastic and (job in pending or elastic[job].may_shrink)
     }
-    # A gang that cannot change its size now counts as it is.
+    # A gang that cannot have its least size now counts with the least that it can.
     asked = [
-        _as_it_is(job, elastic[job.name], state.running[job.name])
-        if job.name in elastic and job.name in state.running and job.name not in reduced
+        _as_it_is(job, elastic[job.name], reduced.get(job.name, state.running[job.name]))
+        if job.name in elastic and job.name in state.running and job.name not in reduced.keys() - by_restart
         else job
         for job in question.jobs
     ]

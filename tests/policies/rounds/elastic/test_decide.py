@@ -141,7 +141,7 @@ def test_a_gang_that_restarts_for_another_size_makes_room_as_one_that_is_moved(o
 @pytest.mark.parametrize("options", [{}, {"within_round": True}, {"most_moves": 0}, {"min_run_seconds": 1e3}])
 def test_a_size_that_costs_such_a_gang_a_pause_alone_is_no_move(options):
     """It grows to it whatever limits moves, and gives whole positions of its pipeline back."""
-    nodes, jobs = [node("a", 8)], [job("x", gpus=4, steps_remaining=200.0)]
+    nodes, jobs = [node("a", 8)], [job("x", gpus=2, steps_remaining=200.0)]
     slow = {"live": False, "live_sizes": (4, 8), "together": 4, "per_pod": 1, "restart_seconds": 1e5}
     elastic = {"x": gang((2, 4, 8), speeds={2: 1.0, 4: 2.9, 8: 4.3}, pause_seconds=0.1, **slow)}
     grown = decide(jobs, nodes, elastic, running={"x": at(*"aaaa")}, **options)
@@ -150,3 +150,13 @@ def test_a_size_that_costs_such_a_gang_a_pause_alone_is_no_move(options):
     jobs.append(job("y", gpus=4))
     shrunk = decide(jobs, nodes, elastic, running={"x": at(*"aaaaaaaa")}, **options)
     assert (sizes_of(shrunk), shrunk.resized, shrunk.moved) == ({"x": 4, "y": 4}, ("x",), ())
+
+
+@pytest.mark.parametrize("options", [{"within_round": True}, {"most_moves": 0}, {"min_run_seconds": 1e3}])
+def test_a_gang_that_must_not_restart_stays_though_its_least_size_would_cost_a_restart(options):
+    """Of its sizes the least is not among those that cost a pause alone."""
+    slow = {"live": False, "live_sizes": (2, 4), "together": 2, "per_pod": 1, "may_move": True}
+    jobs, elastic = [job("x"), job("y")], {"x": gang((1, 2, 4), may_shrink=True, may_grow=True, **slow)}
+    decided = decide(jobs, [node("a", 1), node("b", 4)], elastic, running={"x": at(*"bbbb")}, **options)
+    assert (decided.moved, decided.stopped, decided.placements["x"].nodes[:2]) == ((), (), ("b", "b"))
+    assert decided.started == ("y",)
