@@ -37,6 +37,13 @@ def decide_round(question: Question) -> Round:
     this starts on spot machines keeps within their limits (:mod:`.spot_limits`); jobs that would wait are put
     beside others (:func:`share_gpus`).
     """
+    # Jobs that share a GPU may have been allowed other sizes, or several pools, since.
+    paired = {name for pair in question.second_jobs.items() for name in pair}
+    question = dataclasses.replace(
+        question,
+        elastic={name: gang for name, gang in question.elastic.items() if name not in paired},
+        mixed={name: gang for name, gang in question.mixed.items() if name not in paired},
+    )
     decided = within_spot_limits(_without_limits, question)
     return (share_gpus(decided) if question.shared.memory else decided).round()
 
@@ -114,7 +121,7 @@ def share_gpus(decided: Draft) -> Draft:
     running, seconds, reasons = question.state.running, dict(decided.seconds), {**decided.reasons}
     left, pinned = moves_left(question) - decided.changes.disturbed, within_min_run(question, running)
     first_on = shared.first_jobs(placements)
-    for name in sorted(running.keys() & shared.jobs.keys() - placements.keys()):
+    for name in sorted(running.keys() & {*shared.jobs, *seconds} & (reasons.keys() - placements.keys())):
         if first := first_on.get(shared.on(running[name])):
             why = shared.why_apart(name, first, running[name])
             if why and name in seconds and name not in pinned and left > 0:

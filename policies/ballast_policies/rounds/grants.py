@@ -53,7 +53,7 @@ def grant_gpus(question: Question, held: Mapping[str, Placement] | None = None) 
     pools, valid = Pools.of(question.nodes, question.columns), valid_placements(question)
     state, settings, jobs = question.state, question.settings, {job.name: job for job in question.jobs}
     pairs = question.second_jobs.items()
-    first = {name: first for name, first in pairs if first in valid and name in jobs}
+    first = {name: first for name, first in pairs if first in valid and name in jobs and jobs[name].gpus == 1}
     claimed = _Claimed(
         question=question,
         jobs=jobs,
@@ -81,8 +81,12 @@ def grant_gpus(question: Question, held: Mapping[str, Placement] | None = None) 
         # Second jobs come first: what parts a pair disturbs two jobs for one GPU.
         more = dict.fromkeys(disturbed.keys() & claimed.first.keys(), reason)
         more = more or exempt_newest(disturbed, state, limit, reason)
-        with_them = {claimed.first[job]: why for job, why in more.items() if job in claimed.first}
-        pinned = {**pinned, **with_them, **more}
+        with_them = {
+            claimed.first[job]: f"shares its GPU with {job}, which {why}"
+            for job, why in more.items()
+            if job in claimed.first
+        }
+        pinned = {**with_them, **pinned, **more}
     return dataclasses.replace(_draft(claimed, placements, pinned, kept_for), seconds=seconds)
 
 
@@ -91,9 +95,9 @@ def _continuing(question: Question, placements: Mapping[str, Placement]) -> dict
 
     That is one that is there already, or one that suits it. ``placements``: of first jobs.
     """
-    shared, running, seconds = question.shared, question.state.running, question.second_jobs
+    shared, state, running = question.shared, question.state, question.state.running
     first_on, found = shared.first_jobs(placements), {}
-    for name in sorted(running, key=lambda name: name in seconds) if first_on else ():
+    for name in sorted(running, key=state.by_age) if first_on else ():
         at, first = running[name], first_on.get(node := shared.on(running[name]))
         if name in placements or first is None:
             continue

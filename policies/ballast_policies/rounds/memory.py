@@ -34,9 +34,10 @@ def within_min_run(question: Question, gangs: Iterable[str]) -> dict[str, str]:
         return dict.fromkeys(gangs, "holds them until the round ends")
     pinned, second_of = {}, {first: second for second, first in question.second_jobs.items()}
     for job in gangs:
-        ran = min(question.ran(job), question.ran(second_of.get(job, job)))
-        if ran < least:
-            pinned[job] = f"has run {ran:.0f} s, less than moves.minRunSeconds={least:.0f}"
+        young = min(job, second_of.get(job, job), key=question.ran)
+        if (ran := question.ran(young)) < least:
+            who = "" if young == job else f"shares its GPU with {young}, which "
+            pinned[job] = f"{who}has run {ran:.0f} s, less than moves.minRunSeconds={least:.0f}"
     return pinned
 
 
@@ -107,7 +108,7 @@ def valid_placements(question: Question) -> dict[str, Placement]:
     state, jobs = question.state, {job.name: job for job in question.jobs}
     ledger = Ledger(question.nodes)
     valid = {}
-    for name in sorted(state.running, key=lambda name: (state.running_since.get(name, 0.0), name)):
+    for name in sorted(state.running, key=state.by_age):
         placement, job = state.running[name], jobs.get(name)
         if job is None or not (
             placement.parts

@@ -69,8 +69,6 @@ def grant_sizes(question: Question) -> Draft:
     limited = question.settings.max_moves_per_hour is not None
     staying = first.seconds if limited else within_min_run(question, first.seconds)
     there = {*placed, *staying}
-    if there >= {job.name for job in question.jobs}:
-        return dataclasses.replace(first, question=question, reasons=reasons)
     rest = question.without(
         there,
         Counter(node for at in placed.values() for node in at.nodes),
@@ -87,7 +85,7 @@ def grant_sizes(question: Question) -> Draft:
     second = grant_elastic(_of_these_shares(rest, shares))
     placements, seconds = {**second.placements, **placed}, {**first.seconds, **second.seconds}
     explained = Explained(question, placements)
-    waiting = {job.name: explained.waiting(job) for job in rest.jobs if job.name not in placements}
+    waiting = {job.name: explained.waiting(job) for job in question.jobs if job.name not in placements}
     waiting |= {name: Reason(OVER_ROOM) for name in over}
     return Draft(
         question=question,

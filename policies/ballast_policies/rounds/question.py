@@ -125,13 +125,13 @@ class Question:
     @property
     def second_jobs(self) -> dict[str, str]:
         """Running job that is second on its GPU -> the first: the one that has been there longer."""
-        running, since = self.state.running, self.state.running_since
-        first_on, found = dict[str, str](), dict[str, str]()
+        running, first_on, second_of = self.state.running, dict[str, str](), dict[str, str]()
         there = [name for name in running if self.shared.on(running[name])] if self.shared.memory else []
-        for name in sorted(there, key=lambda name: (since.get(name, 0.0), name)):
+        for name in sorted(there, key=self.state.by_age):
             first = first_on.setdefault(running[name].nodes[0], name)
-            found |= {name: first} if first != name else {}
-        return found
+            if first != name:
+                second_of.setdefault(first, name)
+        return {second: first for first, second in second_of.items()}
 
     @property
     def holders(self) -> Mapping[str, Placement]:

@@ -198,6 +198,10 @@ class RoundState:
     running_since: Mapping[str, float] = dataclasses.field(default_factory=dict)
     moves: tuple[float, ...] = ()
 
+    def by_age(self, name: str) -> tuple[float, str]:
+        """A key that sorts running gangs, those that began first before others."""
+        return self.running_since.get(name, 0.0), name
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RoundSettings:

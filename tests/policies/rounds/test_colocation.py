@@ -3,8 +3,9 @@
 import dataclasses
 
 import pytest
+from ballast_policies.allocation.policy import Surplus
 from ballast_policies.rounds.decide import decide_round
-from ballast_policies.rounds.gangs import SharedGpus, SharingJob
+from ballast_policies.rounds.gangs import ElasticGang, SharedGpus, SharingJob, SizeSettings
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import Node, Round, RoundSettings, RoundState
 from ballast_policies.throughput.paired import PairSpeeds
@@ -37,6 +38,8 @@ def decide(
     state: RoundState = NOTHING_YET,
     now: float = 1000.0,
     shares: dict[str, float] | None = None,
+    elastic: dict[str, ElasticGang] | None = None,
+    sizes: SizeSettings | None = None,
     **settings,
 ) -> Round:
     jobs = [job(name) for name in names]
@@ -50,6 +53,8 @@ def decide(
             state=state,
             settings=RoundSettings(round_seconds=100.0, **settings),
             shared=shared,
+            elastic=elastic or {},
+            sizes=sizes or SizeSettings(),
         )
     )
 
@@ -166,3 +171,66 @@ def test_where_the_hour_has_few_moves_a_pair_stays_before_others():
     found = decide("abcde", nodes, shared, state=state, shares=shares, max_moves_per_hour=1)
     assert (set(found.extended), found.stopped) == ({"a", "b"}, ("c",))
     assert len(found.started) == 1
+
+
+def test_a_pair_that_may_not_share_any_more_parts_whichever_of_the_two_it_is():
+    """It keeps its GPU while the round goes on, and while the hour has no moves."""
+    nodes, state = gpus("n"), running(a="n", b="n")
+    for sharing in ("a", "b", ""):
+        shared = may_share(*sharing, nodes=nodes)
+        for held in ({"within_round": True}, {"max_moves_per_hour": 0}):
+            assert set(decide("ab", nodes, shared, state=state, **held).extended) == {"a", "b"}
+        found = decide("ab", nodes, shared, state=state)
+        assert (found.extended, found.stopped) == (("a",), ("b",))
+        assert "a has its GPU, and the two may not share it" in found.reasons["b"]
+
+
+@pytest.mark.parametrize("settings", [{"max_moves_per_hour": 0}, {"within_round": True}])
+def test_of_three_jobs_on_one_gpu_the_last_is_stopped(settings):
+    """As where a node has lost GPUs: its pods cannot be there any more."""
+    nodes = gpus("n")
+    found = decide(
+        "abc", nodes, may_share(*"abc", nodes=nodes), state=running(a="n", b="n", c="n"), **settings
+    )
+    assert (set(found.extended), found.stopped) == ({"a", "b"}, ("c",))
+
+
+@pytest.mark.parametrize("first", "ab")
+def test_a_job_that_may_have_more_gpus_since_it_shares_one_keeps_its_size_while_it_does(first):
+    """Its pair parts before it grows, or moves to where it could grow."""
+    nodes = (*gpus("n"), *gpus("m"), dataclasses.replace(gpus("p", pool="b")[0], gpus=4))
+    gang = ElasticGang(
+        speeds={"v100": {1: 1.0, 2: 1.9, 4: 3.6}}, may_shrink=True, may_grow=True, may_move=True
+    )
+    state = running(a="n", b="n")
+    shared = may_share("a" if first == "b" else "b", nodes=nodes[:2])
+    for settings in ({"within_round": True}, {"max_moves_per_hour": 0}):
+        found = decide("ab", nodes, shared, state=state, elastic={first: gang}, **settings)
+        assert set(found.extended) == {"a", "b"}
+    alone = decide(first, nodes, shared, state=running(**{first: "n"}), elastic={first: gang})
+    assert len(alone.placements[first].nodes) == 4
+
+
+def test_a_job_stays_for_the_one_beside_it_and_says_so():
+    """It has run long enough itself, or would stay in any case."""
+    nodes, state = gpus("n", "m"), running(a="n", b="n")
+    found = decide("ab", gpus("n"), may_share("a", "b", nodes=gpus("n")), state=state, min_run_seconds=950.0)
+    assert (
+        "it shares its GPU with b, which has run 900 s, less than moves.minRunSeconds=950"
+        in found.reasons["a"]
+    )
+    found = decide("ab", nodes, may_share("a", "b", nodes=nodes), state=state, max_moves_per_hour=0)
+    assert "it shares its GPU with b, which would be stopped or moved" in found.reasons["a"]
+
+
+def test_by_completion_time_a_pair_parts_that_does_less_than_by_turns():
+    """Also where the hour's moves are limited."""
+    nodes, slow = gpus("n"), {("a", "b"): 0.3, ("b", "a"): 0.3}
+    shared, sizes = (
+        may_share("a", "b", nodes=nodes, speeds=slow),
+        SizeSettings(surplus=Surplus.COMPLETION_TIME),
+    )
+    for most in (None, 0, 1):
+        found = decide("ab", nodes, shared, state=running(a="n", b="n"), sizes=sizes, max_moves_per_hour=most)
+        assert found.stopped == (() if most == 0 else ("b",))
+        assert found.reasons.keys() == {"a", "b"}
