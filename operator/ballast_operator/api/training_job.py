@@ -8,6 +8,7 @@ import enum
 import math
 from typing import Annotated, Literal
 
+from ballast_policies.contract import ExitCode
 from ballast_policies.contract.conditions import Cel, Condition, Items, RowFact, Rule, absent, at, given
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.limits import LEAST_RATE
@@ -23,6 +24,7 @@ from ballast_operator.api.base import (
     MemoryQuantity,
     ObjectMeta,
     Time,
+    cel_list,
     exactly_one,
     listed,
     memory_bytes,
@@ -202,11 +204,35 @@ class JobTopology(ApiModel):
     """Label of a level: ranks are on nodes of as few domains of it as possible."""
 
 
+NO_FAULTS = (int(ExitCode.STOPPED), int(ExitCode.PEER_LOST), 143)
+"""Exit codes that are no failure of a job's own; 143 is SIGTERM's."""
+
 _ExitCodes = Annotated[tuple[Annotated[int, Field(ge=1, le=255)], ...], listed(32, unique=True)]
 
 
 class FailurePolicy(ApiModel):
     """What exit codes say of a job."""
+
+    RULES = (
+        Rule(
+            condition=Cel(
+                "!has(self.failOn) || !has(self.ignore) || !self.failOn.exists(code, code in self.ignore)",
+                lambda policy: set(policy.fail_on).isdisjoint(policy.ignore),
+            ),
+            field="fail_on",
+            reason="an exit code is in failOn and in ignore",
+            fix="leave it out of one of them",
+        ),
+        Rule(
+            condition=Cel(
+                f"!has(self.failOn) || !self.failOn.exists(code, code in {cel_list(NO_FAULTS)})",
+                lambda policy: set(policy.fail_on).isdisjoint(NO_FAULTS),
+            ),
+            field="fail_on",
+            reason=f"{', '.join(map(str, NO_FAULTS))}: ranks that were told to stop, or lost another, end so",
+            fix="another exit code",
+        ),
+    )
 
     fail_on: _ExitCodes = ()
     """One of these fails the job for good."""

@@ -74,10 +74,14 @@ def observed(context: ReconcileContext) -> Observed:
 
 
 def final_end(context: ReconcileContext) -> PodView | None:
-    """A pod whose exit code fails the job for good, by ``failurePolicy.failOn``; None: there is none."""
+    """A pod whose exit code fails the job for good, by ``failurePolicy.failOn``; None: there is none.
+
+    Not one that was being deleted: how it ended says nothing of the job.
+    """
     policy = context.spec.asked.failure_policy
     codes = policy.fail_on if policy is not None else ()
-    return next((pod for pod in context.view.gang if pod.at_fault and pod.exit_code in codes), None)
+    failed = (pod for pod in context.view.gang if pod.at_fault and not pod.leaving)
+    return next((pod for pod in failed if pod.exit_code in codes), None)
 
 
 def said_to_be_done(context: ReconcileContext) -> bool:

@@ -12,10 +12,11 @@ from ballast_policies.contract import (
     TerminationMessage,
 )
 
+from ballast_operator.api.training_job import NO_FAULTS
 from ballast_operator.kube.kinds import Object
 from ballast_operator.views.notices import Leaving, deleted, evicted
 
-_SIGKILL, _SIGTERM = 137, 143
+_SIGKILL = 137
 _NOT_KNOWN = 255
 """The exit code that container runtimes give to what ran when they or their node restarted."""
 _RESTARTED = "Unknown"
@@ -107,7 +108,7 @@ class PodView:
         if self.exit_code is None or self.reason == _RESTARTED:
             return False
         # CRI-O has -1 where it does not know the code. The kubelet has SIGKILL's for one that is gone.
-        return self.exit_code not in (ExitCode.STOPPED, ExitCode.PEER_LOST, _SIGKILL, _SIGTERM, -1)
+        return self.exit_code not in (*NO_FAULTS, _SIGKILL, -1)
 
     @property
     def broken(self) -> bool:

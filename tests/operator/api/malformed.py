@@ -174,6 +174,14 @@ JOBS = table(
         "spec.pipeline.maxStages",
     ),
     (
+        "an exit code that fails the job and is none",
+        "spec.failurePolicy",
+        {"failOn": [42, 43], "ignore": [43]},
+        "in failOn and in ignore",
+        "spec.failurePolicy.failOn",
+    ),
+    ("an exit code of ranks that lost another", "spec.failurePolicy.failOn", [1, 76], "lost another, end so"),
+    (
         "two levels",
         "spec.topology",
         {"required": "a", "preferred": "b"},

@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from ballast_operator.api.training_job import FailurePolicy
 from ballast_operator.steps.decide import take_step
 from ballast_operator.steps.failure import describe
 from ballast_operator.steps.stopping import begin_termination
@@ -21,7 +22,7 @@ from tests.operator.steps.contexts import (
     with_ending,
     with_pod,
 )
-from tests.operator.views.builders import a_plan
+from tests.operator.views.builders import a_plan, a_spec
 
 FAILED = TerminationMessage(reason=ExitReason.FAILED, message="ValueError: boom")
 QUIET = LeaseView(ack=Ack(epoch=1, step=0), quiet_seconds=61.0)
@@ -104,6 +105,17 @@ CASES = {
 def cause(context):
     ending = take_step(context).status.allocation.ending
     return None if ending is None else ending.cause
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_rank_that_was_told_to_go_does_not_fail_the_job_by_its_exit_code(told):
+    """SIGTERM has many a script exit with 1, when another rank's end has ended the launch."""
+    view = with_pod(a_running_view(), 2, phase="Failed", exit_code=9)
+    view = with_pod(view, 1, phase="Failed", exit_code=1, leaving=told)
+    spec = a_spec(failure_policy=FailurePolicy(fail_on=(1,)))
+    view = dataclasses.replace(with_ending(view, Cause.USER_ERROR), spec=spec)
+    view = dataclasses.replace(view, pods=tuple(pod for pod in view.pods if pod.rank in (1, 2)))
+    assert (take_step(a_context(view)).status.finished_at is None) == told
 
 
 @pytest.mark.parametrize(("view", "want"), CASES.values(), ids=CASES.keys())
