@@ -9,7 +9,7 @@ from ballast_trainer.channel.base import ChannelError, Messages
 from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.distributed.stopping import StopSignal
 
-from tests.support.waiting import eventually
+from tests.support.waiting import WAIT_SECONDS, eventually
 from tests.trainer.channel.messages import ACK, PLAN, REPORT
 
 
@@ -68,8 +68,9 @@ def test_a_channel_that_stays_away_does_not_keep_the_process(monkeypatch):
     eventually(lambda: not channel_thread._thread.is_alive(), "the thread ends")
 
 
-def test_a_process_that_is_told_to_stop_gives_up_telling_that_the_job_is_done():
+def test_a_process_that_is_told_to_stop_gives_up_telling_that_the_job_is_done(monkeypatch):
     """Its pod is deleted: it ends before it is killed, and not after the two minutes meant for it."""
+    monkeypatch.setattr(channel_thread_module, "CLOSE_SECONDS", 0.0)
     stop, stays_away = StopSignal(), UnreliableChannel(failures=float("inf"))
     channel_thread = ChannelThread(stays_away, PLAN, stop=stop)
     closing = threading.Thread(target=channel_thread.close, kwargs={"finished_step": 12}, daemon=True)
@@ -77,6 +78,19 @@ def test_a_process_that_is_told_to_stop_gives_up_telling_that_the_job_is_done():
     eventually(lambda: channel_thread._outbox.finished_step == 12, "it tries")
     stop.receive()
     eventually(lambda: not closing.is_alive(), "it gives up")
+
+
+@pytest.mark.parametrize("finished_step", [None, 12])
+def test_a_process_that_is_told_to_stop_tries_its_last_messages_again(monkeypatch, finished_step):
+    """Also where its save has taken most of the grace period: the Lease is given up."""
+    monkeypatch.setattr(channel_thread_module, "CLOSE_SECONDS", WAIT_SECONDS)
+    stop, channel = StopSignal(), UnreliableChannel(failures=0)
+    channel_thread = ChannelThread(channel, PLAN, stop=stop)
+    eventually(lambda: channel_thread._written > 0, "it has told of itself")
+    stop.receive()
+    channel.failures = 2
+    channel_thread.close(finished_step=finished_step)
+    assert (channel.written.finished_step, channel.written.closing) == (finished_step, True)
 
 
 def test_a_new_plan_is_seen_while_training_runs():

@@ -36,7 +36,7 @@ class ChannelThread:
         channel: to the operator.
         plan: of the launch.
         renew_seconds: between two writes while there is nothing to tell but progress.
-        stop: once it is received, the last messages have less time.
+        stop: once it is received, a job that is done has less time to tell so.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ChannelThread:
         self._stop = stop or StopSignal()
         self._lock = threading.Lock()
         self._wake = threading.Event()
-        self._until: float | None = None
+        self._until: tuple[float, float] | None = None
         self._plan = plan
         self._outbox = Messages()
         self._urgent = True
@@ -86,14 +86,15 @@ class ChannelThread:
         seconds = CLOSE_SECONDS if finished_step is None else FINISH_SECONDS
         with self._lock:
             self._outbox = self._outbox.replaced_by(last)
-            self._until = until = monotonic() + seconds
+            self._until = until = monotonic() + CLOSE_SECONDS, monotonic() + seconds
         self._wake.set()
         self._thread.join(POLL_SECONDS)
         while self._thread.is_alive() and self._has_time(until):
             self._thread.join(POLL_SECONDS)
 
-    def _has_time(self, until: float) -> bool:
-        return monotonic() < min(until, self._stop.last_words_until())
+    def _has_time(self, until: tuple[float, float]) -> bool:
+        least, most = until
+        return monotonic() < min(most, max(least, self._stop.last_words_until()))
 
     def _run(self) -> None:
         while True:
