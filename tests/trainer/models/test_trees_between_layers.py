@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import pickle
 
 import pytest
 import torch
@@ -60,6 +61,19 @@ def test_one_process_learns_as_plain_modules_do(recompute):
     config = job("unet")
     config["training"] |= {"recompute": recompute, "weightDecay": 0.01}
     assert_same_curve(train_here(config).losses, losses_of_plain_modules("unet"))
+
+
+def test_sizes_are_kept_of_sequences_of_any_length_and_tokens_are_not():
+    """What all ranks hear of all layers stays small."""
+    lengths = torch.tensor([300_000, 7, 7])
+    sizes = (torch.arange(300_000)[:, None] < lengths).sum(1)
+    tokens = torch.arange(100_000)
+    sent = Boundary.of((sizes, tokens, sizes[:0]), examples=True)
+    assert len(pickle.dumps(sent)) < 10_000
+    kept, zeros, none = pickle.loads(pickle.dumps(sent)).example(torch.device("cpu"))
+    assert torch.equal(kept, sizes)
+    assert zeros.shape == tokens.shape
+    assert none.shape == (0,)
 
 
 def losses_of_a_loss_that_learns(steps=8):

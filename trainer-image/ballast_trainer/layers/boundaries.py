@@ -9,9 +9,9 @@ import torch
 from ballast_trainer.trees import Structure, Tree, flatten, unflatten
 
 _SIZES = (torch.int64, torch.int32)
-_MOST_SIZES, _LONGEST_ROW = 4096, 1 << 17
-"""Numbers in a tensor of sizes, or in one of a single dimension, as the ``batch_sizes`` of a PackedSequence
-are: one for each step of the longest sequence. Every rank has those of all layers."""
+_MOST_RUNS = 4096
+"""Runs of equal numbers in a tensor of sizes: the ``batch_sizes`` of a PackedSequence have no more of them
+than it has sequences, however long these are. Every rank has those of all layers."""
 _SENT_AS_THEY_ARE = frozenset(
     {torch.float32, torch.float64, torch.float16, torch.bfloat16}
     | {torch.int64, torch.int32, torch.int8, torch.uint8}
@@ -26,26 +26,32 @@ class Sent:
         shape: of it.
         dtype: of it.
         requires_grad: a gradient comes back, not below the first trained layer.
-        integers: an example of its values, which the next stage may take for sizes; None: zeros will do.
+        integers: an example of its values, which the next stage may take for sizes, as numbers and how often
+            each is repeated; None: zeros will do.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool
-    integers: torch.Tensor | None = dataclasses.field(default=None, compare=False, repr=False)
+    integers: tuple[torch.Tensor, torch.Tensor] | None = dataclasses.field(
+        default=None, compare=False, repr=False
+    )
 
     @classmethod
     def of(cls, tensor: torch.Tensor, *, example: bool = False) -> "Sent":
         """Of such a tensor; ``example``: with its values, where they are few integers."""
-        most = _LONGEST_ROW if tensor.dim() == 1 else _MOST_SIZES
-        sizes = example and tensor.dtype in _SIZES and tensor.numel() <= most and not tensor.is_meta
-        integers = tensor.detach().cpu().clone() if sizes else None
+        integers = None
+        if example and tensor.dtype in _SIZES and not tensor.is_meta:
+            numbers, lengths = torch.unique_consecutive(tensor.flatten(), return_counts=True)
+            if len(numbers) <= _MOST_RUNS:
+                # Copies: the memory of these is as large as the tensor's.
+                integers = numbers.cpu().clone(), lengths.cpu().clone()
         return cls(tuple(tensor.shape), tensor.dtype, tensor.requires_grad, integers)
 
     def example(self, device: torch.device) -> torch.Tensor:
         """Such a tensor: of its integers, or of zeros."""
         if self.integers is not None:
-            return self.integers.to(device, copy=True)
+            return torch.repeat_interleave(*self.integers).view(self.shape).to(device)
         zeros = torch.zeros(self.shape, dtype=self.dtype, device=device)
         return zeros.requires_grad_(self.requires_grad)
 
