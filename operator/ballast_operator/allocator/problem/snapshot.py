@@ -88,14 +88,15 @@ class _ByType:
         what, _, name = owner.partition(" ")
         limits = self.limits[owner]
         bounds = ", ".join(f"{limits[each]} {each}" for each in gang.types if each in limits)
-        never = all(gang.sizes[0] > limits.get(each, gang.sizes[0]) for each in gang.types)
+        least, every = gang.sizes[0], [self.limits[tenant] for tenant in gang.tenants]
+        never = all(any(least > by_type.get(each, least) for by_type in every) for each in gang.types)
         if what == "team":
             reason, field = JobReason.TEAM_LIMIT, f"objective.entities.{name}.{TenantLimit.GPUS_BY_TYPE}"
         else:
             reason, field = JobReason.NAMESPACE_LIMIT, self._tenants.field_of(name, TenantLimit.GPUS_BY_TYPE)
         message = (
             f"{owner} may have {bounds} at a time, and "
-            + (f"the job needs {gang.sizes[0]}" if never else "its older jobs have them or come first")
+            + (f"the job needs {least}" if never else "its older jobs have them or come first")
             + f". To fix: {'' if never else 'wait, '}allow other gpuTypes, or ask the cluster's "
             f"administrator to raise {field} of the ClusterPolicy"
         )

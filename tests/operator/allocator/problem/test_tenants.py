@@ -4,7 +4,7 @@ import pytest
 from ballast_operator.allocator.problem.admission import Admitted
 from ballast_operator.allocator.problem.gang_size import GangMemory
 from ballast_operator.allocator.problem.snapshot import admit_tenants, limits_of
-from ballast_operator.api.cluster_policy import EachNamespace, Tenants
+from ballast_operator.api.cluster_policy import EachNamespace, EntityShare, Tenants
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_policies.rounds.tenants import TenantLimits
@@ -70,6 +70,15 @@ def test_each_limit_has_its_message(each, said):
     message = refused.refusal.message
     assert said in message and "To fix: " in message
     assert f"tenants.eachNamespace.{next(iter(each))}=" in message
+
+
+def test_a_job_that_its_namespace_and_its_team_never_let_have_a_type_is_not_told_to_wait():
+    """One leaves it none of the first type, the other none of the second."""
+    view = waiting(entity="vision", config=a_config(pipeline={"minStages": 4, "maxStages": 4}))
+    teams = {"vision": EntityShare(max_gpus_by_type={"slow": 2})}
+    limits, job = tenants(team={"maxGpusByType": {"fast": 2}}), one(view, 4, gpu_types=("fast", "slow"))
+    _, (refused,), _ = admit_tenants(limits, [job], [view], teams)
+    assert "may have 2 fast at a time, and the job needs 4. To fix: allow other" in refused.refusal.message
 
 
 def test_what_a_namespace_has_left_counts_what_its_pods_hold_and_what_gangs_can_give_back():
