@@ -144,7 +144,8 @@ def _within_types(
     """(jobs with the GPU types and sizes that ``maxGpusByType`` leaves them, jobs that it leaves none)."""
     if not limited.limits:
         return list(admitted), []
-    asked = {one.view.key: _typed(one, owners) for one in admitted if (owners := limited.of(one.view))}
+    of = {one.view.key: limited.of(one.view) for one in admitted if one.gpu_types}
+    asked = {one.view.key: _typed(one, owners) for one in admitted if (owners := of.get(one.view.key))}
     others: dict[str, Counter[str]] = {}
     for view in jobs:
         if view.key not in asked:

@@ -39,6 +39,17 @@ async def test_a_namespace_never_holds_more_gpus_of_a_type_than_its_limit():
     assert simulation.state("one") == "Succeeded"
 
 
+async def test_an_edit_to_types_that_no_pool_has_leaves_the_others_of_the_namespace_their_limit():
+    """The job stops, as without a limit, and says why."""
+    limits = {"namespaces": {"team": {"maxGpusByType": {"fast": 2}}}}
+    simulation = Simulation(nodes={"fast-0": ("fast", 4)}, tenants=limits)
+    await simulation.run_job("one", gpuTypes=["fast"], totalSteps=100_000)
+    simulation.change("one", gpuTypes=["none"])
+    simulation.add_job("two")
+    await simulation.refused("one", "NoMatchingGpuType", "gpuTypes allows none")
+    await simulation.until(lambda: simulation.state("two") == "Succeeded")
+
+
 async def test_a_team_and_the_teams_inside_it_never_hold_more_gpus_of_a_type_than_its_limit():
     """Under a policy that shares by no team; the inner team's own limit counts, too."""
     entities = {
