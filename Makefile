@@ -80,7 +80,7 @@ test-cuda: $(STAMP) ## run the trainer's tests on this machine's GPU over NCCL; 
 
 e2e-nodes: setup ## run the chart, images and trainers on real kubelets (root; containerd, buildah; a quarter of an hour)
 	@$(BIN)/python -m ballast_localcluster.setup --kubelets
-	@BALLAST_PATIENCE=$${BALLAST_PATIENCE:-3} $(BIN)/python -m pytest $(ARGS) tests/localcluster/test_real_nodes.py tests/e2e/test_real_kubelets.py
+	@BALLAST_PATIENCE=$${BALLAST_PATIENCE:-3} $(BIN)/python -m pytest -k real $(ARGS) tests/localcluster/test_real_nodes.py tests/e2e/test_real_kubelets.py tests/e2e/test_demo_story.py
 
 bench: $(STAMP) ## run the quick benchmarks, each within a minute, against the last release's cost (others: benchmarks/)
 	@$(BIN)/python benchmarks/compare.py $(ARGS)

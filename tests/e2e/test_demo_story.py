@@ -11,6 +11,7 @@ from ballast_localcluster.supervision.processes import marked_processes
 from ballast_operator.demo.report import summarise
 from ballast_operator.demo.run import run_demo
 
+from tests.e2e.test_real_kubelets import needed
 from tests.support.examples import first_daily
 from tests.support.waiting import WAIT_SECONDS, eventually
 
@@ -30,10 +31,20 @@ def test_a_demo_that_is_ended_leaves_no_process_and_no_files(number, tmp_path):
     assert not list(tmp_path.glob("ballast-cluster-*" if number == signal.SIGKILL else "*"))
 
 
-@pytest.fixture(scope="module")
-def played():
+REAL = pytest.param(
+    True, id="real nodes", marks=[pytest.mark.nightly, pytest.mark.timeout(20 * WAIT_SECONDS)]
+)
+
+
+@pytest.fixture(scope="module", params=[pytest.param(False, id="process nodes"), REAL])
+def played(request):
+    if request.param:
+        needed()
     recorder = run_demo(
-        time_limit_seconds=2 * WAIT_SECONDS, announce=lambda text: None, on_change=lambda recorder: None
+        real_nodes=request.param,
+        time_limit_seconds=(4 if request.param else 2) * WAIT_SECONDS,
+        announce=lambda text: None,
+        on_change=lambda recorder: None,
     )
     return recorder.story, summarise(recorder.story)
 

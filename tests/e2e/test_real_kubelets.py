@@ -70,12 +70,6 @@ def needed() -> None:
         pytest.skip(str(error))
     if present_kubelets() is None:
         pytest.skip("kubelet is not built: `python -m ballast_localcluster.setup --kubelets` builds it once")
-    if shutil.which("buildah") is None:
-        pytest.skip("images are built by buildah: apt-get install buildah mmdebstrap")
-    if sys.version_info[:2] != (3, 11) and not os.environ.get("BALLAST_TRAINER_ARCHIVE"):
-        pytest.skip(
-            "torch of this environment is for another Python than the base image's: BALLAST_TRAINER_ARCHIVE"
-        )
 
 
 _CONNECT = """
@@ -205,6 +199,12 @@ class RealBallast(Ballast):
 def archives():
     """The images, built from the Dockerfile; unchanged layers come from buildah's storage."""
     needed()
+    if shutil.which("buildah") is None:
+        pytest.skip("images are built by buildah: apt-get install buildah mmdebstrap")
+    if sys.version_info[:2] != (3, 11) and not os.environ.get("BALLAST_TRAINER_ARCHIVE"):
+        pytest.skip(
+            "torch of this environment is for another Python than the base image's: BALLAST_TRAINER_ARCHIVE"
+        )
     given = os.environ.get("BALLAST_TRAINER_ARCHIVE")
     targets = ["operator", *([] if given else ["runtime"])]
     built = subprocess.run(

@@ -110,7 +110,7 @@ def render(story: Story, *, now: float) -> RenderableType:
 
 
 def _pools(story: Story) -> Table:
-    title = "Pools (GPU speed is emulated on process nodes)"
+    title = "Pools (GPU speed is emulated)"
     table = _table(title, "pool", "node", "GPUs", "pods", expand=True)
     held = story.gpus_held()
     for node in sorted(story.node_gpus, key=lambda n: (story.node_pools[n], n)):

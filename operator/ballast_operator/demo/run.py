@@ -6,11 +6,12 @@ import os
 import secrets
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from ballast.client.connection import missing
@@ -32,6 +33,10 @@ from ballast_operator.local_operator import (
     write_operator_kubeconfig,
 )
 
+if TYPE_CHECKING:
+    from ballast_localcluster import LocalCluster
+
+_LIBRARIES = ("/usr", "/lib", "/lib64")
 ENDED = (JobState.SUCCEEDED, JobState.FAILED)
 
 
@@ -42,19 +47,21 @@ class DemoError(RuntimeError):
 def run_demo(
     *,
     kubeconfig: Path | None = None,
+    real_nodes: bool = False,
     namespace: str = "default",
-    time_limit_seconds: float = 300.0,
+    time_limit_seconds: float = 600.0,
     announce: Callable[[str], None],
     on_change: Callable[[Recorder], None],
 ) -> Recorder:
     """Run the demo and return its recorder.
 
-    ``kubeconfig`` None: a cluster is started on this machine and removed afterwards. The time limit is from
-    the first job to the last one's end. ``announce`` gets a line of text for each step of the setup;
-    ``on_change`` is called a few times a second while jobs run, to draw.
+    ``kubeconfig`` None: a cluster is started on this machine and removed afterwards, of process nodes or,
+    with ``real_nodes``, of kubelets and containers. The time limit is from the first job to the last one's
+    end. ``announce`` gets a line of text for each step of the setup; ``on_change`` is called a few times a
+    second while jobs run, to draw.
 
     Raises:
-        DemoError: the time limit passed, or the operator ended.
+        DemoError: no cluster can be started here, the time limit passed, or the operator ended.
     """
     started_here = kubeconfig is None
     with contextlib.ExitStack() as stack:
@@ -62,13 +69,7 @@ def run_demo(
         checkpoints = Path("/var/tmp") / f"ballast-demo-{secrets.token_hex(4)}"
         mark = None
         if kubeconfig is None:
-            # An optional package, which a demo on an existing cluster does not need.
-            from ballast_localcluster import LocalCluster
-            from ballast_localcluster.nodes.node import default_nodes
-
-            announce("starting a Kubernetes control plane and process nodes on this machine")
-            crds = write_definitions(logs)
-            cluster = stack.enter_context(LocalCluster(nodes=default_nodes(), crds=[crds]))
+            cluster = _start_cluster(stack, logs, announce, real_nodes=real_nodes)
             kubeconfig, mark = cluster.kubeconfig, cluster.mark
             checkpoints = logs / "checkpoints"
         api = config.new_client_from_config(str(kubeconfig))
@@ -106,6 +107,8 @@ def run_demo(
         for path in sorted(demo_manifests().glob("*.yaml")):
             for manifest in yaml.safe_load_all(path.read_text()):
                 keep_checkpoints_in(manifest, checkpoints)
+                if real_nodes:
+                    _run_this_environment(manifest)
                 announce(f"kubectl apply -f {path.name}: {manifest['kind']} {manifest['metadata']['name']}")
                 made.append(manifest)
                 apply_objects(kube, [manifest], namespace=namespace)
@@ -115,14 +118,33 @@ def run_demo(
         return recorder
 
 
+def _start_cluster(
+    stack: contextlib.ExitStack, logs: Path, announce: Callable[[str], None], *, real_nodes: bool
+) -> "LocalCluster":
+    # An optional package, which a demo on an existing cluster does not need.
+    from ballast_localcluster import LocalCluster
+    from ballast_localcluster.errors import LocalClusterError
+    from ballast_localcluster.kubelets.start import RealNodes
+    from ballast_localcluster.nodes.node import default_nodes
+
+    kind = "real" if real_nodes else "process"
+    announce(f"starting a Kubernetes control plane and {kind} nodes on this machine")
+    kubelets = RealNodes(progress=announce) if real_nodes else None
+    cluster = LocalCluster(nodes=default_nodes(), crds=[write_definitions(logs)], real_nodes=kubelets)
+    try:
+        return stack.enter_context(cluster)
+    except (LocalClusterError, TimeoutError) as error:
+        raise DemoError(str(error)) from error
+
+
 @contextlib.contextmanager
 def _folder_of_logs() -> Iterator[Path]:
     """A folder that stays only where a ``DemoError`` names a log in it."""
     folder, kept = Path(tempfile.mkdtemp(prefix="ballast-demo-")), False
     try:
         yield folder
-    except DemoError:
-        kept = any(folder.iterdir())
+    except DemoError as error:
+        kept = str(folder) in str(error)
         raise
     finally:
         if not kept:
@@ -153,6 +175,30 @@ def keep_checkpoints_in(manifest: dict[str, Any], folder: Path) -> None:
     for volume in manifest["spec"]["template"]["spec"].get("volumes", []):
         if "hostPath" in volume:
             volume["hostPath"]["path"] = str(folder / manifest["metadata"]["name"])
+
+
+def _run_this_environment(manifest: dict[str, Any]) -> None:
+    """Let a job's container run this Python and its packages, read-only from this machine's folders.
+
+    Nodes of this machine reach no registry. As root: a user's folders may be closed to others.
+    """
+    from ballast_localcluster.kubelets.configuration import PAUSE
+
+    if manifest["kind"] != "TrainingJob":
+        return
+    spec = manifest["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    container |= {"image": PAUSE, "command": [sys.executable, "-m", "ballast_trainer", "pod"]}
+    container["securityContext"] = {"runAsUser": 0}
+    # The first of sys.path is the command's own folder, or the current one.
+    needed = {Path(path) for path in (*_LIBRARIES, sys.prefix, sys.base_prefix, *sys.path[1:])}
+    folders = [path for path in sorted(needed) if path.is_dir() and needed.isdisjoint(path.parents)]
+    for number, path in enumerate(folders):
+        name = f"machine-{number}"
+        spec["volumes"].append({"name": name, "hostPath": {"path": str(path)}})
+        container["volumeMounts"].append({"name": name, "mountPath": str(path), "readOnly": True})
+    spec["volumes"].append({"name": "tmp", "emptyDir": {}})
+    container["volumeMounts"].append({"name": "tmp", "mountPath": "/tmp"})
 
 
 @contextlib.contextmanager

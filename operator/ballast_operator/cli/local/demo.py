@@ -16,6 +16,7 @@ from kubernetes.client import ApiException
 from kubernetes.config import ConfigException
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.text import Text
 from urllib3.exceptions import HTTPError
 
 from ballast_operator.cli.option_names import printable
@@ -32,8 +33,13 @@ PICTURE_COLUMNS = 132
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Run on this cluster; without it, on one that is started here and removed afterwards.",
 )
+@click.option(
+    "--real-nodes",
+    is_flag=True,
+    help="Make that one's nodes kubelets with containers (root, Linux). See docs/localcluster.md.",
+)
 @click.option("--namespace", default="default", show_default=True, help="Where the jobs are made.")
-@click.option("--time-limit", default=300.0, show_default=True, help="Seconds until the demo gives up.")
+@click.option("--time-limit", default=600.0, show_default=True, help="Seconds until the demo gives up.")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option(
     "--picture",
@@ -41,7 +47,12 @@ PICTURE_COLUMNS = 132
     help="Also write the fullest moment and the summary as an SVG file.",
 )
 def demo(
-    kubeconfig: Path | None, namespace: str, time_limit: float, output: str, picture: Path | None
+    kubeconfig: Path | None,
+    real_nodes: bool,
+    namespace: str,
+    time_limit: float,
+    output: str,
+    picture: Path | None,
 ) -> None:
     """Run three training jobs on a mixed cluster: watch them share, rebalance, repack.
 
@@ -51,15 +62,21 @@ def demo(
         for package in ("ballast_localcluster", "ballast_trainer"):
             if importlib.util.find_spec(package) is None:
                 raise ModuleNotFoundError(name=package)
+    elif real_nodes:
+        raise click.UsageError("--real-nodes starts a cluster, and --kubeconfig names one.")
     console = Console(stderr=True)
     play = functools.partial(
-        run_demo, kubeconfig=kubeconfig, namespace=namespace, time_limit_seconds=time_limit
+        run_demo,
+        kubeconfig=kubeconfig,
+        real_nodes=real_nodes,
+        namespace=namespace,
+        time_limit_seconds=time_limit,
     )
     album = _Album()
     try:
         recorder = _watched(play, console, album)
     except DemoError as error:
-        console.print(f"[red]demo:[/red] {error}")
+        console.print("[red]demo:[/red]", Text(str(error)))
         sys.exit(1)
     except (ApiException, ConfigException, HTTPError, yaml.YAMLError) as error:
         raise click.ClickException(_refusal(error)) from error
