@@ -46,6 +46,7 @@ async def test_an_edit_to_types_that_no_pool_has_leaves_the_others_of_the_namesp
     await simulation.run_job("one", gpuTypes=["fast"], totalSteps=100_000)
     simulation.change("one", gpuTypes=["none"])
     simulation.add_job("two")
+    await simulation.until(lambda: simulation.state("one") == "Waiting")
     await simulation.refused("one", "NoMatchingGpuType", "gpuTypes allows none")
     await simulation.until(lambda: simulation.state("two") == "Succeeded")
 
