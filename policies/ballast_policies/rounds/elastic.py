@@ -14,7 +14,7 @@ import dataclasses
 import heapq
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from ballast_policies.allocation.policy import Surplus
 from ballast_policies.allocation.problem import Job
@@ -235,7 +235,7 @@ def grant_elastic(question: Question) -> Draft:
     a running gang could take and be faster with. A running gang becomes either smaller, on some of its nodes,
     or larger, on all of them and others of its pool (``Round.resized``).
     """
-    state, pending = question.state, question.pending
+    state = question.state
     elastic = {
         name: gang for name, gang in question.elastic.items() if not question.in_several_pools(name)
     } | {
@@ -245,12 +245,26 @@ def grant_elastic(question: Question) -> Draft:
     }
     if not elastic:
         return grant_gpus(question)
-    # A restart is a move: those that started last stay.
+    # A restart is a move: those that started last stay, and more of them where others are moved.
     by_restart = {name for name, gang in elastic.items() if name in state.running and not gang.live}
     pinned = within_min_run(question, by_restart)
     free = sorted(by_restart - pinned.keys(), key=lambda name: (-question.ran(name), name))
-    for name in (*pinned, *free[moves_left(question) :]):
-        elastic[name] = elastic[name].without_restart(len(state.running[name].nodes))
+    left = most = moves_left(question)
+    while True:
+        stay = {
+            name: elastic[name].without_restart(len(state.running[name].nodes))
+            for name in (*pinned, *free[most:])
+        }
+        decided = _sized(question, {**elastic, **stay}, by_restart)
+        excess = decided.changes.disturbed - left
+        if excess <= 0 or not free[:most]:
+            return decided
+        most = max(0, min(most, len(free)) - excess)
+
+
+def _sized(question: Question, elastic: Mapping[str, ElasticGang], by_restart: Set[str]) -> Draft:
+    """The round with these sizes of gangs; ``by_restart``: running ones that restart for some of them."""
+    state, pending = question.state, question.pending
     sizes, settings = question.sizes, question.settings
     reduced = {
         job: _least(placement, elastic[job])

@@ -160,3 +160,13 @@ def test_a_gang_that_must_not_restart_stays_though_its_least_size_would_cost_a_r
     decided = decide(jobs, [node("a", 1), node("b", 4)], elastic, running={"x": at(*"bbbb")}, **options)
     assert (decided.moved, decided.stopped, decided.placements["x"].nodes[:2]) == ((), (), ("b", "b"))
     assert decided.started == ("y",)
+
+
+def test_restarts_for_another_size_and_moves_of_others_are_within_the_same_limit():
+    """To make room for the largest gang one restarts and another moves, or one is stopped."""
+    slow = {"live": False, "may_shrink": True, "may_grow": True, "restart_seconds": 1.0}
+    jobs, nodes = [job("z", gpus=4), job("x"), job("y")], [node("a", 5), node("b", 1, pool="b")]
+    running = {"x": at(*"aaaa"), "y": at("a")}
+    for most, changed in ((1, ((), ("x",))), (2, (("x", "y"), ()))):
+        decided = decide(jobs, nodes, {"x": gang((1, 4), **slow)}, running=running, most_moves=most)
+        assert (decided.moved, decided.stopped) == changed
