@@ -136,7 +136,8 @@ def _choice(
     round_seconds: float,
     now: float,
 ) -> Choice:
-    gpus, at = job.job.gpus, WAIT
+    gpus, at, steps = job.job.gpus, WAIT, max(1.0, posed.steps_remaining or 1.0)
+    moves = np.array([job.usd_to_move.get(pool.pool, 0.0) for pool in pools])
     of_class: dict[str, Hazard] = {}
     for pool in state.usable_pools:
         if pool.pool in state.spot.pools:
@@ -154,9 +155,9 @@ def _choice(
             nodes = len(set(job.placement.nodes))
         there = nodes is not None and room[pool.pool] >= gpus
         rate = posed.throughput[pool.gpu_type]
-        data = job.usd_per_step.get(pool.pool, 0.0) * rate * HOUR
+        read = max(0.0, job.usd_per_step.get(pool.pool, 0.0) - moves[number] / steps)
         speed.append(rate)
-        listed.append(pool.price * gpus + data)
+        listed.append(pool.price * gpus + read * rate * HOUR)
         usd.append(listed[-1] if there else np.nan)
         seen = state.preempted.get(pool.pool, Hazard())
         expected = seen.per_hour_in_class(of_class.get(pool.gpu_type, Hazard()))
@@ -174,9 +175,10 @@ def _choice(
         listed_usd_per_hour=np.array(listed),
     )
     situation = Situation(
-        steps=max(1.0, posed.steps_remaining or 1.0),
+        steps=steps,
         seconds_to_deadline=posed.deadline,
         at=at,
         starting_seconds=0.0 if at == WAIT else max(0.0, start - (now - job.running_since)),
+        move_usd=moves,
     )
     return choose(situation, options, preferences, useful_parts(options, preferences.restart))

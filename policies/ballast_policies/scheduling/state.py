@@ -122,7 +122,9 @@ class ClusterJob:
         mixed: what is known of it as a gang in several pools; None: it may be in one only.
         closed_pools: pools that are closed to it by what it asks for.
         left_out: pools that it is not offered, closed ones or for lack of memory, as text.
-        usd_per_step: pool -> what reading its data costs there; empty: nothing.
+        usd_per_step: pool -> what reading its data costs there, and a checkpoint that is copied there first,
+            spread over the steps that are left; empty: nothing.
+        usd_to_move: pool -> what of that the copy costs, in all.
         data_region: where its data is.
         spread: of a running gang on more nodes than would hold it; None: it is not.
         beside_speed: of a running job that shares its GPU, its speed over that alone.
@@ -141,6 +143,7 @@ class ClusterJob:
     closed_pools: frozenset[str] = frozenset()
     left_out: str = ""
     usd_per_step: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    usd_to_move: Mapping[str, float] = dataclasses.field(default_factory=dict)
     data_region: str = ""
     spread: SpreadGang | None = None
     beside_speed: float = 1.0

@@ -2,18 +2,22 @@
 
 import dataclasses
 
+import pytest
 from ballast_policies.allocation.price_classes import PricedPool
-from ballast_policies.allocation.problem import Allocation
+from ballast_policies.allocation.problem import Allocation, Job
+from ballast_policies.prices.hazard import Hazard
 from ballast_policies.rounds.question import SpotLimits
-from ballast_policies.rounds.values import Node
+from ballast_policies.rounds.values import Node, Placement
 from ballast_policies.scheduling import (
     Capacity,
+    ClusterJob,
     ClusterState,
     Decision,
     Memory,
     SchedulingPolicy,
     decide,
 )
+from ballast_policies.scheduling.deadlines import deadline_choices
 
 from tests.policies.scheduling.clusters import at, cluster, gang
 
@@ -175,3 +179,33 @@ def test_spot_gpus_that_no_job_may_have_are_in_nobody_s_share_whenever_is_decide
     assert fewer.problem.capacity == {"v100": 3}
     assert dataclasses.replace(fewer, jobs=jobs).problem.capacity == {"v100": 4}
     assert dataclasses.replace(limited, spot=SpotLimits()).problem.capacity == {"v100": 6}
+
+
+@pytest.mark.parametrize(("usd", "pool"), [(0.01, "west"), (1.0, "east")])
+def test_a_checkpoint_that_is_dear_to_copy_stays_where_its_job_has_a_deadline(usd, pool):
+    """Ten cents an hour are saved in the west, where machines last five hours: no dollar pays for itself."""
+    prices = {"east": 1.0, "west": 0.9, "sure": 3.0}
+    nodes = tuple(Node(name=name, pool=name, gpu_type=name, gpus=1) for name in prices)
+    steps = 100_000.0
+    job = Job(
+        name="one", throughput=dict.fromkeys(prices, 1.0), steps_remaining=steps, deadline=4 * steps, gpus=1
+    )
+    one = ClusterJob(
+        job=job,
+        placement=Placement(gpu_type="east", pool="east", nodes=("east",)),
+        usd_per_step={"west": usd / steps},
+        usd_to_move={"west": usd},
+    )
+    cluster = ClusterState(
+        capacity=Capacity(
+            gpu_types=tuple(sorted(prices)),
+            nodes=nodes,
+            pools=tuple(PricedPool(pool=p, gpu_type=p, price=usd, gpus=1) for p, usd in prices.items()),
+        ),
+        jobs=(one,),
+        spot=SpotLimits(pools=frozenset({"east", "west"})),
+        preempted={"west": Hazard(preemptions=20, hours=100.0)},
+    )
+    given = dataclasses.replace(shares(), policy="min-cost-slo")
+    chosen = deadline_choices(cluster, "min-cost-slo", cluster.problem, given, round_seconds=ROUND, now=1e6)
+    assert chosen.shares == {"one": {pool: 1.0}}

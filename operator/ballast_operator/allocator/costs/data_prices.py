@@ -50,20 +50,27 @@ def usd_per_step(view: JobView, regions: Mapping[str, str], prices: DataPrices) 
     A checkpoint that has to be copied there first is spread over the steps that are left.
     """
     assert view.spec is not None
-    data, status = view.spec.data, view.status
+    data, copies = view.spec.data, usd_to_move(view, regions, prices)
     if data is None:
         return {}
-    here = "" if status.data is None else status.data.region
-    done = status.progress.step if status.progress is not None else 0
+    done = view.status.progress.step if view.status.progress is not None else 0
     left = max(1, view.spec.config.total_steps - done)
     found = {}
     for pool, region in regions.items():
         each = data.usd_per_step(prices, region)
-        if each is None:
-            continue
-        copy = data.usd_to_move(prices, here, region) if done > 0 else 0.0
-        found[pool] = each + copy / left
+        if each is not None:
+            found[pool] = each + copies.get(pool, 0.0) / left
     return found if any(found.values()) else {}
+
+
+def usd_to_move(view: JobView, regions: Mapping[str, str], prices: DataPrices) -> dict[str, float]:
+    """Pool -> what copying the job's checkpoint there costs; without pools where that is nothing."""
+    data, status = view.spec.data if view.spec is not None else None, view.status
+    if data is None or status.data is None or status.progress is None or status.progress.step <= 0:
+        return {}
+    here = status.data.region
+    copies = {pool: data.usd_to_move(prices, here, region) for pool, region in regions.items()}
+    return {pool: usd for pool, usd in copies.items() if usd}
 
 
 def no_priced_pool(unpriced: Mapping[str, str], pools: Sequence[str]) -> Refusal | None:

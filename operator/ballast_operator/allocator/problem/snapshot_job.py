@@ -15,7 +15,7 @@ from ballast_policies.scheduling import ClusterJob
 from ballast_policies.throughput.paired import FIRST_GUESS, PairSpeeds
 from ballast_policies.throughput.speeds import Estimate, Speeds
 
-from ballast_operator.allocator.costs.data_prices import usd_per_step
+from ballast_operator.allocator.costs.data_prices import usd_per_step, usd_to_move
 from ballast_operator.allocator.faults import each_job
 from ballast_operator.allocator.problem.admission import (
     Admitted,
@@ -198,6 +198,7 @@ def snapshot_job(
         closed_pools=one.closed_pools,
         left_out="; ".join(filter(None, (view.lost_pool, one.left_out, alone))),
         usd_per_step=usd_per_step(view, capacity.regions, capacity.data_prices),
+        usd_to_move=usd_to_move(view, capacity.regions, capacity.data_prices),
         data_region=one.spec.data.region if one.spec.data is not None else "",
         measured=any(speed.source != "unknown" for speed in known.values()),
         spread=spread_gang(view, request, measurements, capacity, packed),
