@@ -12,16 +12,23 @@ from pathlib import Path
 
 import click
 from dynamic_models.balancing import (
+    cases_judged,
     overheads,
+    overheads_judged,
     repacking,
+    repacking_judged,
     scaling,
     scaling_by_ranks,
     six_cases,
+    unstable_judged,
     unstable_network,
 )
 from dynamic_models.page import page
 from dynamic_models.stragglers_in_groups import late_ranks, migration
 from resizing import homogeneous, imputations, one_late
+
+__all__ = ["cases_judged", "overheads_judged", "repacking_judged", "unstable_judged"]
+"""For ``ballast reproduce``."""
 
 HERE = Path(__file__).resolve()
 PAGE = HERE.parents[2] / "lab" / "docs" / "published-dynamic-models.md"

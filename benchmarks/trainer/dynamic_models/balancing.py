@@ -1,9 +1,11 @@
 """DynMo's tables, simulated: balancing, scaling, overheads, repacking and unstable networks."""
 
 import functools
+import json
 import time
 
 import numpy as np
+from ballast_lab.comparison import Comparison, Point
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.balancers.network import network_aware_partition, steady_period_seconds
 from ballast_policies.planning.balancers.registry import BalancerInput
@@ -224,3 +226,60 @@ def unstable_network():
                 }
             )
     return rows
+
+
+def judged(rows, points):
+    """The rows, one a line, and what of them has a band: (what, published, ours, least, most)."""
+    text = "\n".join(
+        json.dumps(json.loads(json.dumps(row), parse_float=lambda x: round(float(x), 4))) for row in rows
+    )
+    return Comparison(tuple(Point(*each) for each in points), text)
+
+
+def cases_judged():
+    """Of what the best cut of every step reaches, by case: rebalancing follows the loads."""
+    rows = six_cases()
+    return judged(rows, [(row["case"], "-", row["of_the_best"], 0.95, 1.0) for row in rows])
+
+
+def overheads_judged():
+    """Iterations lost, at most as many as published."""
+    rows = overheads()
+    return judged(
+        rows,
+        [
+            (f"{row['layers']} layers, {method}", f"{published}", PAUSE_STEPS * ours["moves"], 0.0, published)
+            for row in rows
+            for (method, _), published, ours in zip(BALANCERS, row["published"], row["ours"], strict=True)
+        ],
+    )
+
+
+def unstable_judged():
+    """Balanced pipelines win at each speed of links, the more so by the balancer that knows the links."""
+    rows = unstable_network()
+    named = [(f"{row['layers']} layers, {row['slowest']:.0f}", row) for row in rows]
+    return judged(
+        rows,
+        [(f"{name}: over even", "more", row["network"], 1.01, 2.0) for name, row in named]
+        + [(f"{name}: with links", "-", row["network"] / row["exact"], 0.99, 1.5) for name, row in named],
+    )
+
+
+def repacking_judged():
+    """Throughput of a GPU rises with each release."""
+    rows = repacking()
+    return judged(
+        rows,
+        [
+            (
+                f"{row['layers']} layers, {few} over {many}",
+                "rises",
+                row["per_gpu"][few] / row["per_gpu"][many],
+                1.0,
+                8.0,
+            )
+            for row in rows
+            for many, few in ((8, 6), (6, 4), (4, 2))
+        ],
+    )

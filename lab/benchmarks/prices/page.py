@@ -201,11 +201,12 @@ def by_size() -> Comparison:
     return Comparison(tuple(points))
 
 
-def lifetimes() -> str:
-    rows = []
+def lifetimes() -> Comparison:
+    rows, hours = [], dict[str, list[float]]()
     for pool, log in sorted(market().availability.items()):
         hazard = Hazard(preemptions=log.preemptions, hours=log.up_seconds / 3600.0)
         low, high = (hazard.quantile_per_hour(p) for p in (0.025, 0.975))
+        hours.setdefault(pool.cloud, []).append(1.0 / hazard.per_hour)
         span = f"({1 / high:.1f} to {1 / low:.1f})" if log.preemptions else f"(over {1 / high:.0f})"
         longest = max((span.end - span.start for span in log.spans), default=0.0) / 3600.0
         rows.append(
@@ -225,7 +226,11 @@ def lifetimes() -> str:
         "longest, h",
         "there",
     )
-    return table(headings, rows)
+    points = (
+        Point("aws: the shortest mean, h", "order of hours", min(hours["aws"]), low=1, high=24),
+        Point("gcp: the longest mean, h", "at least daily", max(hours["gcp"]), low=0, high=24),
+    )
+    return Comparison(points, table(headings, rows))
 
 
 @dataclasses.dataclass(frozen=True)
