@@ -58,6 +58,7 @@ EVERYTHING: dict[str, Any] = {
     "ui": {"enabled": True, "port": 8091, "url": "https://ballast.example.com"},
     "kueue": {"enabled": True},
     "podDisruptionBudget": {"enabled": True},
+    "validation": {"enabled": True, "annotations": {"cert-manager.io/inject-ca-from": "a/b"}},
     "admissionPolicies": {"enabled": True, "namespaceSelector": {"matchLabels": {"ballast": "yes"}}},
 }
 """Everything that can be switched on."""
@@ -138,7 +139,7 @@ def test_arguments_and_settings_reach_the_operator(chart: Any) -> None:
     from ballast_operator.settings import from_environment
 
     (deployment,) = of_kind(render(chart, EVERYTHING), "Deployment")
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    container, _ = deployment["spec"]["template"]["spec"]["containers"]
     command, *options = container["args"]
     assert command == operator.name
     context = operator.make_context("operator", list(options))
@@ -268,6 +269,7 @@ def test_an_image_digest_wins_over_the_tag(chart: Any) -> None:
         ({"metrics": {"serviceMonitor": {"interval": "often"}}}, "interval"),
         ({"watchNamespace": "Research Team"}, "watchNamespace"),
         ({"ui": {"enabled": True, "port": 8080}}, "another ui.port"),
+        ({"validation": {"enabled": True, "port": 8080}}, "another validation.port"),
         ({"ui": {"url": "ballast.example.com"}}, "url"),
         ({"dnsPolicy": "None"}, "dnsPolicy"),
         ({"crds": {"keep": None}}, "keep"),

@@ -1,0 +1,36 @@
+"""A webhook by kopf that refuses what the API server's schema cannot: specs that the operator would not use.
+
+    kopf run --module ballast_operator.validation --all-namespaces --standalone
+
+It is the chart's container ``validation``, off by default, and answers at ``/spec``. Without it such a job
+waits, with the same words in its condition ``Admitted``.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import kopf
+
+from ballast_operator.api.meta import API_VERSION
+from ballast_operator.views.spec import read_spec
+
+
+@kopf.on.startup()  # type: ignore[untyped-decorator]
+def listen(settings: kopf.OperatorSettings, **_: Any) -> None:
+    """Serve with the certificate of a Secret; kopf reads it again when it is renewed."""
+    folder = os.environ.get("BALLAST_VALIDATION_CERTIFICATE", "/etc/ballast/validation")
+    settings.scanning.disabled = True
+    settings.admission.server = kopf.WebhookServer(
+        port=int(os.environ.get("BALLAST_VALIDATION_PORT", "9443")),
+        certfile=f"{folder}/tls.crt",
+        pkeyfile=f"{folder}/tls.key",
+    )
+
+
+@kopf.on.validate(*API_VERSION.split("/"), "trainingjobs", id="spec")  # type: ignore[untyped-decorator]
+def usable(body: Mapping[str, Any], **_: Any) -> None:
+    """Refuse a spec that :func:`read_spec` cannot use."""
+    spec, problem = read_spec({**body, "status": {}})
+    if spec is None:
+        raise kopf.AdmissionError(problem, code=422)
