@@ -1,4 +1,4 @@
-"""How the cost of an allocation grows with the number of jobs (the dissertation's Figure 5.14).
+"""The cost of an allocation over the number of jobs (the dissertation's Figure 5.14).
 
     python benchmarks/allocation/growth.py                          # 32 to 2,048 jobs, a table
     python benchmarks/allocation/growth.py --picture growth.svg     # and log-log curves (needs matplotlib)

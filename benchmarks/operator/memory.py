@@ -1,4 +1,4 @@
-"""What the operator's caches take: 20,000 pods, 5,000 jobs and 1,000 nodes as the API server has them.
+"""Memory of the operator's caches: 20,000 pods, 5,000 jobs and 1,000 nodes as the API server has them.
 
     python benchmarks/operator/memory.py
 

@@ -1,4 +1,4 @@
-"""How good and how fast the balancers are: 300 random cases, ratios to the exact partition.
+"""Quality and speed of the balancers: 300 random cases, ratios to the exact partition.
 
     python benchmarks/planning/balancers.py [--cases 300] [--output json]
 

@@ -1,4 +1,4 @@
-"""How fast the simulator is.
+"""Speed of the simulator.
 
     python benchmarks/simulator/speed.py            # whole processes on Gavel's traces
     python benchmarks/simulator/speed.py --large    # rounds of a 10,000-GPU cluster

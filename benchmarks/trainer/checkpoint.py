@@ -1,4 +1,4 @@
-"""How long training stands still for a checkpoint, with ``checkpoint.asyncMode`` and without, in one run.
+"""The pause of training for a checkpoint, with ``checkpoint.asyncMode`` and without, in one run.
 
 Two ranks over gloo train a GPT and save it every few steps; runs of the two modes alternate.  For each mode:
 the pause of a checkpoint, the time until it was whole, and the steps between two of them.

@@ -1,4 +1,4 @@
-"""What many kills cost: ranks die at random, the others go on in place, and the curve is that of one process.
+"""The cost of many kills: ranks die at random, others go on in place, and the curve is that of one process.
 
 Jobs of four ranks over gloo (``ballast-train run --ranks 4``, copies in memory of each step) train a small
 GPT.  Whenever all four train, one drawn at random gets SIGKILL within the next fifth of a second; it is

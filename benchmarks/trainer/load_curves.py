@@ -1,4 +1,4 @@
-"""How the layers of six dynamic models get cheaper while they train: curves for the benchmarks.
+"""Times of the layers of six dynamic models, which get cheaper while they train: curves for the benchmarks.
 
 The paper of the six cases (DynMo; reviews and supplement) publishes speed-ups, not loads.  So each case
 here is a family with one parameter, its *strength*, and the shape that the case has by its nature; the

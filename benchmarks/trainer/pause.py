@@ -1,4 +1,4 @@
-"""How long training stands still: a live rebalance and a repack against a restart from a checkpoint.
+"""Pauses of training: a live rebalance and a repack against a restart from a checkpoint.
 
 One configuration (examples/trainer/freezing.yaml, four ranks over gloo) is run twice:
 

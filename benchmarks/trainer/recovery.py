@@ -1,4 +1,4 @@
-"""What recovery costs: a dead rank, a hung rank, a checkpoint, a restart with another number of ranks.
+"""The cost of recovery: a dead rank, a hung rank, a checkpoint, a restart with another number of ranks.
 
 Four ranks over gloo on this machine train a small GPT (examples/trainer/freezing.yaml without its
 changes).  Printed, each the median of several runs:

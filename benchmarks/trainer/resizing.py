@@ -1,4 +1,4 @@
-"""What resizing costs in accuracy, by gamma, selection and imputation (SEMI-migration, figures 3 and 5 to 8).
+"""The accuracy that resizing costs, by gamma, selection and imputation (SEMI-migration, figures 3, 5 to 8).
 
     python benchmarks/trainer/resizing.py
 

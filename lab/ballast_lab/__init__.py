@@ -1,1 +1,1 @@
-"""What reproduces other people's results: it registers itself by entry points, and nothing imports it."""
+"""Reproductions of other people's results: it registers itself by entry points, and nothing imports it."""

@@ -1,4 +1,4 @@
-"""What an administrator may tune: small frozen groups, all in seconds unless the name says otherwise."""
+"""Settings of an administrator: small frozen groups, all in seconds unless the name says otherwise."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""What an administrator fills in of every template, where a job leaves it out (the chart's ``trainer``)."""
+"""Fields of every template that an administrator fills in where a job does not (chart: ``trainer``)."""
 
 import functools
 import os

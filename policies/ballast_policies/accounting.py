@@ -1,4 +1,4 @@
-"""What running costs, and what the same progress would have taken on isolated shares.
+"""Costs of running, and the time that the same progress would have taken on isolated shares.
 
 The operator books one job at a time, the simulator arrays of jobs: every function takes either.
 """

@@ -1,4 +1,4 @@
-"""What stands in for kubelets and trainers: pods run as soon as they are bound, rank 0 answers and reports.
+"""Stand-ins for kubelets and trainers: pods run as soon as they are bound, rank 0 answers and reports.
 
 Nothing is executed. As with KWOK, Nodes and Pods are objects whose status is written by one program.
 """

@@ -1,4 +1,4 @@
-"""What a live run says: completion times, and what starts, stops and ends have cost."""
+"""Measures of a live run: completion times, and what starts, stops and ends have cost."""
 
 import dataclasses
 import statistics

@@ -1,4 +1,4 @@
-"""What statuses of live jobs said and when, and what starts, growths, pauses and ends took by them."""
+"""Statuses of live jobs over time, and what starts, growths, pauses and ends took by them."""
 
 import dataclasses
 import itertools

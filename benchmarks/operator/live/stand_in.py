@@ -1,4 +1,4 @@
-"""What the pods of the comparison run in place of ``ballast-train pod``: all of it but the training.
+"""The program of the comparison's pods in place of ``ballast-train pod``: all of it but the training.
 
 It speaks the trainer's own channel (plan, Lease, reports, acknowledgements), saves, stops, resumes and ends
 with the contract's exit codes; a step is the passing of time, at the rate that ``BALLAST_LIVE_RATES`` (JSON:

@@ -1,4 +1,4 @@
-"""What ``preemptions.py`` has found so far, summed up over its parts."""
+"""Findings of ``preemptions.py`` so far, summed up over its parts."""
 
 import dataclasses
 import json

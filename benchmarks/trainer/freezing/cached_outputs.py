@@ -1,4 +1,4 @@
-"""What keeping the outputs of frozen layers saves (``freezing.cacheBytes``), in one run of this file.
+"""The gain of keeping the outputs of frozen layers (``freezing.cacheBytes``), in one run of this file.
 
 A GPT of 14 layers reads a dataset of a few batches again and again; from the second epoch on, half of its
 layers are frozen. The same job runs with and without ``cacheBytes``, turn by turn; losses have to be

@@ -1,4 +1,4 @@
-"""How well changing loads are followed, over families of changes: by medians, and by what is expected.
+"""Changing loads and how well they are followed, over families of changes: medians, and what is expected.
 
 Each training is followed by the trainer's own profile, looks and decisions (``following.py``), in steps of
 1F1B by the closed form. ``percent`` is the time of the best cut of every step, known in advance and moved to

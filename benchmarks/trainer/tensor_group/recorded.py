@@ -1,4 +1,4 @@
-"""What ranks of a tensor group report, and their seconds between collectives."""
+"""Reports of the ranks of a tensor group, and their seconds between collectives."""
 
 import statistics
 import time

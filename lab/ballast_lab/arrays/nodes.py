@@ -1,4 +1,4 @@
-"""Which nodes gangs get, and what it costs them to be spread: placement, where the table has it.
+"""Nodes of gangs, and what it costs gangs to be spread: placement, where the table has it.
 
 Gavel measured gangs twice: consolidated on as few nodes as possible, and not (``_unconsolidated`` in its
 tables).  A gang that is larger than a node cannot be consolidated, wherever it is put: policies see its

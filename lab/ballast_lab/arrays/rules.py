@@ -1,4 +1,4 @@
-"""How shares become rounds on arrays, and the settings of such a simulation."""
+"""Rules that make rounds of shares on arrays, and the settings of such a simulation."""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,1 +1,1 @@
-"""What the commands of ``ballast`` reach here, by the entry points of group ``ballast.simulations``."""
+"""Simulations that the commands of ``ballast`` reach by the entry points of group ``ballast.simulations``."""

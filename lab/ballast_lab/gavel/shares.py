@@ -1,4 +1,4 @@
-"""Which of Gavel's own versions answers, and the answer as shares."""
+"""The choice among Gavel's own versions, and the answer as shares."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""When spot machines could be had: when a pool's machine ran, and when it was taken away."""
+"""Availability of spot machines: when a pool's machine ran, and when it was taken away."""
 
 import dataclasses
 import math

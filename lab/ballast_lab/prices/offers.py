@@ -1,4 +1,4 @@
-"""What can be rented: instances of a cloud in a zone, and their pools."""
+"""Offers to rent: instances of a cloud in a zone, and their pools."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What a job would have cost on demand only, and what it would have cost with the future known."""
+"""Bounds of a job's cost: on demand only, and with the future known."""
 
 import dataclasses
 import math

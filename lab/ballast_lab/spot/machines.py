@@ -1,4 +1,4 @@
-"""What can be rented during a replay, as arrays over offers: prices and when machines can be had."""
+"""Machines to rent during a replay, as arrays over offers: prices and when machines can be had."""
 
 import dataclasses
 from collections.abc import Sequence

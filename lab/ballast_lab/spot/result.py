@@ -1,4 +1,4 @@
-"""What a replay found."""
+"""The result of a replay."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""What a replay is asked for."""
+"""The settings of a replay."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""What second jobs on a GPU gain over whole GPUs, and lose against pairs by the policy.
+"""The gain of second jobs on a GPU over whole GPUs, and their loss against pairs by the policy.
 
     python lab/benchmarks/simulator/second_jobs.py
 

@@ -1,4 +1,4 @@
-"""What a keeper of a node, or of the network between nodes, is told: one JSON file."""
+"""The configuration of a keeper of a node, or of the network between nodes: one JSON file."""
 
 import dataclasses
 import hashlib

@@ -1,4 +1,4 @@
-"""What a machine has to have for real nodes, and the control groups that they take on it."""
+"""Requirements of real nodes on a machine, and the control groups that they take on it."""
 
 import hashlib
 import os

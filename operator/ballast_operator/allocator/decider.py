@@ -1,4 +1,4 @@
-"""What a decision computes: from views to a problem, and from the policy's shares to assignments.
+"""The computing of a decision: from views to a problem, and from the policy's shares to assignments.
 
 Nothing here waits or talks to the API server; the allocator calls it in a thread, one call at a time.
 """

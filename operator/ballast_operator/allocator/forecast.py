@@ -1,4 +1,4 @@
-"""When each job of a snapshot would start and end: the operator's own decisions, round after round.
+"""Starts and ends of a snapshot's jobs as forecast: the operator's own decisions, round after round.
 
 Speeds are those of the snapshot and no job arrives, so it holds for the jobs that are there now.
 A start or a move takes a gang the restart time that was measured for it, a change of its size a pause.

@@ -1,4 +1,4 @@
-"""What outlives an operator: time promised and received by jobs, recent moves, measured speeds.
+"""State that outlives an operator: time promised and received by jobs, recent moves, measured speeds.
 
 One ConfigMap beside the leader's Lease, written at most once a round by the leader. A Kubernetes object may
 have 1 MiB; what does not fit is left out by :func:`encode` in a fixed order. A reader takes what it can read

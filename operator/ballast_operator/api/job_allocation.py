@@ -1,4 +1,4 @@
-"""What a job holds, and what it has cost: parts of ``TrainingJob.status``."""
+"""The allocation of a job, and what it has cost: parts of ``TrainingJob.status``."""
 
 from collections import Counter
 from collections.abc import Mapping

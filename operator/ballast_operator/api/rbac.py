@@ -1,4 +1,4 @@
-"""Who may do what: the one source for the Helm chart, for local runs and for the Role of each job.
+"""Rights of each role: the one source for the Helm chart, for local runs and for the Role of each job.
 
 The operator's rules are what it calls and no more, by the API server's audit log. It may make a job's Role
 because it holds all that the Role grants: Kubernetes refuses to let anyone hand out more than they have.

@@ -1,1 +1,1 @@
-"""What has happened: lately, in memory (:mod:`.recent`), and before that, in a database (:mod:`.store`)."""
+"""Past events: lately, in memory (:mod:`.recent`), and before that, in a database (:mod:`.store`)."""

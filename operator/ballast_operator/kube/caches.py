@@ -1,4 +1,4 @@
-"""What the operator knows of the world: one store a kind, fed by watches, by lists and by its own writes.
+"""Caches of the cluster's objects: one store a kind, fed by watches, lists and the operator's own writes.
 
 A store keeps the newest version of each object by resourceVersion, so that feeds may overlap: the
 answer to a write is in the store before the watch brings it, and an old watch event cannot undo it.

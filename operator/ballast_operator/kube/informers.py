@@ -1,4 +1,4 @@
-"""What a replica knows of the cluster, from its start to its end, whether it leads or not.
+"""Watches and caches of a replica, from its start to its end, whether it leads or not.
 
 A follower watches too, so that a takeover finds its caches filled. It only reads: nothing here writes, and
 the client's fence refuses what is not a read.

@@ -1,4 +1,4 @@
-"""Who looks at the page, and what they may see: the API server is asked, and nobody is let in without it.
+"""Access to the page, by what the API server lets a viewer see: nobody is let in without it.
 
 A bearer token is reviewed (TokenReview); then for each namespace it is asked whether its user may get
 TrainingJobs there (SubjectAccessReview). Answers are kept for a minute. Reviews of tokens that are not known

@@ -1,4 +1,4 @@
-"""What an elastic job would do with its own part of every GPU type, in its best configurations.
+"""An elastic job's use of its own part of every GPU type, in its best configurations.
 
     maximise    sum_c throughput_c x_c
     subject to  sum_c gpus_cj x_c <= capacity_j / n_m   for every type j,   sum_c x_c <= 1,   x >= 0

@@ -1,4 +1,4 @@
-"""Why a value of the contract cannot be used: one problem for each field, with what to change."""
+"""Errors of a value of the contract: one problem for each field, with what to change."""
 
 import dataclasses
 import difflib

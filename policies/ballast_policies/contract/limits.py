@@ -1,4 +1,4 @@
-"""How large and how deep a text may be that a pod, a user or the cluster has written.
+"""Limits of size and depth of texts that a pod, a user or the cluster has written.
 
 Everything of that kind is read by :mod:`ballast_policies.contract.decode` within one of these limits; ranges
 of numbers and lengths of texts stand at the fields (``Field(ge=0, le=2**53)``).

@@ -1,1 +1,1 @@
-"""What vendors state of their GPUs, and which GPU a node has by its labels."""
+"""GPUs as their vendors state them, and the GPU that a node has by its labels."""

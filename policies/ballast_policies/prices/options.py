@@ -1,4 +1,4 @@
-"""What can be rented at a moment and what its steps cost, and the rest of a job on each kind of GPUs."""
+"""Options to rent at a moment and what their steps cost, and the rest of a job on each kind of GPUs."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""What a round is decided from: one value for every pass over the jobs."""
+"""The question of a round: one value for every pass over the jobs."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""Which gang gets the next GPU, by the policy, and what one division of GPUs wins over another."""
+"""The gain of a gang's next GPU, by the policy, and what one division of GPUs wins over another."""
 
 import dataclasses
 import functools

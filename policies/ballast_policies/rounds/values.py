@@ -1,4 +1,4 @@
-"""What a round is decided from, and the decision: frozen values for the operator and the simulator.
+"""The input of a round, and its decision: frozen values for the operator and the simulator.
 
 Domains are groups of nodes, as racks and blocks. A level is a label of nodes, levels go from the widest to
 the narrowest, and a domain is the nodes with the same values of its level and of all wider ones, as in

@@ -1,4 +1,4 @@
-"""What an operator saw and decided, played again by its own decisions: a twin of the cluster.
+"""A twin of the cluster: what an operator saw and decided, played again by its own decisions.
 
 Speeds, and what starts took, are those that were seen; who runs when and where is decided anew, so that what
 the twin does otherwise than the cluster is the error of a simulation. Times in epoch seconds, costs in USD.

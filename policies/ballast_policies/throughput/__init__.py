@@ -1,1 +1,1 @@
-"""What runs how fast where: tables, measurements, and estimates of what was never seen."""
+"""Speeds of jobs on GPU types: tables, measurements, and estimates of what was never seen."""

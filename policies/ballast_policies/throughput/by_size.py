@@ -1,4 +1,4 @@
-"""How the speed of a gang changes with its size, and with the number of its nodes.
+"""Speeds of a gang by its size, and by the number of its nodes.
 
 By size the pipeline's cost model says it. A step on p positions takes the load of the busiest one and the
 bubble of the schedule. The load follows from the layers' measured seconds, cut exactly; before anything is

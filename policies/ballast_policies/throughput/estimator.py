@@ -1,4 +1,4 @@
-"""What runs how fast where, before and while it is measured (dissertation section 5.3.3).
+"""Speeds of jobs on GPU types, before and while they are measured (dissertation section 5.3.3).
 
 Alone: a job's own reports where it has run; elsewhere the profiled rate of its job type, scaled by
 how much faster or slower than its type the job has been; where its type was never profiled,

@@ -1,4 +1,4 @@
-"""What is trained and where the run is: the model on its ranks, and the steps, plan and checkpoint so far."""
+"""State of a run: the model on its ranks, and the steps, plan and checkpoint so far."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What the nodes of each pool have cost, and what jobs have paid, by pool for GPUs and for data, and by team.
+"""Costs of the nodes of each pool, and what jobs have paid, by pool for GPUs and for data, and by team.
 
 The bill is summed up in the ClusterPolicy's status. Each job sums up its own cost, from the moment at which
 it takes GPUs to that at which it gives them back. The allocator looks at other moments, so a sum of GPUs x

@@ -1,4 +1,4 @@
-"""What the jobs of each team have cost, kept in the ClusterPolicy's status, and the teams' budgets.
+"""Costs of each team's jobs, kept in the ClusterPolicy's status, and the teams' budgets.
 
 The sums are the jobs' own, as in the bill, and beside them what deleted jobs have paid.
 """

@@ -1,4 +1,4 @@
-"""Which jobs some round of a policy can place, and with which sizes of their gangs."""
+"""Jobs that some round of a policy can place, and the sizes of their gangs."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""How many GPUs a job's gang asks for, and whether any pool has them, with the memory for it.
+"""GPUs that a job's gang asks for, and whether any pool has them, with the memory for it.
 
 And how a running gang may change its size now, and what a change costs; the pauses are decision 0131.
 """

@@ -1,4 +1,4 @@
-"""How often machines of spot pools are taken away: counted while decisions are made, kept in the status.
+"""Rates at which machines of spot pools are taken away: counted with decisions, kept in the status.
 
 A preemption is a node that announces that it goes, or is lost, while a gang is on it: autoscalers remove idle
 nodes for other reasons.

@@ -1,4 +1,4 @@
-"""What trainers have measured of their layers, by kind of training within a namespace.
+"""Measurements that trainers made of their layers, by kind of training within a namespace.
 
 A namespace is told only what its own jobs have reported: a report decides where other jobs may not run.
 """

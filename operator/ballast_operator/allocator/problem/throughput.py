@@ -1,4 +1,4 @@
-"""How fast a job would be on each GPU type: the policies' estimator, fed with what the cluster says.
+"""Speeds of a job on each GPU type: the policies' estimator, fed with what the cluster says.
 
 The prior of a job's kind is what its spec states and, where it states nothing, what other jobs of the
 same kind (model and batches) have reported. A job's own reports take the prior's place, and scale it

@@ -1,4 +1,4 @@
-"""Which nodes the jobs of a snapshot may be started on.
+"""Nodes on which the jobs of a snapshot may be started.
 
 By taints, node selectors, the CPUs and memory that their pods ask for, and what happened there.
 

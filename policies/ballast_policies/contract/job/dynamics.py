@@ -1,4 +1,4 @@
-"""How a model changes while it trains, with the settings of each kind of change."""
+"""Changes of a model while it trains, with the settings of each kind of change."""
 
 import enum
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""What a job trains, and on which data."""
+"""A job's model and data."""
 
 from typing import Annotated
 

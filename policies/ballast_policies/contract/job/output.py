@@ -1,4 +1,4 @@
-"""What a job writes while it trains, and at its end: checkpoints, metrics, the whole model."""
+"""Output of a job while it trains, and at its end: checkpoints, metrics, the whole model."""
 
 import enum
 from typing import Annotated

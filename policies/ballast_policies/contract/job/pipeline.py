@@ -1,4 +1,4 @@
-"""How a step's batch passes through the stages of the pipeline, and a plan of ``ballast plan`` for them.
+"""The pipeline's stages and the batch of a step, and a plan of ``ballast plan`` for them.
 
 The plan says where the layers are cut, and which GPUs the stages are on. Beside them stand how many ranks
 work at each position and what they do about slow ones, and when a job changes its shape while it trains:

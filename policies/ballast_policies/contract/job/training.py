@@ -1,4 +1,4 @@
-"""How the weights are learnt, and when their loss is measured on data that is not trained on."""
+"""Optimizer and learning rate, and the validation on data that is not trained on."""
 
 import enum
 from typing import Annotated
