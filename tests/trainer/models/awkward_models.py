@@ -161,16 +161,17 @@ class Quantized(Doubling):
 
 
 class Normed(nn.Module):
-    """Its weight is computed before each forward, by what torch had before parametrizations."""
+    """Its weights, one of a single number, are computed before each forward, as before parametrizations."""
 
     def __init__(self, width):
         super().__init__()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self.linear = nn.utils.weight_norm(nn.Linear(width, width))
+            self.scale = nn.utils.weight_norm(nn.Linear(1, 1))
 
     def forward(self, value):
-        return torch.tanh(self.linear(value))
+        return torch.tanh(self.linear(value)) + self.scale(value[:, :1])
 
 
 class Packed(nn.Module):

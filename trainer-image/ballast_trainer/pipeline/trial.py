@@ -348,7 +348,7 @@ class Trial:
             for stack in self.stacks.values()
             for module in stack.modules()
             for value in vars(module).values()
-            if isinstance(value, torch.Tensor) and value.numel() > 1
+            if isinstance(value, torch.Tensor) and (value.numel() > 1 or module._forward_pre_hooks)
         }
         left = [tensor for tensor in _computed() if id(tensor) not in known]
         if left:
