@@ -95,6 +95,8 @@ def random_question(rng, kinds):
                 together=each,
                 per_pod=each,
                 restart_seconds=rng.choice((1.0, 40.0)),
+                live="planned" not in kinds or rng.random() < 0.4,
+                live_sizes=tuple(n for n in sizes if rng.random() < 0.4) if "planned" in kinds else (),
                 **may,
             )
             rates = {kind: rate * table[gpus] for kind, rate in rates.items()}
@@ -386,6 +388,7 @@ each_kind = pytest.mark.parametrize(
         (),
         KINDS,
         ("tenants", "elastic"),
+        ("planned", "elastic"),
         ("taints", "pods", "racks"),
         *(pytest.param((kind,), marks=pytest.mark.slow) for kind in KINDS[:-1]),
     ],
