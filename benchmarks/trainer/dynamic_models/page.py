@@ -136,7 +136,8 @@ alone shrinks.
 {table(("GPUs that give columns", "gamma", "published, broadcast-reduce", "our cost model", "deviation", "published, scatter-gather"), moved)}
 
 `planning.tensor_parallel` with its four numbers (the fixed part for one and for four GPUs, a column's part, the products' seconds) fitted to the eight values of
-broadcast-reduce at gamma above 0; scatter-gather is not implemented.
+broadcast-reduce at gamma above 0. Scatter-gather, up to 1.9 times as long there, is timed alone, on gloo (`benchmarks/trainer/stragglers.py --collectives`); the trainer has
+the other way.
 
 ## Stragglers (SEMI, section V): one of 8 GPUs late
 
@@ -169,4 +170,7 @@ Figures 7 and 8:
 - **Microbatches after a repack** (supplement, D.5, which DynMo does not have either): a job keeps them. Fewer ranks idle less with as many, and other
   sizes would change what a layer that depends on its microbatch computes.
 - **Freed GPUs as replicas of the same job** (E.2, PipeTransformer's): they go to whichever job the policy serves next, which may be the same one grown again.
+- **Comparison with a mixture-of-experts baseline** (capacity and drop, as Tutel and Megatron): the trainer has both (`experts.capacityFactor`, `dropTokens`). What
+  dropped tokens cost in loss shows at sizes that do not fit here.
+- **Linear to 1,000 GPUs**: the largest published run has 720. Pipelines side by side are alike here; they wait for the slowest, as above, and for their exchange of gradients.
 """

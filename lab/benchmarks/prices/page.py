@@ -192,7 +192,7 @@ def by_size() -> Comparison:
             Point(
                 f"variation of {instance} over {one}",
                 "more stable",
-                spread[instance] / spread[one],
+                round(spread[instance] / spread[one], 9),
                 low=0.0,
                 high=0.9,
             )
