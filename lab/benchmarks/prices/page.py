@@ -239,6 +239,7 @@ class Moving:
 
     v100: float
     gpu: float
+    several: float
     cloud: float
     moved: float
     best: float
@@ -257,12 +258,20 @@ def moving(model: str, start: float, days: float = 4.0) -> Moving:
     fixed = {o: s.usd_between(start, start + steps / speed[o.gpu_type]) for o, s in both.items() if
              o.gpu_type in speed and not np.isnan(s.at(np.array([start]))).any()
              and not np.isnan(s.usd).any()}  # fmt: skip
+    larger = [
+        each.usd_between(start, start + steps / speed[o.gpu_type]) / o.gpus
+        for o, each in market().spot.items()
+        if (o.cloud, o.region) == ("aws", "us-east-1")
+        and o.gpu_type in speed
+        and not np.isnan(each.usd).any()
+    ]
     at_start = min(fixed, key=lambda o: float(both[o].at(np.array([start]))[0]) / speed[o.gpu_type])
     sold = dataclasses.replace(market(), spot=both, availability={})
     (found,) = replay(sold, [job], SpotSettings(policy="min-cost", start=start)).outcomes
     return Moving(
         v100=min(usd for o, usd in fixed.items() if o in aws and o.gpu_type == "v100"),
         gpu=min(usd for o, usd in fixed.items() if o in aws),
+        several=min(larger),
         cloud=fixed[at_start],
         moved=found.usd,
         best=found.oracle_usd,
@@ -275,11 +284,19 @@ def dynamic() -> Comparison:
     rows, found = [], {model: moving(model, FIRST) for model in MODELS}
     for model, one in found.items():
         rows.append(
-            [model, f"{one.v100:.2f}", f"{one.v100 / one.gpu:.2f}", f"{one.v100 / one.cloud:.2f}",
-             f"{one.v100 / one.moved:.2f}", f"{one.cloud / one.moved:.2f}", f"{one.cloud / one.best:.2f}",
-             f"{one.moves}"]
+            [model, f"{one.v100:.2f}", f"{one.v100 / one.gpu:.2f}",
+             f"{one.v100 / one.several:.2f}", f"{one.v100 / one.cloud:.2f}", f"{one.v100 / one.moved:.2f}",
+             f"{one.cloud / one.moved:.2f}", f"{one.cloud / one.best:.2f}", f"{one.moves}"]
         )  # fmt: skip
-    headings = ("model", "1 x V100, USD", "GPU type", "multi-cloud", "dynamic", "dynamic over multi-cloud")
+    headings = (
+        "model",
+        "1 x V100, USD",
+        "GPU type",
+        "multi-GPU",
+        "multi-cloud",
+        "dynamic",
+        "dynamic over multi-cloud",
+    )
     points = (
         near("the most in all", 3.5, max(one.v100 / one.moved for one in found.values()), 0.15),
         near("the most by moving", 1.4, max(one.cloud / one.moved for one in found.values()), 0.1),
