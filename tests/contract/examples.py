@@ -10,6 +10,7 @@ from ballast_policies.contract import (
     Proposal,
     Rank,
     Report,
+    SlowRank,
     Stage,
     TerminationMessage,
 )
@@ -209,6 +210,7 @@ EXAMPLES = {
         flops_per_second=2.5e12,
         part_of_peak=0.375,
         goodput=0.875,
+        slow_ranks=(SlowRank(rank=1, factor=1.5),),
         checkpoint_every_steps=200,
         checkpoint_seconds=1.5,
         checkpoint_write_seconds=20.5,

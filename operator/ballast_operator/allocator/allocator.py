@@ -274,7 +274,7 @@ class Allocator:
         if findings.judge(policy.spec.node_health, started):
             jobs = self._observer.jobs()
         prices = await self._feeds.read(policy, item.get("status"), started)
-        ends = [failed.until.timestamp() for failed in findings.avoided_by_all.values()]
+        ends = [avoided.until.timestamp() for avoided in findings.avoided_by_all.values()]
         self._next_read = min((at for at in (self._feeds.next_at, *ends) if at is not None), default=None)
         policy = with_prices(policy, known_prices(prices))
         seen = findings.take_reports()

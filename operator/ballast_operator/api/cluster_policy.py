@@ -225,9 +225,9 @@ class NodeHealth(ApiModel):
     unhealthy_conditions: Annotated[tuple[_ConditionOfNode, ...], listed(64, unique=True)] = UNHEALTHY
     """Conditions of nodes on which nothing is started: a type that is ``True``, or ``type=False``."""
     failed_jobs: Annotated[int, Field(ge=2, le=100)] = 2
-    """So many different jobs whose pods failed on one node make it avoided; one alone never does."""
+    """So many jobs whose pods failed, or ranks are slow, on a node make it avoided; one alone never does."""
     within_seconds: Annotated[float, Field(gt=0, le=604_800)] = 3600.0
-    """Failures count together when they are this close to each other."""
+    """These count together when they are this close to each other."""
     avoid_seconds: Annotated[float, Field(ge=0, le=604_800)] = 3600.0
     """How long such a node is avoided, as long as others fit; 0: not at all."""
 

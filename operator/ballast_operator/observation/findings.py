@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ballast_operator.api.cluster_policy import NodeHealth
-from ballast_operator.api.conditions import JobReason
+from ballast_operator.api.conditions import JobReason, some_of
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.kube.kinds import Key, job_id
-from ballast_operator.views.clock import Time
+from ballast_operator.views.clock import Time, show
 from ballast_operator.views.job import JobView, Refusal
 
 AVOIDED_SECONDS = 600.0
@@ -23,8 +23,8 @@ AVOIDED_SECONDS = 600.0
 MOST_AVOIDED = 64
 """Nodes that a job avoids at a time."""
 
-MOST_FAILURES = 10_000
-"""Jobs whose failures are kept."""
+MOST_COMPLAINTS = 10_000
+"""Jobs whose complaints of nodes are kept."""
 
 MOST_REPORTS = 20_000
 """Reports that are kept from one decision to the next."""
@@ -75,12 +75,26 @@ class _OfJob:
     changed: frozenset[str] = frozenset()
 
 
+class Complaint(NamedTuple):
+    """What a job says of a node: its pod failed there, or its ranks there are ``slow``."""
+
+    node: str
+    at: Time
+    slow: bool = False
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
-class FailedThere:
-    """A node is avoided by all jobs until a time: pods of these jobs failed there."""
+class AvoidedNode:
+    """A node is avoided by all jobs until a time: pods of jobs failed there, or ranks of jobs are slow."""
 
     until: Time
-    jobs: tuple[str, ...]
+    failed: tuple[str, ...]
+    slow: tuple[str, ...]
+
+    def __str__(self) -> str:
+        said = [f"pods of {some_of(self.failed)} failed there"] * bool(self.failed)
+        said += [f"ranks of {some_of(self.slow)} are slow there"] * bool(self.slow)
+        return f"avoided until {show(self.until)}: {' and '.join(said)}"
 
 
 class Findings:
@@ -96,8 +110,8 @@ class Findings:
         self._jobs: dict[Key, _OfJob] = {}
         self._reports: deque[JobView] = deque(maxlen=MOST_REPORTS)
         self.reservations: dict[Key, JobAllocation] = {}
-        self.avoided_by_all: dict[str, FailedThere] = {}
-        self._failures: dict[Key, tuple[str, Time]] = {}
+        self.avoided_by_all: dict[str, AvoidedNode] = {}
+        self._complaints: dict[Key, Complaint] = {}
 
     def of(self, view: JobView) -> Found:
         """What is known now of the job of ``view``."""
@@ -122,33 +136,38 @@ class Findings:
         for node in sorted(avoided, key=lambda name: avoided[name])[:-MOST_AVOIDED]:
             del avoided[node]
 
-    def failed(self, key: Key, node: str, at: Time) -> None:
-        """A pod of the job failed on the node.
+    def complain(self, key: Key, complaint: Complaint) -> None:
+        """Remember what the job says of a node.
 
         A job accuses one node at a time, by its name, also when it is made anew: one that fails wherever
-        it is started says nothing of nodes.
+        it is started says nothing of nodes. What it measures does not hide where its pods fail.
         """
-        if self._failures.get(key, (node, at))[0] == node:
-            self._failures.pop(key, None)
-            self._failures[key] = (node, at)
-            if len(self._failures) > MOST_FAILURES:
-                del self._failures[next(iter(self._failures))]
+        known = self._complaints.get(key, complaint)
+        if known.node == complaint.node or (known.slow and not complaint.slow):
+            self._complaints.pop(key, None)
+            self._complaints[key] = complaint
+            if len(self._complaints) > MOST_COMPLAINTS:
+                del self._complaints[next(iter(self._complaints))]
 
     def judge(self, health: NodeHealth, now: Time) -> bool:
-        """Find the nodes that all jobs avoid by the failures of several; says whether that is news."""
+        """Find the nodes that all jobs avoid by the complaints of several; says whether that is news."""
         within = datetime.timedelta(seconds=health.within_seconds)
         lasts = datetime.timedelta(seconds=health.avoid_seconds)
-        self._failures = {key: one for key, one in self._failures.items() if one[1] + within + lasts > now}
-        by_node: defaultdict[str, list[tuple[Time, Key]]] = defaultdict(list)
-        for key, (node, at) in self._failures.items():
-            by_node[node].append((at, key))
-        found: dict[str, FailedThere] = {}
-        for node, failures in by_node.items():
-            failures.sort(reverse=True)
-            for first, last in zip(failures, failures[health.failed_jobs - 1 :], strict=False):
+        self._complaints = {key: it for key, it in self._complaints.items() if it.at + within + lasts > now}
+        by_node: defaultdict[str, list[tuple[Time, str, bool]]] = defaultdict(list)
+        for key, (node, at, slow) in self._complaints.items():
+            by_node[node].append((at, job_id(key), slow))
+        found: dict[str, AvoidedNode] = {}
+        for node, complaints in by_node.items():
+            complaints.sort(reverse=True)
+            for first, last in zip(complaints, complaints[health.failed_jobs - 1 :], strict=False):
                 if first[0] - last[0] <= within and first[0] + lasts > now:
-                    jobs = sorted(job_id(key) for at, key in failures if last[0] <= at <= first[0])
-                    found[node] = FailedThere(first[0] + lasts, tuple(jobs))
+                    jobs = sorted((job, slow) for at, job, slow in complaints if last[0] <= at <= first[0])
+                    found[node] = AvoidedNode(
+                        until=first[0] + lasts,
+                        failed=tuple(job for job, slow in jobs if not slow),
+                        slow=tuple(job for job, slow in jobs if slow),
+                    )
                     break
         newest = sorted(found, key=lambda node: (found[node].until, node))[-MOST_AVOIDED:]
         news = set(newest) != self.avoided_by_all.keys()

@@ -28,7 +28,7 @@ from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import EVENT, JOB, LEASE, POD, Key, Object
 from ballast_operator.metrics import Metrics
 from ballast_operator.observation.events import EventToPost, Recorder, flips
-from ballast_operator.observation.findings import QUIET_SECONDS
+from ballast_operator.observation.findings import QUIET_SECONDS, Complaint
 from ballast_operator.observation.observer import Observer
 from ballast_operator.observation.status_changes import (
     asks_or_frees,
@@ -49,6 +49,7 @@ from ballast_operator.reconcile.surroundings import (
     not_reached,
     older_nodes,
     on_the_same_gpu,
+    slow_on,
 )
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.context import DeletePod, JobCounter, StepResult, Surroundings, WritePlan
@@ -204,14 +205,16 @@ class Reconciler:
         return again
 
     def _avoid_nodes(self, view: JobView, result: StepResult) -> None:
-        """Of a launch that ends, remember the nodes of pods that did not run, or of the one that failed."""
+        """Remember nodes of slow ranks, and, of a launch that ends, of pods that failed or did not run."""
         before, after = view.status.allocation, result.status.allocation
+        if node := slow_on(view):
+            self._findings.complain(view.key, Complaint(node, self._clock(), slow=True))
         if before is None or before.ending is not None or after is None or after.ending is None:
             return
         if after.ending.cause is Cause.NOT_BOUND:
             self._findings.avoid(view, not_reached(view, before, self._board.newest.pools))
         elif after.ending.cause in (Cause.USER_ERROR, Cause.POD_LOST) and (node := failed_on(view)):
-            self._findings.failed(view.key, node, self._clock())
+            self._findings.complain(view.key, Complaint(node, self._clock()))
 
     async def _prepare(self, view: JobView, result: StepResult) -> None:
         """Make what the launch that is being written needs first; what fails, the next pass tells."""

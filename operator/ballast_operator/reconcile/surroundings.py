@@ -88,6 +88,19 @@ def failed_on(view: JobView) -> str:
     return nodes.pop() if len(nodes) == 1 else ""
 
 
+def slow_on(view: JobView) -> str:
+    """The node of the rank that its trainer tells to be the slowest of its GPU type; empty: none is told.
+
+    Of the plan in force alone: what is said of another, or of ranks that it does not have, counts for none.
+    """
+    plan, report = view.launched_plan, view.lease.report if view.lease is not None else None
+    if plan is None or report is None or report.epoch != plan.epoch or not report.slow_ranks:
+        return ""
+    rank = max(report.slow_ranks, key=lambda slow: slow.factor).rank
+    pods = [each.pod for each in plan.ranks if each.rank == rank]
+    return next((pod.node for pod in view.gang if pod.name in pods and pod.alive), "")
+
+
 def capacity_shortfall(
     observer: Observer,
     view: JobView,

@@ -17,6 +17,7 @@ from ballast_policies.contract.messages import (
     Proposal,
     Rank,
     Report,
+    SlowRank,
     Stage,
     TerminationMessage,
 )
@@ -80,6 +81,7 @@ __all__ = [
     "Proposal",
     "Rank",
     "Report",
+    "SlowRank",
     "Stage",
     "TerminationMessage",
     "lease_name",

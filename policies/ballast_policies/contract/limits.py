@@ -24,6 +24,9 @@ MOST_LAYERS = 100_000
 MOST_RANKS = 65_536
 """Most ranks of a gang."""
 
+MOST_SLOW_RANKS = 64
+"""Most ranks that a report names as slow."""
+
 MOST_REPLICAS = 1024
 """Most replicas of a pipeline."""
 

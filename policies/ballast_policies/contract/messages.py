@@ -14,6 +14,7 @@ from ballast_policies.contract.limits import (
     MOST_RANKS,
     MOST_RATE,
     MOST_SECONDS,
+    MOST_SLOW_RANKS,
     MOST_STEP,
 )
 from ballast_policies.contract.model import Model
@@ -62,6 +63,13 @@ class Stage(Model):
         return self
 
 
+class SlowRank(Model):
+    """A rank that takes ``factor`` times as long for the same work as the median rank of its GPU type."""
+
+    rank: int = Field(ge=0, le=MOST_RANKS)
+    factor: float = Field(ge=1, le=MOST_RATE)
+
+
 _Seconds = Annotated[
     tuple[Annotated[float, Field(ge=0, le=MOST_SECONDS)], ...], Field(max_length=MOST_LAYERS)
 ]
@@ -103,6 +111,7 @@ class Report(Model):
         flops_per_second: operations per second and rank, as of step lines; None: not known.
         part_of_peak: the same over what the GPUs promise; None: not known.
         goodput: part of this launch's time in which steps ran; None: none has.
+        slow_ranks: ranks that measure slow beside the others of their GPU type, the slowest first.
     """
 
     epoch: int = Field(ge=1, le=MOST_EPOCH)
@@ -139,6 +148,7 @@ class Report(Model):
     flops_per_second: float | None = Field(None, ge=0)
     part_of_peak: float | None = Field(None, ge=0)
     goodput: float | None = Field(None, ge=0, le=1)
+    slow_ranks: tuple[SlowRank, ...] = Field((), max_length=MOST_SLOW_RANKS)
 
 
 class Proposal(Model):

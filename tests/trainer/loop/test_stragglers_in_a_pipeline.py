@@ -1,13 +1,18 @@
 """A straggling rank of a pipeline gets as many layers as it computes in time, and gets them back."""
 
+import json
 import math
 
 import pytest
 import torch
+from ballast_policies.contract import Report
+from ballast_policies.contract.limits import MOST_SLOW_RANKS
 from ballast_policies.planning.stages import partition_of, stages_over
+from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.rank_speeds import RankSpeeds, SpeedProbe
 
+from tests.support.plans import local_plan
 from tests.trainer.loop.test_rebalance import LAYERS, add_step, decided, job, monitor_of
 
 COST = 0.3
@@ -72,6 +77,44 @@ def test_ranks_that_differ_by_noise_count_as_alike():
     assert speeds.speeds() == (1.0, 0.5, 1.0), "a step that was not measured changes nothing"
     speeds.forget()
     assert speeds.speeds() is None
+
+
+def test_a_rank_is_slow_beside_the_median_one_of_its_gpu_type():
+    """After eight looks, beyond what noise feigns; of two of a type neither is told, nor of ranks alike."""
+    speeds, types = RankSpeeds(), ["v100"] * 4 + ["k80"] * 2
+    seconds = [1.0, 1.24, 1.5, 1.0, 3.0, 9.0]
+    for _ in range(7):
+        speeds.add(seconds)
+        assert speeds.slow(types) == ()
+    speeds.add(seconds)
+    assert [slow.rank for slow in speeds.slow(types)] == [2]
+    assert speeds.slow(types)[0].factor == pytest.approx(1.5 / 1.12)
+    assert [slow.rank for slow in speeds.slow(["v100"] * 6)] == [5, 4]
+    assert speeds.speeds(column=2) == pytest.approx((1.0, 1.0, 1.12 / 6))
+    for _ in range(5):
+        speeds.add([1.0] * 6)
+    assert speeds.slow(types) == ()
+    speeds.forget()
+    for _ in range(8):
+        speeds.add([1.0] * 400 + [2.0] * 100)
+    assert len(speeds.slow(["v100"] * 500)) == MOST_SLOW_RANKS
+
+
+@pytest.mark.processes
+def test_the_report_names_a_rank_that_is_emulated_slow(pods, small_config, tmp_path):
+    """Three ranks, of which the last computes at an eighth of the others' speed."""
+    channel = DirectoryChannel(tmp_path / "channel")
+    plan = local_plan(["job-1-0", "job-1-1", "job-1-2"], network=62)
+    channel.publish(plan)
+    config = small_config(totalSteps=12, rebalance={"everySteps": 100})
+    (tmp_path / "channel/config.json").write_text(json.dumps(config))
+    for pod in plan.pods:
+        slowdown = {"default": 8.0 if pod == "job-1-2" else 1.0}
+        environment = {"BALLAST_EMULATED_SLOWDOWN": json.dumps(slowdown)}
+        pods.start_pod(pod, tmp_path / "channel", environment)
+    assert set(pods.exit_codes().values()) == {0}, pods.errors()
+    report = Report.from_json((tmp_path / "channel/report.json").read_text())
+    assert report.slow_ranks[0].rank == 2 and report.slow_ranks[0].factor > 3
 
 
 def test_the_probe_takes_as_long_as_layers_do_on_its_rank():

@@ -347,6 +347,7 @@ class Progress:
             emulated=model.speed.factor if model.speed is not None else None,
             bad_samples=len(model.batches.bad_samples),
             goodput=self.goodput(),
+            slow_ranks=model.rank_speeds.slow([rank.gpu_type for rank in self.run.plan.ranks]),
         )
 
     def event(self, name: str, **fields: Any) -> None:

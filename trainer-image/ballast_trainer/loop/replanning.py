@@ -274,7 +274,7 @@ def unit_costs(model: ModelState, costs: LayerCosts) -> LayerCosts:
 
 
 def _measured_speeds(model: ModelState) -> tuple[float, ...] | None:
-    speeds = model.rank_speeds.speeds()
+    speeds = model.rank_speeds.speeds(model.world.mesh.column)
     return speeds if speeds is not None and len(speeds) == model.world.positions else None
 
 

@@ -78,7 +78,7 @@ class ModelState:
         loss: of a microbatch, multiplied by the loss scale.
         pipeline: runs the stages; rebuilt by :meth:`rebuild`.
         straggler_mitigation: of this rank's tensor group.
-        rank_speeds: how fast the pipeline positions are, apart from what their layers cost.
+        rank_speeds: how fast the ranks are, apart from what their layers cost.
         partition_cache: what trials have shown of the layers; the same on every rank.
         untried: attributes of the layers of one rank, which are not tried, before the next step.
     """
@@ -188,11 +188,11 @@ class ModelState:
         return self.batches.of(step, self.world)
 
     def probe_seconds(self) -> list[float]:
-        """By pipeline position, seconds of the same work in a step measured by layer; 0 for the others."""
-        seconds = [0.0] * self.world.positions
+        """By rank, seconds of the same work in a step measured by layer; 0 for the others."""
+        seconds = [0.0] * self.world.size
         if self.config.rebalance.enabled and self.meter.by_layer and self.meter.compares_ranks:
             self._probe = self._probe or SpeedProbe(self.meter, self.device)
-            seconds[self.world.position] = self._probe.seconds()
+            seconds[self.world.rank] = self._probe.seconds()
         return seconds
 
     def rebuild(self, step: int, boundaries: Boundaries | None = None) -> None:

@@ -196,7 +196,7 @@ class TrainingStep:
             "end": [float(self._end.requested)],
             "written": [float(self._saver.written)],
             "targets": model.batches.compared(step),
-            "probes": [share * second for second in model.probe_seconds()],
+            "probes": model.probe_seconds(),
             "seconds": [share * second for second in seconds],
             # Copies of a layer keep equal bytes each, and share the seconds.
             "bytes": [share / copies * count for count in kept],

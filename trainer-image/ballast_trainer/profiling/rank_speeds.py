@@ -6,11 +6,13 @@ seconds after a move, and only the two factors apart tell how many.
 
 import statistics
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from ballast_policies.contract import SlowRank
+from ballast_policies.contract.limits import MOST_SLOW_RANKS
 
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.profiling.meter import Meter
@@ -19,6 +21,8 @@ KEPT_STEPS = 8
 """Steps whose median counts."""
 TOLERANCE = 0.25
 """Relative difference up to which ranks count as equally fast: what noise makes of a short measurement."""
+FEWEST_ALIKE = 3
+"""Ranks of a GPU type from which one of them can be told to be slow: of two, the other may be the odd one."""
 
 _SIZES = {"cpu": 96, "cuda": 1024}
 _REPEATS = 3
@@ -52,13 +56,13 @@ class SpeedProbe:
 
 
 class RankSpeeds:
-    """Speeds of the pipeline positions; the same on every rank."""
+    """Speeds of the ranks, and so of the pipeline positions; the same on every rank."""
 
     def __init__(self) -> None:
         self._rows: deque[Sequence[float]] = deque(maxlen=KEPT_STEPS)
 
     def add(self, seconds: Sequence[float]) -> None:
-        """Add the seconds of all positions in one step."""
+        """Add the seconds of all ranks in one step."""
         if all(second > 0 for second in seconds):
             self._rows.append(tuple(seconds))
 
@@ -66,15 +70,41 @@ class RankSpeeds:
         """Drop the measurements: there are other ranks."""
         self._rows.clear()
 
-    def speeds(self) -> tuple[float, ...] | None:
-        """By position, the fastest 1; None where they are alike, or not known yet."""
+    def speeds(self, column: int = 1) -> tuple[float, ...] | None:
+        """By position of ``column`` ranks, the fastest 1; None where they are alike, or not known yet."""
         if len(self._rows) < 2:
             return None
-        medians = [statistics.median(column) for column in zip(*self._rows, strict=True)]
+        ranks = self._medians()
+        medians = [statistics.fmean(ranks[at : at + column]) for at in range(0, len(ranks), column)]
         fastest = min(medians)
         # Ranks within the tolerance are alike: their layers' own seconds tell more than the probe.
         speeds = [1.0 if m <= fastest * (1 + TOLERANCE) else fastest / m for m in medians]
         return tuple(speeds) if min(speeds) < 1 else None
+
+    def slow(self, gpu_types: Sequence[str]) -> tuple[SlowRank, ...]:
+        """Ranks beyond the tolerance of the median rank of their GPU type, the slowest first.
+
+        None before KEPT_STEPS steps are kept, and none of a type with fewer than FEWEST_ALIKE ranks.
+
+        Args:
+            gpu_types: by rank; of other ranks than were measured, nothing is said.
+        """
+        if len(self._rows) < KEPT_STEPS or len(self._rows[0]) != len(gpu_types):
+            return ()
+        by_type: defaultdict[str, dict[int, float]] = defaultdict(dict)
+        for rank, (gpu_type, seconds) in enumerate(zip(gpu_types, self._medians(), strict=True)):
+            by_type[gpu_type][rank] = seconds
+        found = [
+            SlowRank(rank=rank, factor=second / usual)
+            for seconds in by_type.values()
+            if len(seconds) >= FEWEST_ALIKE and (usual := statistics.median(seconds.values()))
+            for rank, second in seconds.items()
+            if second > usual * (1 + TOLERANCE)
+        ]
+        return tuple(sorted(found, key=lambda slow: -slow.factor)[:MOST_SLOW_RANKS])
+
+    def _medians(self) -> list[float]:
+        return [statistics.median(column) for column in zip(*self._rows, strict=True)]
 
 
 TRIALS = 5

@@ -38,8 +38,8 @@ from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.api.cluster_policy import ClusterPolicySpec, EntityShare, Tenants
 from ballast_operator.api.conditions import JobReason, some_of
 from ballast_operator.kube.kinds import Key, Object, job_id
-from ballast_operator.observation.findings import FailedThere
-from ballast_operator.views.clock import Time, show
+from ballast_operator.observation.findings import AvoidedNode
+from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView, Refusal
 from ballast_operator.views.nodes import NodeView, closed_by_condition
 
@@ -319,7 +319,7 @@ class Observed:
     measurements: Measurements
     spent: Mapping[str, SpentBudget] = dataclasses.field(default_factory=dict)
     regions: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    avoided: Mapping[str, FailedThere] = dataclasses.field(default_factory=dict)
+    avoided: Mapping[str, AvoidedNode] = dataclasses.field(default_factory=dict)
 
 
 def take_snapshot(
@@ -390,9 +390,7 @@ def _sick(node: Node, nodes: Mapping[str, NodeView], seen: Observed) -> str:
     """Why the node is closed or avoided for its health, as text; empty: it is not."""
     if node.name in nodes and (why := nodes[node.name].closed) != seen.nodes[node.name].closed:
         return why
-    if (failed := seen.avoided.get(node.name)) is None:
-        return ""
-    return f"avoided until {show(failed.until)}: pods of {some_of(failed.jobs)} failed there"
+    return str(seen.avoided.get(node.name, ""))
 
 
 def _leave_out_partners(jobs: Sequence[JobView], left_out: Mapping[Key, Exception], nodes: Set[str]) -> None:

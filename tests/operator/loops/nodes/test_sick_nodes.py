@@ -1,13 +1,13 @@
-"""Nodes that are sick by their conditions, or by the pods of several jobs that failed there."""
+"""Nodes that are sick by their conditions, or by several jobs: their pods failed there, or ranks are slow."""
 
 import datetime
 from typing import Any
 
 import pytest
-from ballast_operator.kube.kinds import NODE
-from ballast_policies.contract import ExitReason, TerminationMessage
+from ballast_operator.kube.kinds import JOB, NODE
+from ballast_policies.contract import ExitReason, SlowRank, TerminationMessage
 
-from tests.operator.loops.simulated.machines import end_pod
+from tests.operator.loops.simulated.machines import Trainer, end_pod
 from tests.operator.loops.simulated.simulation import NAMESPACE, START, Simulation, template
 from tests.operator.loops.simulated.world import World
 
@@ -96,6 +96,11 @@ async def test_a_node_on_which_two_jobs_failed_is_avoided_for_a_time():
     assert simulation.nodes("a") == simulation.nodes("b") == {"fast-0"}
     assert told(simulation).startswith("node fast-0 is avoided until 2026-01-01T00:")
     assert "Z: pods of team/a, team/b failed there. To fix: " in told(simulation)
+    await avoided_then_used_again(simulation)
+
+
+async def avoided_then_used_again(simulation: Simulation) -> None:
+    """The jobs that complain go; the next start on fast-1, as long as fast-0 is told to be avoided."""
     for name in ("a", "b"):
         simulation.change(name, suspend=True)
     await simulation.until(lambda: not simulation.pods("a") and not simulation.pods("b"))
@@ -134,6 +139,63 @@ async def test_a_node_is_not_avoided_for_one_job_that_fails(others: str):
         simulation.change("b", template=there)
         await running(simulation, "b")
         await fail_again(simulation, "b")
+    assert not told(simulation)
+    assert "SickNodes" not in simulation.world.events
+
+
+async def two_measure(nodes: dict[str, tuple[str, int]], *slow: SlowRank) -> Simulation:
+    """Jobs a and b run on fast-0, and a says for minutes that these of its ranks are slow."""
+    simulation = Simulation(nodes=nodes, nodeHealth=HEALTH)
+    for name in ("a", "b"):
+        simulation.add_job(name, **LONG, template=on_first(simulation))
+    await running(simulation, "a", "b")
+    simulation.trainers["a"].slow = slow
+    await simulation.ticks(40, seconds=5)
+    assert not told(simulation)
+    return simulation
+
+
+async def test_a_node_on_which_ranks_of_two_jobs_are_slow_is_avoided_for_a_time():
+    """What runs there stays, and says it again to an operator that starts."""
+    slow = SlowRank(rank=0, factor=1.5)
+    simulation = await two_measure({"fast-0": ("fast", 2), "fast-1": ("fast", 1)}, slow)
+    simulation.trainers["b"].slow = (slow,)
+    for _ in range(2):
+        await simulation.until(lambda: bool(told(simulation)), seconds=5)
+        assert told(simulation).startswith("node fast-0 is avoided until 2026-01-01T00:")
+        assert "Z: ranks of team/a, team/b are slow there. To fix: " in told(simulation)
+        simulation.start_operator()
+        await simulation.until(lambda: not told(simulation), seconds=5)
+    assert "SickNodes" in simulation.world.events
+    assert [simulation.status(name).launches for name in "ab"] == [1, 1]
+    await simulation.until(lambda: bool(told(simulation)), seconds=5)
+    await avoided_then_used_again(simulation)
+
+
+async def test_a_failure_and_a_slow_rank_of_two_jobs_are_told_together():
+    """A job whose pod failed is not heard as slow elsewhere."""
+    simulation = await two_measure({"fast-0": ("fast", 2)}, SlowRank(rank=0, factor=1.5))
+    await fail_again(simulation, "b")
+    await simulation.until(lambda: bool(told(simulation)), seconds=5)
+    assert "pods of team/b failed there and ranks of team/a are slow there" in told(simulation)
+
+
+@pytest.mark.parametrize("lie", ["made anew", "no such rank", "of another plan"])
+async def test_a_node_is_not_avoided_for_what_one_trainer_says(lie: str, monkeypatch: Any):
+    """However often it says it, under one name; nor for ranks that the plan in force does not have."""
+    slow = SlowRank(rank=0, factor=1e9)
+    simulation = await two_measure({"fast-0": ("fast", 2)}, slow)
+    if lie == "made anew":
+        simulation.world.drop(JOB, NAMESPACE, "a")
+        await simulation.until(lambda: not simulation.pods("a"))
+        simulation.add_job("a", **LONG, template=on_first(simulation), trainer={"slow": (slow,)})
+        await running(simulation, "a")
+    if lie == "no such rank":
+        simulation.trainers["b"].slow = (SlowRank(rank=1, factor=1e9), SlowRank(rank=65_536, factor=1e9))
+    if lie == "of another plan":
+        simulation.trainers["b"].slow, report = (slow,), Trainer._report
+        monkeypatch.setattr(Trainer, "_report", lambda *at: report(*at).replace(epoch=at[1].epoch + 1))
+    await simulation.ticks(60, seconds=5)
     assert not told(simulation)
     assert "SickNodes" not in simulation.world.events
 

@@ -24,6 +24,7 @@ from ballast_policies.contract import (
     Plan,
     Proposal,
     Report,
+    SlowRank,
     Stage,
     TerminationMessage,
     lease_name,
@@ -121,6 +122,7 @@ class Trainer:
         beside: its speed while a pod of another job runs on its node, over that alone.
         layers: seconds of each layer for a sample on one GPU; empty: they are not reported.
         stages: in which it has them by now; empty: not reported.
+        slow: ranks that it reports as slow.
     """
 
     namespace: str
@@ -140,6 +142,7 @@ class Trainer:
     stages: tuple[Stage, ...] = ()
     growth_pause_ms: float | None = None
     handover_seconds: float = 15.0
+    slow: tuple[SlowRank, ...] = ()
     told_at: Time | None = None
     ranks: tuple[str, ...] = ()
     nodes: int = 1
@@ -267,6 +270,7 @@ class Trainer:
             loss=1.0 / (1 + self.step),
             steps_per_second=speed * (self.spread if self.nodes > 1 else 1.0),
             checkpoint_step=self.saved,
+            slow_ranks=self.slow,
         )
 
     def _write(self, world: World, now: Time, **messages: Any) -> None:
