@@ -318,12 +318,12 @@ def read_json(data: bytes, path: str) -> Any:
         try:
             return json.loads(text)
         except RecursionError:  # an object of somebody may hold JSON of any depth
-            return json.loads(shallow(text))
+            return json.loads(truncate_depth(text))
     except ValueError as error:
         raise NotConnected(f"{path}: what was answered is no JSON: {error}") from error
 
 
-def shallow(text: str) -> str:
+def truncate_depth(text: str) -> str:
     """JSON with null in place of the values that are nested deeper than :data:`MOST_LEVELS`."""
     parts, kept_from, level = [], 0, 0
     for token in _TOKEN.finditer(text):

@@ -257,7 +257,7 @@ class Decider:
         pending = made.of
         self.memory, self.plan_id = made.decision.memory, made.decision.plan_id
         self.seen_nodes = pending.seen_nodes
-        self.growth_at = pending.snapshot.next_growth(pending.seen.now.timestamp())
+        self.growth_at = pending.snapshot.next_scale_up_time(pending.seen.now.timestamp())
         self.faults.tell(pending.snapshot.faulty)
         decided = made.decision.round
         logger.info(

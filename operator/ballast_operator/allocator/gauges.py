@@ -16,7 +16,7 @@ from ballast_operator.metrics import Metrics, replace_series
 from ballast_operator.report.paid import team_costs
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
-from ballast_operator.views.shared_gpus import once_a_gpu
+from ballast_operator.views.shared_gpus import dedupe_shared_allocations
 
 
 def set_gauges(
@@ -29,7 +29,7 @@ def set_gauges(
         left_out = snapshot.capacity.left_out.get(node.name, 0)
         capacity[node.pool, node.gpu_type] += node.gpus + left_out
     allocations = [held for view in jobs if (held := view.status.allocation) is not None]
-    counted = once_a_gpu(allocations)
+    counted = dedupe_shared_allocations(allocations)
     for held in counted:
         for part in held.by_pool:
             taken[part.pool] += part.gpus

@@ -16,8 +16,8 @@ from ballast.client.connection import (
     MOST_LEVELS,
     MOST_OF_A_PAGE,
     configuration,
-    shallow,
     smaller_page,
+    truncate_depth,
 )
 from ballast_policies.contract.limits import nested_deeper
 from kubernetes.aio import client as kubernetes_client
@@ -55,7 +55,7 @@ def read_json(data: bytes) -> Any:
     """
     text = data.decode()
     many = text.count("{") + text.count("[") > MOST_LEVELS
-    return json.loads(shallow(text) if many and nested_deeper(text, MOST_LEVELS) else text)
+    return json.loads(truncate_depth(text) if many and nested_deeper(text, MOST_LEVELS) else text)
 
 
 FIELD_MANAGER = "ballast-operator"

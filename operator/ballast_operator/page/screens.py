@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import yaml
-from ballast_policies.rounds.values import one_for_each_gpu
+from ballast_policies.rounds.values import dedupe_shared_gpus
 
 from ballast_operator.api.conditions import NO_POLICY, JobState
 from ballast_operator.history.recent import DecisionLine, Recent, RoundLine, partition_now
@@ -162,7 +162,7 @@ def _pools(view: View) -> list[PoolRow]:
     # Of all namespaces: numbers without names. Of two jobs on one GPU, one that trains counts.
     statuses: list[Any] = [job.get("status") or {} for job in view.seen.jobs.values()]
     statuses.sort(key=lambda status: status.get("state") not in TRAINS)
-    for status in one_for_each_gpu(statuses, lambda status: shared_node(status.get("allocation") or {})):
+    for status in dedupe_shared_gpus(statuses, lambda status: shared_node(status.get("allocation") or {})):
         for part in paid_parts(status.get("allocation") or {}):
             held[part.pool] += part.gpus
             trains[part.pool] += part.gpus if status.get("state") in TRAINS else 0

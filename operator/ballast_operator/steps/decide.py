@@ -240,7 +240,7 @@ def with_failures(context: ReconcileContext, action: Action) -> Action:
     return actions.WritePlan(action.plan.replace(failures_per_hour=rate))
 
 
-def changed_rate(context: ReconcileContext) -> tuple[Action, ...]:
+def plan_at_new_interruption_rate(context: ReconcileContext) -> tuple[Action, ...]:
     """The plan in force again, of the same epoch, where the rate has changed by much; else nothing."""
     view, plan = context.view, context.view.launched_plan
     if plan is None or not view.acknowledged or not view.plan_intact:
@@ -277,7 +277,7 @@ def take_step(context: ReconcileContext) -> StepResult:
         if not isinstance(decision.move, WritePlan):
             lost, restores = recreate_owned_objects(context)
         if decision.state is State.TRAINING and isinstance(decision.move, Wait) and not lost:
-            lost = changed_rate(context)
+            lost = plan_at_new_interruption_rate(context)
     return dataclasses.replace(
         result,
         actions=(

@@ -4,7 +4,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
-from ballast_policies.rounds.values import one_for_each_gpu
+from ballast_policies.rounds.values import dedupe_shared_gpus
 
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.kube.caches import job_of
@@ -21,13 +21,13 @@ from ballast_operator.views.nodes import (
 )
 
 
-def once_a_gpu(allocations: Iterable[JobAllocation]) -> list[JobAllocation]:
+def dedupe_shared_allocations(allocations: Iterable[JobAllocation]) -> list[JobAllocation]:
     """The allocations without the second of two on one GPU.
 
     The first is one that pays, if there is one: the other's pod has ended, or its node is still to come.
     """
     paying_first = sorted(allocations, key=lambda held: not held.pays)
-    return one_for_each_gpu(
+    return dedupe_shared_gpus(
         paying_first, lambda held: held.nodes[0] if held.shared_gpu is not None and held.nodes else ""
     )
 

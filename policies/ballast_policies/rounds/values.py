@@ -13,7 +13,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def one_for_each_gpu(jobs: Iterable[T], shared_gpu: Callable[[T], str]) -> list[T]:
+def dedupe_shared_gpus(jobs: Iterable[T], shared_gpu: Callable[[T], str]) -> list[T]:
     """The jobs without the second of two on one GPU; the first of them stands for both.
 
     Args:
@@ -279,7 +279,7 @@ class Round(Changes):
     def first_placements(self) -> Mapping[str, Placement]:
         """The placements, each shared GPU once."""
         return dict(
-            one_for_each_gpu(
+            dedupe_shared_gpus(
                 self.placements.items(),
                 lambda placed: placed[1].nodes[0] if placed[0] in self.beside else "",
             )

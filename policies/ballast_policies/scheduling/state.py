@@ -290,7 +290,7 @@ class ClusterState:
         """Names of the jobs of whose speed nothing is known."""
         return frozenset(job.name for job in self.jobs if not job.measured)
 
-    def next_growth(self, now: float) -> float | None:
+    def next_scale_up_time(self, now: float) -> float | None:
         """When the next gang that may not grow yet may, and GPUs are free for it; None: none is known."""
         free = Counter({node.name: node.gpus for node in self.capacity.nodes})
         for placement in self.running.values():

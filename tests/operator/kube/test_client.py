@@ -29,7 +29,7 @@ from ballast_operator.kube.client import (
     Cluster,
     connect,
     read_json,
-    shallow,
+    truncate_depth,
 )
 from ballast_operator.kube.kinds import JOB, LEASE
 from hypothesis import given
@@ -388,4 +388,4 @@ def test_what_is_no_json_stays_so():
     """A torn answer is an error as before."""
     with pytest.raises(ValueError, match="Expecting"):
         read_json(nested(DEEP)[: DEEP // 2].encode())
-    assert shallow("]" * 300) == "]" * 300
+    assert truncate_depth("]" * 300) == "]" * 300

@@ -5,7 +5,7 @@ import datetime
 import pytest
 from ballast_operator.api.job_allocation import JobAllocation, SharedGpu
 from ballast_operator.views.nodes import read_node, shared_gpus
-from ballast_operator.views.shared_gpus import as_shared, once_a_gpu
+from ballast_operator.views.shared_gpus import as_shared, dedupe_shared_allocations
 
 REPLICAS, STRATEGY = "nvidia.com/gpu.replicas", "nvidia.com/gpu.sharing-strategy"
 PRODUCT = "nvidia.com/gpu.product"
@@ -63,13 +63,13 @@ def test_of_two_jobs_on_one_gpu_the_first_stands_for_both():
     """Jobs whose GPUs are their own all count, on one node as well."""
     first, second, elsewhere = holds("a-1-0", "n"), holds("b-1-0", "n"), holds("c-1-0", "m")
     own = [holds("d-1-0", "k", shared=False), holds("e-1-0", "k", shared=False)]
-    assert once_a_gpu([first, second, elsewhere, *own]) == [first, elsewhere, *own]
+    assert dedupe_shared_allocations([first, second, elsewhere, *own]) == [first, elsewhere, *own]
 
 
 def test_a_job_whose_pod_has_ended_does_not_stand_for_the_one_that_pays():
     """Its GPU is held, by the pod of the other."""
     ended, pays = holds("a-1-0", "n", ended=("a-1-0",)), holds("b-1-0", "n")
-    assert once_a_gpu([ended, pays]) == [pays]
+    assert dedupe_shared_allocations([ended, pays]) == [pays]
 
 
 GPU, COUNT = "nvidia.com/gpu", "nvidia.com/gpu.replicas"

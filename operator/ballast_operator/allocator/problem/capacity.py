@@ -35,7 +35,7 @@ from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView, Refusal
 from ballast_operator.views.nodes import NodeView, foreign_use, orphans, zone_of
 from ballast_operator.views.notices import capacity_type_of
-from ballast_operator.views.shared_gpus import as_shared, once_a_gpu, why_not_shared
+from ballast_operator.views.shared_gpus import as_shared, dedupe_shared_allocations, why_not_shared
 
 NAMED_NODES = 3
 """Nodes that a message names."""
@@ -379,7 +379,9 @@ def _held_by_running_gangs(jobs: Sequence[JobView]) -> Mapping[str, Counter[str]
 def _kept(jobs: Sequence[JobView]) -> Counter[str]:
     """Node -> GPUs of the gangs of jobs that a decision leaves out."""
     found: Counter[str] = Counter()
-    for allocation in once_a_gpu([held for view in jobs if (held := view.running_allocation) is not None]):
+    for allocation in dedupe_shared_allocations(
+        [held for view in jobs if (held := view.running_allocation) is not None]
+    ):
         found.update(allocation.placement.nodes)
     return found
 
@@ -495,7 +497,9 @@ def held_by_pool(jobs: Sequence[JobView]) -> Counter[str]:
     """Pool -> GPUs of nodes that exist which jobs hold, those of ending gangs included."""
     allocations = [held for view in jobs if (held := view.status.allocation) is not None]
     return _total(
-        (part.pool, part.gpus) for held in once_a_gpu(allocations) for part in held.on_nodes_by_pool
+        (part.pool, part.gpus)
+        for held in dedupe_shared_allocations(allocations)
+        for part in held.on_nodes_by_pool
     )
 
 
