@@ -98,7 +98,7 @@ class MemoryCopies:
     Attributes:
         every_steps: steps between two.
         lost: the ranks that it goes on without; None: it is a launch.
-        source: the copies that it goes on from; None: none.
+        source: the copies that it goes on from, until they are loaded; None: none.
     """
 
     def __init__(self, every_steps: int, device: torch.device) -> None:
@@ -202,6 +202,8 @@ class MemoryCopies:
         for work in works:
             work.wait()
         tensors.fill(world, layers, state, "the copy in memory")
+        # Held until there is a newer one, and no longer.
+        self.source = None
 
 
 def _transfer(world: World, source: int, target: int, tag: int, value: torch.Tensor | None) -> list[Any]:
