@@ -31,6 +31,8 @@ from ballast_policies.simulator.settings import SimulatedCluster, SimulationSett
 from ballast_policies.simulator.workloads import TraceJob, Workload
 from ballast_policies.throughput.table import JobType, ThroughputTable
 
+from ballast_lab.comparison import Comparison, Point
+
 COLUMNS = {"GPUs": 6, "seconds": 10, "arrival": 11}
 OURS = (
     ("finish-time-fairness", ""),
@@ -157,8 +159,9 @@ def _line(name: str, run: str, arrival: np.ndarray, took: np.ndarray, rho: Seque
 )
 @click.option("--gpus", type=click.IntRange(1), help="[default: by the names of the results, as 32gpus]")
 @click.option("--round", "round_seconds", type=click.FloatRange(1.0), default=120.0, show_default=True)
-def main(folder: Path, gpus: int | None, round_seconds: float) -> None:
+def main(folder: Path, gpus: int | None, round_seconds: float) -> Comparison:
     """Print completion times and finish-time fairness of Shockwave's traces, ours beside the published."""
+    points = []
     traces = sorted(folder.glob("*.trace"))
     if not traces:
         raise click.ClickException(f"--data: {folder} has no *.trace")
@@ -184,7 +187,21 @@ def main(folder: Path, gpus: int | None, round_seconds: float) -> None:
             except ProblemError as error:
                 raise click.ClickException(str(error)) from error
             name = ", ".join(filter(None, ("ours", weights)))
-            click.echo(_line(policy, name, arrival, took, fairness(arrival, took, alone, count).tolist()))
+            rho = fairness(arrival, took, alone, count)
+            click.echo(_line(policy, name, arrival, took, rho.tolist()))
+            if policy == "finish-time-fairness":
+                points.append(Point(f"{policy}, {name}: worst", "", float(rho.max()), low=0.0, high=3.0))
+                if weights:
+                    means = [
+                        float(run["finish_time_fairness_themis_list"].mean())
+                        for run_name, run in published.items()
+                        if run["policy"] == "shockwave" and run_name.endswith("simulation")
+                    ]
+                    theirs = min(means, default=math.nan)
+                    what = f"{policy}, {name}: mean"
+                    points.append(
+                        Point(what, f"{theirs:.3f}", float(rho.mean()), low=0.0, high=1.05 * theirs)
+                    )
         apart = 0.0
         for name, run in published.items():
             rho = run["finish_time_fairness_themis_list"].tolist()
@@ -193,6 +210,7 @@ def main(folder: Path, gpus: int | None, round_seconds: float) -> None:
             apart = max(apart, abs(float(np.median(computed / rho)) - 1))
         if published:
             click.echo(f"fairness of published times as computed here: within {apart:.1%} of the published")
+    return Comparison(tuple(points))
 
 
 if __name__ == "__main__":
