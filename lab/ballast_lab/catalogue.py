@@ -358,7 +358,7 @@ FIGURES = {
         "Shockwave, 120 jobs on 32 V100s",
         "printed below ours",
         "lab/docs/published-allocation.md",
-        known="without weights jobs of four GPUs are owed what those of one are, which it does not count",
+        known="without weights each job is owed the same part of the GPUs, by Shockwave of the time",
     ),
     "skynomad": _artifact(
         "skynomad", "SkyNomad, all of its cells", "1.077 of the optimum, mean", "lab/docs/spot-figures.md"
