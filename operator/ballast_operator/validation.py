@@ -6,6 +6,7 @@ It is the chart's container ``validation``, off by default, and answers at ``/sp
 waits, with the same words in its condition ``Admitted``.
 """
 
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,8 @@ import kopf
 
 from ballast_operator.api.meta import API_VERSION
 from ballast_operator.views.spec import read_spec
+
+logger = logging.getLogger(__name__)
 
 
 @kopf.on.startup()  # type: ignore[untyped-decorator]
@@ -29,8 +32,20 @@ def listen(settings: kopf.OperatorSettings, **_: Any) -> None:
 
 
 @kopf.on.validate(*API_VERSION.split("/"), "trainingjobs", id="spec")  # type: ignore[untyped-decorator]
-def usable(body: Mapping[str, Any], **_: Any) -> None:
-    """Refuse a spec that :func:`read_spec` cannot use."""
-    spec, problem = read_spec({**body, "status": {}})
-    if spec is None:
+def usable(body: Mapping[str, Any], old: Mapping[str, Any] | None, **_: Any) -> None:
+    """Refuse a spec that :func:`read_spec` cannot use, unless it says the same of the ``old`` one.
+
+    A job that runs by an earlier spec, or an earlier version's rules, may still be suspended.
+    """
+    problem = _problem(body)
+    if problem and (old is None or _problem(old) != problem):
         raise kopf.AdmissionError(problem, code=422)
+
+
+def _problem(body: Mapping[str, Any]) -> str:
+    """Why the spec cannot be used; empty: it can, or that is not known."""
+    try:
+        return read_spec({**body, "status": {}})[1]
+    except Exception:  # kopf would refuse the job for it, which the operator takes and tells of
+        logger.exception("the spec of %s is not checked", body.get("metadata", {}).get("name"))
+        return ""

@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import kopf
 import pytest
 from ballast_localcluster.certificates import Identity, write_certificates
+from ballast_operator import validation
 from ballast_operator.views.spec import read_spec
 from kubernetes import client
 
@@ -34,7 +36,9 @@ def test_what_only_the_operator_can_tell_is_refused_at_once_where_it_is_switched
     bundle = base64.b64encode((tmp_path / "ca.crt").read_bytes()).decode()
     values = {"validation": {"enabled": True, "port": port, "caBundle": bundle}, "watchNamespace": namespace}
     items = render(chart, values, name=namespace)
-    _, container = of_kind(items, "Deployment")[0]["spec"]["template"]["spec"]["containers"]
+    pod = of_kind(items, "Deployment")[0]["spec"]["template"]["spec"]
+    assert pod["volumes"][0]["secret"]["optional"], "the operator starts without it"
+    _, container = pod["containers"]
     (hook,) = of_kind(items, HOOK)
     reached = hook["webhooks"][0]["clientConfig"]
     reached["url"] = f"https://127.0.0.1:{port}{reached.pop('service')['path']}"
@@ -71,3 +75,21 @@ def test_what_only_the_operator_can_tell_is_refused_at_once_where_it_is_switched
             hooks.delete_validating_webhook_configuration(hook["metadata"]["name"])
             process.terminate()
             assert process.wait(WAIT_SECONDS) == 0
+
+
+def test_neither_an_error_nor_what_was_wrong_before_refuses_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that cannot be used may be suspended, and what this program cannot read is taken."""
+    wrong = changed(JOB, "spec.pipeline.minStages", 1000)
+    for old in (None, JOB):
+        with pytest.raises(kopf.AdmissionError, match="minStages"):
+            validation.usable(wrong, old=old)
+    validation.usable(changed(wrong, "spec.suspend", True), old=wrong)
+    validation.usable(JOB, old=wrong)
+    with pytest.raises(kopf.AdmissionError, match="priority"):
+        validation.usable(changed(wrong, "spec.priority", "high"), old=wrong)
+
+    def fails(item: Any) -> Any:
+        raise ValueError(item)
+
+    monkeypatch.setattr(validation, "read_spec", fails)
+    validation.usable(wrong, old=None)
