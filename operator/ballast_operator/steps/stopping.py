@@ -78,9 +78,10 @@ def succeed(context: ReconcileContext) -> StepResult:
     status = view.status
     lease = view.lease
     last, done = status.progress, view.finished_step
+    if lease is not None and lease.report is not None and view.has_spoken:
+        # It may have come with the end alone.
+        last = progress(context, lease.report)
     if view.is_script and lease is not None:
-        if lease.report is not None and view.has_spoken:
-            last = progress(context, lease.report)
         # A launch of few steps may end before its client has read a plan: it names its last step alone.
         done = lease.finished_step if said_to_be_done(context) else None
     if done is not None:

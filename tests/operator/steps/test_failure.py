@@ -16,6 +16,7 @@ from tests.operator.steps.contexts import (
     PODS,
     a_context,
     a_pod,
+    a_report,
     a_running_view,
     after,
     conditions,
@@ -204,8 +205,11 @@ def test_pods_on_a_dead_node_are_deleted_without_grace():
 
 
 def test_a_job_that_its_callback_ended_succeeds_with_the_reason():
-    """Progress reads what was trained; the condition says that it was the callback, and why."""
-    lease = LeaseView(ack=Ack(epoch=1, step=0), finished_step=40, end_reason="the loss is low enough")
+    """Progress reads what was trained, by the last report; the condition says that it was the callback."""
+    report = a_report(step=40, validation_loss=0.5)
+    lease = LeaseView(
+        ack=Ack(epoch=1, step=0), finished_step=40, end_reason="the loss is low enough", report=report
+    )
     running = a_running_view(lease=lease)
     ending = take_step(a_context(running)).status.allocation.ending
     said = "the callback ended the training after 40 of 100 steps: the loss is low enough"
@@ -215,4 +219,5 @@ def test_a_job_that_its_callback_ended_succeeds_with_the_reason():
     result = take_step(a_context(view))
     assert conditions(result)["Succeeded"] == (True, "EndedByCallback")
     assert result.status.condition("Succeeded").message == said
-    assert (result.status.progress.step, result.status.progress.percent) == (40, 40)
+    last = result.status.progress
+    assert (last.step, last.percent, last.validation_loss) == (40, 40, 0.5)
