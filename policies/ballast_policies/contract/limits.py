@@ -16,7 +16,7 @@ MOST_EPOCH = 2**31 - 1
 """Largest epoch of a plan, and number of a launch."""
 
 MOST_EPOCH_READ = MOST_EPOCH // 2
-"""Largest of which no person has written it: as many can follow."""
+"""Largest that is taken from an object; a larger one was written by hand, and left no room for later ones."""
 
 MOST_LAYERS = 100_000
 """Most layers of a model, and so most stages."""
