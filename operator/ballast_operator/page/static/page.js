@@ -39,6 +39,7 @@
     const own = box.dataset.axes === "own"; // loss and speed: an axis each
     const axis = { stroke: token("--ink"), grid: { stroke: token("--line") } };
     const time = { ...axis, values: (_, all, __, ___, step) => all.map((at, n) => tick(at, n, all, step)) };
+    const when = { label: "time", value: (_, at) => at == null ? "--" : `${utc(at).slice(0, 19)}Z` };
     plots.set(box, new uPlot({
       width: box.clientWidth,
       height: 240,
@@ -46,7 +47,7 @@
       scales: own ? { x: {}, a: {}, b: {} } : { x: {}, a: { range: (_, low, high) => [0, Math.max(1, high)] } },
       axes: own ? [time, { ...axis, scale: "a" }, { ...axis, scale: "b", side: 1, grid: { show: false } }]
         : [time, { ...axis, scale: "a" }],
-      series: [{ label: "time", value: (_, at) => at == null ? "--" : `${utc(at).slice(0, 19)}Z` }, ...found.series.map((label, number) => ({
+      series: [when, ...found.series.map((label, number) => ({
         label,
         scale: own && number === 1 ? "b" : "a",
         stroke: COLOURS[number % COLOURS.length],
