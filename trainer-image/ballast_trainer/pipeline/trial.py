@@ -201,7 +201,8 @@ class Trial:
         """
         boundaries: list[Boundary] = []
         error: Exception | None = None
-        before = _computed()
+        # The last stage's layers and the loss may keep what they like, and this rank's others beside them.
+        before = None if len(self.holders) - 1 in self.stacks else _computed()
         with self._observed() as seen:
             runs: list[_Run] = []
             problem: Problem | None = None
@@ -229,7 +230,8 @@ class Trial:
                     with self._together():
                         while runs:
                             self._backward(*runs.pop())
-                    self._refuse_kept(before)
+                    if before is not None:
+                        self._refuse_kept(before)
             except Exception as failure:
                 error, problem = failure, _told(failure)
         return tuple(boundaries), self._agree(seen(), gather, problem, error)
@@ -337,8 +339,7 @@ class Trial:
         Raises:
             ConfigurationError: tensors are left that were not there before, and that a gradient could reach.
         """
-        # The last stage's layers and the loss may keep what they like, and this rank's others beside them.
-        if len(self.holders) - 1 in self.stacks or len(_computed()) <= len(before):
+        if len(_computed()) <= len(before):
             return
         gc.collect()
         known = {id(tensor) for tensor in before}
