@@ -109,8 +109,9 @@ def release_gpus(context: ReconcileContext, *, failed: bool) -> StepResult:
     if failed:
         status = status.replace(finished_at=context.now, next_launch_at=None)
         times, end = status.counted_restarts, final_end(context)
-        why, message = JobReason.FAILURE_POLICY, f"failurePolicy.failOn: {describe(end) if end else ''}"
-        if end is None or times > limit:
+        if end is not None and times <= limit:
+            why, message = JobReason.FAILURE_POLICY, f"failurePolicy.failOn: {describe(end)}"
+        else:
             why = JobReason.BACKOFF_LIMIT_EXCEEDED
             message = f"failed {times} times, backoffLimit={limit}; last: {ending.message}"
         status = with_condition(context, status, JobCondition.FAILED, True, why, message)
