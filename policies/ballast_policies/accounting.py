@@ -37,7 +37,7 @@ LEAST_PART = 1e-15
 
 
 def jobs_alike(weight: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """How many jobs of each ``weight`` (m,) would fill a cluster that jobs of ``weights`` (n,) share.
+    """Number of jobs of each ``weight`` (m,) that would fill a cluster that jobs of ``weights`` (n,) share.
 
     Sum of ``weights`` / ``weight``: exactly n where all are equal.
     """

@@ -106,7 +106,7 @@ class Registry(Mapping[str, Row], Generic[Row]):
         return tuple(name for name, row in self.builtin.items() if holds(row))
 
     def why_unknown(self, name: str) -> str:
-        """Why ``name`` cannot be used, as text: refused, or not registered at all."""
+        """Reason that ``name`` cannot be used, as text: refused, or not registered at all."""
         if name in self.refused:
             return self.refused[name]
         known = {other.lower(): other for other in self}

@@ -131,7 +131,7 @@ class GangSizes:
         )
 
     def too_many_sizes(self, largest: int) -> str | None:
-        """Why the job cannot be asked on a cluster where its largest gang has ``largest`` GPUs, or None."""
+        """Reason that a gang of up to ``largest`` GPUs has too many sizes for the job's policy, or None."""
         if self.sizes is None and self.speedup is None and largest > MOST_SIZES:
             return f"all numbers of GPUs up to {largest:,} are more than {MOST_SIZES:,}. To fix: list some"
         return None

@@ -121,7 +121,7 @@ class _Search:
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of columns."""
         return sum(map(len, self.known.values()))
 
     def posed(self) -> Problem:

@@ -236,7 +236,7 @@ class PlannedGang:
 
 
 class _Search:
-    """What is known of a job's plans; a gang's shapes are looked at when the cluster is known."""
+    """Cache of a job's plans; a gang's shapes are computed when the cluster is known."""
 
     def __init__(self, gang: PlannedGang) -> None:
         # The order of the ranks.
@@ -606,7 +606,7 @@ class _Loads:
         self.seconds_after = self._least(self._sums[-1] - self._sums)
 
     def ratio(self, scaled: Mapping[str, np.ndarray]) -> np.ndarray:
-        """What every layer takes at least of what it takes in the profile, by row of :func:`_scaled`."""
+        """Least ratio of any layer's time to its time in the profile, by row of :func:`_scaled`."""
         timed = self._seconds > 0
         here = scaled["forward_seconds"] + scaled["backward_seconds"]
         least: np.ndarray = (here[:, timed] / self._seconds[timed]).min(axis=1)
@@ -653,7 +653,7 @@ class _Loads:
 
 
 def _largest(values: np.ndarray, ranks: int) -> float:
-    """What the rank with the most of some layers' values has at least: it is one of L / p layers."""
+    """Lower bound of the most that one of the ranks has of some layers' values: it is one of L / p layers."""
     sums, run = sums_of(values), -(-len(values) // ranks)
     return max(float(sums[-1]) / ranks, float(values.max()), float((sums[run:] - sums[:-run]).min()))
 

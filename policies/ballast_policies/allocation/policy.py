@@ -134,7 +134,7 @@ CLOCK = (Reads.ELAPSED, Reads.ISOLATED_ELAPSED, Reads.DEADLINES)
 
 
 class SpaceSharing(enum.StrEnum):
-    """Whether pairs of jobs on the same GPUs are used."""
+    """Use of pairs of jobs on the same GPUs."""
 
     ALLOWED = "yes"
     """Used where asked for."""
@@ -145,7 +145,7 @@ class SpaceSharing(enum.StrEnum):
 
 
 class Surplus(enum.StrEnum):
-    """Which elastic gang gets the GPUs that are left when every gang that runs has its least size."""
+    """Order in which elastic gangs get the GPUs left when every gang that runs has its least size."""
 
     LEVEL = "level"
     """The one that has least of what it would have on 1/n of the GPUs, by weight."""

@@ -70,7 +70,7 @@ class Configuration:
         return sum(self.gpus.values())
 
     def fits(self, capacity: Mapping[str, int]) -> bool:
-        """Whether there are GPUs enough of each type, if no other job has any."""
+        """True if there are enough GPUs of each type for the gang alone."""
         return all(count <= capacity.get(gpu_type, 0) for gpu_type, count in self.gpus.items() if count)
 
 

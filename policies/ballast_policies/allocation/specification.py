@@ -89,7 +89,7 @@ def max_min_fairness_per_dollar(view: ClusterView) -> Any:
 
 
 def fair_shares(view: ClusterView) -> Any:
-    """What ``strategy-proof`` begins with; each job then gives up the part that it takes from the others."""
+    """First program of ``strategy-proof``; each job then gives up the part that it takes from the others."""
     relative = cp.multiply(1 / view.speeds.max(axis=1), view.throughput)
     return cp.Maximize(cp.sum(cp.multiply(view.weights, cp.log(relative))))
 

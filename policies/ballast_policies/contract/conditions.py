@@ -41,11 +41,11 @@ class Term:
     __hash__ = object.__hash__
 
     def is_in(self, names: Iterable[Any]) -> "Condition":
-        """Whether it is one of these."""
+        """Condition that the term is one of these."""
         return Membership(self, tuple(names))
 
     def is_not_in(self, names: Iterable[Any]) -> "Condition":
-        """Whether it is none of these."""
+        """Condition that the term is none of these."""
         return Membership(self, tuple(names), negated=True)
 
     def value(self, of: Any) -> Any:
@@ -115,7 +115,7 @@ class Arithmetic(Term):
 
 
 class Condition:
-    """Whether something holds of a configuration."""
+    """Statement about a configuration, which holds or not."""
 
     def __or__(self, other: "Condition") -> "Condition":
         return AnyOf((self, other))
@@ -124,7 +124,7 @@ class Condition:
         return AllOf((self, other))
 
     def holds(self, of: Any) -> bool:
-        """Whether it holds; comparisons with a field that is not set do."""
+        """True if it holds; comparisons with a field that is not set do."""
         raise NotImplementedError
 
     def fields(self) -> Iterator[str]:
@@ -153,7 +153,7 @@ class Comparison(Condition):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Membership(Condition):
-    """Whether a term is one of some names; ``negated``: none of them."""
+    """A term is one of some names; ``negated``: none of them."""
 
     term: Term
     names: tuple[Any, ...]
@@ -171,7 +171,7 @@ class Membership(Condition):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Presence(Condition):
-    """Whether a field is set (``expected``), or is not."""
+    """A field is set (``expected``), or is not."""
 
     path: str
     expected: bool
@@ -192,25 +192,25 @@ class _Parts(Condition):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AnyOf(_Parts):
-    """Whether one of the parts holds."""
+    """One of the parts holds."""
 
     def holds(self, of: Any) -> bool:
-        """Whether one does."""
+        """True if one does."""
         return any(part.holds(of) for part in self.parts)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AllOf(_Parts):
-    """Whether all parts hold."""
+    """All parts hold."""
 
     def holds(self, of: Any) -> bool:
-        """Whether all do."""
+        """True if all do."""
         return all(part.holds(of) for part in self.parts)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Items(Condition):
-    """Whether all items of a list are a constant, as an empty list's are; ``negated``: whether one is not."""
+    """All items of a list are a constant (true of an empty list); ``negated``: not all of them are."""
 
     path: str
     constant: Any
@@ -223,7 +223,7 @@ class Items(Condition):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AtDefaults(Condition):
-    """Whether every field has its default, or is not set; ``leaves``: (dotted path, default)."""
+    """Every field has its default, or is not set; ``leaves``: (dotted path, default)."""
 
     leaves: tuple[tuple[str, Any], ...]
 
@@ -235,7 +235,7 @@ class AtDefaults(Condition):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cel(Condition):
-    """What only CEL's own words say: of sizes, maps, and the object before an update.
+    """Statement that only CEL can express: of sizes, maps, and the object before an update.
 
     Attributes:
         expression: over ``self`` and ``oldSelf``.
@@ -254,12 +254,12 @@ at = Field
 
 
 def given(path: str) -> Condition:
-    """Whether the field at ``path`` is set."""
+    """Condition that the field at ``path`` is set."""
     return Presence(path, True)
 
 
 def absent(path: str) -> Condition:
-    """Whether the field at ``path`` is not set."""
+    """Condition that the field at ``path`` is not set."""
     return Presence(path, False)
 
 
@@ -280,7 +280,7 @@ class _OfRows(Condition):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RowFact(_OfRows):
-    """Whether the registry's row of the name at ``path`` satisfies ``predicate``."""
+    """The registry's row of the name at ``path`` satisfies ``predicate``."""
 
     def holds(self, of: Any) -> bool:
         """Look the row up."""
@@ -294,7 +294,7 @@ class RowFact(_OfRows):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ItemRows(_OfRows):
-    """Whether the rows of the names in field ``item`` of the list at ``path`` all satisfy ``predicate``."""
+    """The rows of the names in field ``item`` of the list at ``path`` all satisfy ``predicate``."""
 
     item: str
 
@@ -306,7 +306,7 @@ class ItemRows(_OfRows):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What has to hold of several fields together.
+    """Requirement on several fields together.
 
     Attributes:
         condition: a :class:`Condition`, or a function where CEL cannot express it: then the API server does
@@ -335,7 +335,7 @@ class Rule:
         return f"{self.reason}. To fix: {self.fix}"
 
     def problem(self, of: Any) -> Problem | None:
-        """What is wrong with a configuration, with the values that the rule read; None: it holds."""
+        """Problem of a configuration, with the values that the rule read; None: it holds."""
         holds = self.condition.holds if isinstance(self.condition, Condition) else self.condition
         if holds(of):
             return None

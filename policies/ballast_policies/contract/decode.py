@@ -187,7 +187,7 @@ def _whole(digits: str) -> Any:
 
 
 def _faults(value: Any, path: str, depth: int, budget: Iterator[int]) -> Iterator[Problem]:
-    """What JSON cannot say in a value of Python's: keys and leaves of other types, halves of characters."""
+    """Values that JSON cannot express: keys and leaves of other types, halves of characters."""
     if next(budget, None) is None:
         raise ContractError(
             Problem(path, f"more than {_MOST_VALUES} values. To fix: fewer, or fewer aliases of YAML")
@@ -334,7 +334,7 @@ def _fields(kind: Any, spelling: Spelling) -> dict[str, Any] | None:
 
 
 def _null(detail: Any, place: _Place) -> bool:
-    """Whether a null stands where its field has none, which means the same as the field left out."""
+    """True if a null stands where its field has none, which means the same as the field left out."""
     return detail["input"] is None and place.siblings is not None and detail["type"] not in _NO_FIELD
 
 

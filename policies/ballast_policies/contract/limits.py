@@ -62,7 +62,7 @@ class Limits:
     depth: int = 32
 
     def problem(self, text: str) -> str:
-        """Why the text is not read at all; empty: it is."""
+        """Reason that the text is refused; empty: it is read."""
         size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
         if size > self.most_bytes:
             return f"{size} bytes, above {self.most_bytes}"
@@ -91,7 +91,7 @@ _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def nested_deeper(text: str, depth: int) -> bool:
-    """Whether brackets outside of strings are nested deeper than ``depth``.
+    """True if brackets outside of strings are nested deeper than ``depth``.
 
     Each round takes the innermost pairs away: a text that is not too deep ends soon, without a loop in Python
     over its brackets. What is left after ``depth`` rounds is deeper, or no JSON.
@@ -124,7 +124,7 @@ def _deepest(brackets: bytes) -> int:
 
 
 def value_deeper(value: Any, depth: int) -> bool:
-    """Whether objects and lists inside a value are nested deeper than ``depth``."""
+    """True if objects and lists inside a value are nested deeper than ``depth``."""
     level = [value]
     for _ in range(depth + 1):
         # By identity: YAML may refer to one value many times.

@@ -214,7 +214,7 @@ def read_finished_step(text: str) -> int:
 
 
 def read_end_reason(text: str) -> str:
-    """Why a job ends before its last step, as the annotation ``ballast.dev/end-reason`` has it.
+    """Reason that a job ends before its last step, from the annotation ``ballast.dev/end-reason``.
 
     Raises:
         ContractError: it is empty, or longer than a reason may be.
@@ -240,7 +240,7 @@ class ExitCode(enum.IntEnum):
 
 
 class ExitReason(enum.StrEnum):
-    """Why the process ended; the ``reason`` of the termination message."""
+    """Reason that the process ended; the ``reason`` of the termination message."""
 
     FINISHED = "Finished"
     RELEASED = "Released"

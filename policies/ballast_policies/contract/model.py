@@ -111,7 +111,7 @@ class _Mark:
         return value
 
     def reason(self, value: Any) -> str:
-        """Why the field cannot have the value; empty: it can."""
+        """Reason that the field cannot have the value; empty: it can."""
         raise NotImplementedError
 
 
@@ -185,7 +185,7 @@ Arguments = Annotated[Mapping[str, Any], AfterValidator(_shallow)]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class InCluster:
-    """What a TrainingJob asks of the field, beyond the trainer.
+    """Requirements of a TrainingJob on the field, beyond the trainer's.
 
     Attributes:
         required: it has to be set; the trainer alone has a default.
@@ -208,7 +208,7 @@ def mark_of(kind: type[Model], name: str, mark: type[Any]) -> Any:
 def cluster_problems(
     kind: type[Model], given: Mapping[str, Any], whole: Mapping[str, Any] | None = None
 ) -> Iterator[Problem]:
-    """What a TrainingJob has to set beyond what the trainer needs: the operator plans gangs by it.
+    """Fields that a TrainingJob has to set beyond what the trainer needs: the operator plans gangs by them.
 
     Args:
         kind: of the configuration.

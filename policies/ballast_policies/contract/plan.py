@@ -26,7 +26,7 @@ from ballast_policies.contract.model import Model
 
 
 class Directive(enum.StrEnum):
-    """What the ranks are to do on reaching the plan's epoch."""
+    """Instruction to the ranks on reaching the plan's epoch."""
 
     RUN = "run"
     """Train with these ranks: a launch."""

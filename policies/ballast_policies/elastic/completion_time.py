@@ -31,7 +31,7 @@ class ElasticPolicy(Protocol):
 
     @property
     def every_round(self) -> bool:
-        """Whether it is asked at each round, not only when jobs have arrived or ended."""
+        """True if it is asked at each round, not only when jobs have arrived or ended."""
         ...
 
     def __call__(self, jobs: Sequence[JobState], now: float) -> list[Configuration | None]:
@@ -66,7 +66,7 @@ ELASTIC_POLICIES: Registry[ElasticPolicyKind] = Registry(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Preference:
-    """How configurations are weighed.
+    """Weights of the comparison of configurations.
 
     Attributes:
         exponent: p, 0 to 1 exclusive: how well jobs are taken to scale when they are ranked.
@@ -182,7 +182,7 @@ class CompletionTime:
 
 
 def hesrpt_weights(left: Sequence[float], weights: Sequence[float], exponent: float) -> list[float]:
-    """What each job's progress is worth, by its rank among the times left for its weight (heSRPT).
+    """Worth of each job's progress, by its rank among the times left for its weight (heSRPT).
 
     Args:
         left: s, of each job at its unit of speed.

@@ -104,7 +104,7 @@ class ElasticCluster:
         return {gpu_type: nodes * self.gpus_per_node[gpu_type] for gpu_type, nodes in self.nodes.items()}
 
     def fits(self, counts: Mapping[str, list[int]]) -> bool:
-        """Whether jobs of these sizes (GPU type -> GPUs each) find consolidated places side by side.
+        """True if jobs of these sizes (GPU type -> GPUs each) find consolidated places side by side.
 
         A job takes whole nodes and has its remainder on one more; remainders are packed largest first,
         each where the least room is left (best fit decreasing), which may miss a packing that exists.
@@ -112,7 +112,7 @@ class ElasticCluster:
         return all(self._fits(gpu_type, sizes) for gpu_type, sizes in counts.items())
 
     def always_fits(self, gpu_type: str, gpus: int) -> bool:
-        """Whether sizes like this one find places side by side wherever there are GPUs enough.
+        """True if sizes like this one find places side by side wherever there are enough GPUs.
 
         Whole nodes, and powers of two that divide a node.
         """

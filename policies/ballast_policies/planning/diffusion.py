@@ -113,7 +113,7 @@ class _Direction:
                         yield chain
 
     def _tables(self, bounds: Bounds, largest: float, until: int) -> tuple[np.ndarray, np.ndarray]:
-        """Where ranks may end and begin in a chain that ends at rank ``until`` or later; shapes (p, L + 1).
+        """Limits of a rank's layers in a chain that ends at rank ``until`` or later; shapes (p, L + 1).
 
         By rank and first layer, where its layers end at the latest; by rank and layer, the last layer up to
         that one at which the rank may begin so that it and those after it have room, or -1.

@@ -28,7 +28,7 @@ UNLIMITED_BYTES = 2.0**62
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRanks:
-    """What is known of the ranks of a launch.
+    """Placement, memory and speed of the ranks of a launch.
 
     Attributes:
         placement: rank of each stage, in the order of the layers.

@@ -255,7 +255,7 @@ class _Problem:
         return StageBytes(self._sums, self.form)
 
     def _stage_bytes(self) -> TakenBytes:
-        """What layers take as a stage; of several stages a rank, without what is there for a moment."""
+        """Bytes that layers take as a stage; of several stages a rank, without temporary ones."""
         if self._one_stage_a_rank:
             return self._one_stage.taken
         held = np.asarray(self.profile.held_bytes, dtype=float)
@@ -371,7 +371,7 @@ def _badness(arrangement: Arrangement | None) -> tuple[float, ...]:
 def _swapped(
     starts: Sequence[Sequence[str]], arranged: Callable[[Sequence[str]], Arrangement | None]
 ) -> list[Arrangement | None]:
-    """Where swapping two types leads from each start."""
+    """Best arrangement that swapping two types reaches from each start."""
     found = []
     for start in starts:
         order, best = tuple(start), arranged(start)

@@ -136,7 +136,7 @@ def recomputed_bytes(
 
 
 def zero_shares(zero_stage: int, replicas: int) -> tuple[int, int, int]:
-    """How many replicas have a part each of the optimizer's state, the gradients and the weights."""
+    """Number of replicas that have a part each of the optimizer's state, the gradients and the weights."""
     first, second, third = (replicas if zero_stage >= stage else 1 for stage in (1, 2, 3))
     return first, second, third
 

@@ -13,7 +13,7 @@ TakenBytes = Callable[[int | np.ndarray, int | np.ndarray, int | np.ndarray], np
 
 
 def taken_by_sums(sums: np.ndarray) -> TakenBytes:
-    """What adds up over layers; [rank, j]: bytes of the first j layers, shape (p, L + 1)."""
+    """Bytes as sums over layers; [rank, j]: bytes of the first j layers, shape (p, L + 1)."""
     return lambda rank, first, end: np.asarray(sums[rank, end] - sums[rank, first])
 
 
@@ -62,7 +62,7 @@ class RankCapacity:
         return self.memory_array(ranks) - (0.0 if self.reserved is None else np.asarray(self.reserved))
 
     def weights(self, layers: int) -> np.ndarray:
-        """What moving each layer costs, shape (L,): its bytes, or 1 where they are unknown."""
+        """Cost of moving each layer, shape (L,): its bytes, or 1 where they are unknown."""
         return np.ones(layers) if self.layer_bytes is None else np.asarray(self.layer_bytes, dtype=float)
 
     def cumulative_bytes(self, layers: int, ranks: int) -> np.ndarray:
@@ -80,7 +80,7 @@ class RankCapacity:
         return sums
 
     def taken(self, layers: int, ranks: int) -> "TakenBytes":
-        """What stages take of the ranks' memory, by formula or as the sum of their layers; 0: no limit."""
+        """Bytes of the ranks' memory that stages take, by formula or as a sum of layers; 0: no limit."""
         if self.memory is not None and self.stage_bytes is not None:
             return self.stage_bytes.taken
         return taken_by_sums(self.cumulative_bytes(layers, ranks))
@@ -91,7 +91,7 @@ class RankCapacity:
         return taken(np.arange(partition.ranks), bounds[:-1], bounds[1:])
 
     def fits(self, partition: Partition) -> bool:
-        """Whether every rank can hold its layers."""
+        """True if every rank can hold its layers."""
         limits = self.memory_array(partition.ranks) * ROUNDING
         return bool((self.bytes_taken(partition) <= limits).all())
 

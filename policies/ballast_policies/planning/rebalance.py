@@ -15,7 +15,7 @@ from ballast_policies.planning.step_time import predict_step_seconds
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RebalanceDecision:
-    """What to do, and why.
+    """Decision about a rebalance, with its reason.
 
     Attributes:
         rebalance: True: move to ``partition``.
@@ -107,7 +107,7 @@ def _step_seconds(
 def _pays(
     moves: int, before: float, after: float, *, cost: float, min_gain: float, horizon_steps: int
 ) -> tuple[bool, str]:
-    """Whether moving pays for itself, and the reason."""
+    """True if moving pays for itself, and the reason."""
     gain = (before - after) / before if before > 0 else 0.0
     if not moves or gain <= 0:
         return False, "no other partition is faster"

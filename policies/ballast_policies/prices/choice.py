@@ -56,7 +56,7 @@ class Situation:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Preferences:
-    """How cautious the choice is.
+    """Preferences between price and risk.
 
     Attributes:
         restart: costs of starting, saving and losing machines.
@@ -168,7 +168,7 @@ def seconds_on_demand(situation: Situation, options: Options, restart: RestartCo
 
 
 def _must_be_sure(situation: Situation, options: Options, preferences: Preferences) -> bool:
-    """Whether this is the last review from which an on-demand machine surely keeps the deadline.
+    """True if this is the last review from which an on-demand machine surely keeps the deadline.
 
     Until the next review nothing may get done, and work since the last checkpoint may be lost; then a
     machine has to start.
@@ -181,7 +181,7 @@ def _must_be_sure(situation: Situation, options: Options, preferences: Preferenc
 
 
 def _may_start(best: int, situation: Situation, options: Options, preferences: Preferences) -> bool:
-    """Whether the deadline stays safe through the start-up there, and the save before it."""
+    """True if the deadline stays safe through the start-up there, and the save before it."""
     if situation.seconds_to_deadline is None or not options.spot[best]:
         return True
     restart = preferences.restart
@@ -251,7 +251,7 @@ def _carrying(
 def _waits(
     situation: Situation, options: Options, preferences: Preferences, cost: np.ndarray, useful: np.ndarray
 ) -> bool:
-    """Whether spot machines that cannot be had now are worth waiting for.
+    """True if spot machines that cannot be had now are worth waiting for.
 
     Before a deadline they are where all that can be had costs more a step: twice as much while the slack is
     little more than what is kept of it, less where there is more to wait in.
@@ -281,7 +281,7 @@ def _worth_moving(
     rate: np.ndarray,
     best: int,
 ) -> bool:
-    """Whether the expected saving is ``hysteresis`` times the cost of the move: save, carry, start."""
+    """True if the expected saving is ``hysteresis`` times the cost of the move: save, carry, start."""
     at, restart = situation.at, preferences.restart
     left = situation.steps / rate[best] / 3600.0
     lasts = _lifetime_hours(options, preferences, best)
@@ -298,7 +298,7 @@ def _worth_moving(
 
 
 def _lifetime_hours(options: Options, preferences: Preferences, k: int) -> float:
-    """How long an offer is expected to be there.
+    """Hours that an offer is expected to last.
 
     Lives of spot machines have long tails: what comes and goes is expected to last as long again as it has,
     so a job that runs elsewhere lets it prove itself first.

@@ -239,7 +239,7 @@ LONGEST_TOKEN = 4096
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SkuPage:
-    """What a page has.
+    """Content of a page.
 
     Attributes:
         prices: id of a SKU that was looked for -> price of an hour; or why it cannot be used.

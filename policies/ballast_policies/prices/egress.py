@@ -43,7 +43,7 @@ NO_DATA_PRICES = DataPrices()
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobData:
-    """What a job reads, and from where.
+    """Data that a job reads, and their region.
 
     Attributes:
         region: where its data is.

@@ -20,7 +20,7 @@ MOST_PRICE = 1e6
 
 
 class FeedProblem(enum.StrEnum):
-    """Why a feed has no price that is new, good and recent."""
+    """Reason that a feed has no price that is new, good and recent."""
 
     MISSING = "missing"
     UNAVAILABLE = "unavailable"
@@ -51,7 +51,7 @@ class FeedPrice:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What is known after a look at a feed.
+    """Result of reading a feed.
 
     Attributes:
         known: the last good price; None: there was none yet.

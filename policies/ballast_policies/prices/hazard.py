@@ -96,7 +96,7 @@ def daly_interval(checkpoint_seconds: float, mean_seconds_between_failures: floa
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RestartCosts:
-    """What moves and preemptions cost a job.
+    """Costs of moves and preemptions to a job.
 
     Attributes:
         startup_seconds: from the request for a machine to the first step: it is paid, and nothing is trained.

@@ -25,7 +25,7 @@ LEAST_OF_ON_DEMAND = 0.02
 
 
 def is_plausible(usd: float, on_demand_usd: float | None) -> bool:
-    """Whether a spot price can be true: from a fiftieth to twice the on-demand price, where it is known."""
+    """True if a spot price can be true: from a fiftieth to twice the on-demand price, where it is known."""
     if not (math.isfinite(usd) and usd > 0):
         return False
     return on_demand_usd is None or LEAST_OF_ON_DEMAND <= usd / on_demand_usd <= MOST_ABOVE_ON_DEMAND

@@ -12,7 +12,7 @@ from ballast_policies.prices.hazard import RestartCosts, checkpoint_interval
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Options:
-    """What a job could rent now; (k,) arrays.
+    """Options that a job could rent now; (k,) arrays.
 
     Attributes:
         speed: steps/s of the gang; 0 where it cannot run.

@@ -45,7 +45,7 @@ SeenFailure = tuple[Cause, Why, tuple[str, ...]]
 
 
 def seen_failure(seen: Observed) -> SeenFailure | None:
-    """Why the gang cannot continue, or None.
+    """Failure that keeps the gang from continuing, or None.
 
     A rank that dies takes others with it, and their ends may be seen first. Where only ranks that lost a
     peer have ended, the first cause is waited for (:attr:`Observed.settling`).
@@ -156,7 +156,7 @@ def lost_in_place(seen: Observed, state: State) -> SeenFailure | None:
 
 
 def leaving_nodes(seen: Observed, state: State) -> SeenFailure | None:
-    """Why a gang that needs nodes which are about to go has to end now; None: it continues, or none goes.
+    """Reason that a gang on nodes about to go has to end now; None: it continues, or none goes.
 
     With survivors it shrinks onto them, live. Otherwise it saves as soon as it is given other GPUs, and at
     the latest when there is just the time.
@@ -171,7 +171,7 @@ def leaving_nodes(seen: Observed, state: State) -> SeenFailure | None:
 
 
 def _may_be_lost(seen: Observed, state: State) -> bool:
-    """Whether the others go on in place without the pods that go, should these end before they have left."""
+    """True if the others go on in place without the pods that go, should these end before they have left."""
     plan = seen.gang_plan
     if not seen.copies or plan is None:
         return False
@@ -213,7 +213,7 @@ def next_move(seen: Observed) -> Decision:
 
 
 def _interruption(seen: Observed, state: State) -> End | None:
-    """Why a launch that is not ending yet has to end, whatever is under way."""
+    """Reason that a launch that is not ending yet has to end, whatever is under way."""
     gang, offer = seen.gang, seen.offer
     if gang is None or gang.ending is not None or state is State.ENDED:
         return None
@@ -310,12 +310,12 @@ def _training(seen: Observed) -> Move:
 
 
 def _splits(plan: WrittenPlan, proposal: ProposedShrink) -> bool:
-    """Whether the proposal is one that the job wants, and splits the pods of the plan."""
+    """True if the proposal is one that the job wants, and splits the pods of the plan."""
     return proposal.wanted and not named_pods_error(plan.pods, proposal.kept, proposal.released)
 
 
 def _may_grow(seen: Observed, gang: Gang, plan: WrittenPlan) -> bool:
-    """Whether the allocator offers GPUs to this very gang, and it is in a state to take them."""
+    """True if the allocator offers GPUs to this very gang, and it is in a state to take them."""
     offer = seen.offer
     if offer is None or offer.kind is not Action.KEEP or offer.launch != gang.launch:
         return False

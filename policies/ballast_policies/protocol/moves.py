@@ -31,7 +31,7 @@ class State(enum.StrEnum):
 
 
 class Why(enum.StrEnum):
-    """What was seen that ends a launch or gives up a growth."""
+    """Observation that ends a launch or gives up a growth."""
 
     DONE = "Done"
     SUSPENDED = "Suspended"
@@ -55,7 +55,7 @@ class Why(enum.StrEnum):
 
 
 class WaitFor(enum.StrEnum):
-    """What a job waits for."""
+    """State or event that a job waits for."""
 
     OLD_PODS = "OldPods"
     RESUME = "Resume"
@@ -213,7 +213,7 @@ class Decision:
 
     @property
     def needs_fresh_view(self) -> bool:
-        """Whether it may be carried out only if a fresh look at the job's pods and its lease shows the same.
+        """True if it needs a fresh look at the job's pods and its lease that shows the same.
 
         An answer to the creation of a pod may have been lost and the watch may be late: then a pod exists
         that was not observed, and its GPU is not free. And the trainer may have finished before its pods

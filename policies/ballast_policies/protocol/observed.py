@@ -9,7 +9,7 @@ from ballast_policies.contract.plan import Directive
 
 
 class Cause(enum.StrEnum):
-    """Why a launch ended or has to end; keys of ``status.restarts``."""
+    """Cause of a launch's end; keys of ``status.restarts``."""
 
     COMPLETED = "Completed"
     """All steps are done."""
@@ -69,7 +69,7 @@ class Cause(enum.StrEnum):
 
 
 class Phase(enum.StrEnum):
-    """How far a pod is."""
+    """Phase of a pod."""
 
     PENDING = "Pending"
     """It does not run yet, or has no address yet."""
@@ -79,7 +79,7 @@ class Phase(enum.StrEnum):
 
 
 class Failure(enum.StrEnum):
-    """How a pod failed."""
+    """Kind of a pod's failure."""
 
     AT_FAULT = "AtFault"
     """By the user's model, data, configuration or memory."""
@@ -171,7 +171,7 @@ class ProposedShrink:
 
 
 class Action(enum.StrEnum):
-    """What the allocator wants of a job's gang."""
+    """Action that the allocator wants of a job's gang."""
 
     KEEP = "keep"
     """Continue where it runs."""
@@ -200,7 +200,7 @@ class Offer:
 
 
 class Deadline(enum.StrEnum):
-    """What is waited for no longer than a limit."""
+    """Wait that has a limit."""
 
     PAUSE = "Pause"
     """After a failure, before the next launch."""
@@ -304,7 +304,7 @@ class Observed:
         return well >= set(gang.pods)
 
     def may_start(self, pod: Pod) -> bool:
-        """Whether the first plan may name the pod; a short script may have ended by then."""
+        """True if the first plan may name the pod; a short script may have ended by then."""
         return pod.ready or (self.script and pod.phase is Phase.SUCCEEDED and not pod.leaving)
 
     @property

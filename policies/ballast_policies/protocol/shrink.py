@@ -45,7 +45,7 @@ def shrink_for_drain(seen: Observed, plan: WrittenPlan) -> Move:
 
 
 def are_left(seen: Observed, plan: WrittenPlan, going: Collection[str]) -> bool:
-    """Whether the gang can train on with its survivors, and ``going`` are none of them."""
+    """True if the gang can train on with its survivors, and ``going`` are none of them."""
     kept, first = seen.survivors, plan.pods[0]
     # Rank 0 leads a change of size, and is another process only where its own is gone.
     led = first in kept[:1] or not any(pod.name == first and pod.answers for pod in seen.gang_pods)
@@ -66,7 +66,7 @@ def asked_to_keep(seen: Observed, gang: Gang, plan: WrittenPlan) -> tuple[str, .
 
 
 def named_pods_error(pods: Sequence[str], kept: Sequence[str], released: Sequence[str]) -> str:
-    """Why a proposal's pods are not a split of the plan's ``pods``, as text; empty: they are."""
+    """Reason that a proposal's pods are not a split of the plan's ``pods``, as text; empty: they are."""
     named = sorted((*kept, *released))
     if named != sorted(pods):
         return f"the proposal names {named}, the plan's pods are {sorted(pods)}"
@@ -79,7 +79,7 @@ def named_pods_error(pods: Sequence[str], kept: Sequence[str], released: Sequenc
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RepackLimits:
-    """What a job's spec and its launch allow a repack.
+    """Limits of a job's spec and its launch on a repack.
 
     Attributes:
         repack: of the spec.
@@ -95,7 +95,7 @@ class RepackLimits:
 
 
 def proposal_error(plan: Plan, proposal: Proposal, limits: RepackLimits) -> str:
-    """Why a trainer's proposal for ``plan`` cannot be accepted, with numbers; empty: it can."""
+    """Reason to refuse a trainer's proposal for ``plan``, with numbers; empty: it is accepted."""
     repack, each = limits.repack, limits.ranks_per_position
     kept = len(proposal.kept_pods) * limits.gpus_per_pod
     if not repack.enabled:
@@ -129,7 +129,7 @@ def proposal_error(plan: Plan, proposal: Proposal, limits: RepackLimits) -> str:
 
 
 def _stages_error(plan: Plan, proposal: Proposal, kept: int, limits: RepackLimits) -> str:
-    """Why the proposal's stages do not partition the model over the ``kept`` ranks; empty: they do."""
+    """Reason that the proposal's stages do not partition the model over ``kept`` ranks; empty: they do."""
     stages = proposal.stages
     if not stages:
         return ""  # the trainer chooses

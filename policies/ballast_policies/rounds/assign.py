@@ -106,7 +106,7 @@ class _Assignment:
         self._staying.sort()
 
     def asks(self, at: int) -> NodeRequest:
-        """What the gang asks of its nodes."""
+        """Request of the gang for its nodes."""
         return self._question.asks_of(self.granted[at][0])
 
     def place(self, at: int) -> bool:

@@ -84,7 +84,7 @@ class Claims:
     gpus: np.ndarray
 
     def __len__(self) -> int:
-        """How many claims."""
+        """Number of claims."""
         return len(self.job)
 
     def take(self, positions: np.ndarray) -> "Claims":

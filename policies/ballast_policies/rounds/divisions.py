@@ -80,7 +80,7 @@ def open_nodes(gang: MixedGang, ledger: Ledger, *, to_come: bool = False) -> dic
 
 
 def room_on(nodes: Mapping[str, Sequence[Node]], gang: MixedGang, ledger: Ledger) -> Room:
-    """What is left of them for whole pods of the gang; ``nodes``: by pool."""
+    """GPUs left on them for whole pods of the gang; ``nodes``: by pool."""
     return {
         pool: (there[0].gpu_type, sum(ledger.left[n.name] // gang.per_pod * gang.per_pod for n in there))
         for pool, there in nodes.items()
@@ -88,7 +88,7 @@ def room_on(nodes: Mapping[str, Sequence[Node]], gang: MixedGang, ledger: Ledger
 
 
 def waits_for(gang: MixedGang, ledger: Ledger) -> str:
-    """What a gang lacks that waits for GPUs of several pools."""
+    """GPUs that a gang lacks that waits for several pools, as text."""
     room = room_on(open_nodes(gang, ledger, to_come=True), gang, ledger)
     types = {node.pool: node.gpu_type for node in ledger.nodes.values() if gang.relative(node.gpu_type) > 0}
     has = [f"{room.get(pool, ('', 0))[1]} {kind} free in pool {pool}" for pool, kind in sorted(types.items())]

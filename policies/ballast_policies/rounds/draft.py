@@ -27,7 +27,7 @@ TOLD_APART = "#"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a job is where it is, told once it is known where that is.
+    """Reason for a job's placement, completed once the placement is known.
 
     Attributes:
         lead: what comes before the job's GPUs, which come before the reason; None: the reason stands alone.
@@ -53,7 +53,7 @@ class Reason:
 
 
 def explain_placement(*, share: float, received_fraction: float, extended: bool) -> Reason:
-    """Why a gang got its GPUs."""
+    """Reason for the GPUs that a gang got."""
     lead = "stays on " if extended else ""
     if share > 0:
         return Reason(f"its share there is {share:.0%} of the time, it has had {received_fraction:.0%}", lead)
@@ -83,7 +83,7 @@ def explain_waiting(
     kept_for: Mapping[str, str],
     asks: NodeRequest = ANY_NODES,
 ) -> str:
-    """What a waiting gang lacks.
+    """Reason that a gang waits, as text.
 
     ``rooms``: the pools after the decision; ``kept_for``: pool -> job for which its free GPUs are kept.
     """
@@ -118,7 +118,7 @@ def explain_waiting(
 
 
 class Explained:
-    """What gangs that wait lack after a decision: of thousands most ask for the same."""
+    """Reasons of the gangs that wait after a decision, shared: of thousands most ask for the same."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Explained:
         self._known: dict[tuple[object, ...], Reason] = {}
 
     def waiting(self, job: Job) -> Reason:
-        """What the gang lacks."""
+        """Reason that the gang waits."""
         asks = self._question.asks_of(job.name)
         if job.name in self._served:  # its text alone does not name it
             return Reason(explain_waiting(job, self._rooms, self._kept_for, asks))
@@ -198,7 +198,7 @@ class Draft:
 
     @functools.cached_property
     def changes(self) -> Changes:
-        """What becomes of the jobs of the question, in their order, and of others that run."""
+        """Changes of the jobs of the question, in their order, and of others that run."""
         found: dict[str, list[str]] = {field.name: [] for field in dataclasses.fields(Changes)}
         ran, names = self.question.state.running, [job.name for job in self.question.jobs]
         for name in (*names, *sorted(ran.keys() - set(names))):

@@ -365,7 +365,7 @@ def _wins(
     sizes: SizeSettings,
     settings: RoundSettings,
 ) -> bool:
-    """Whether gangs should pass GPUs on: what that wins is worth more than the pauses that it costs."""
+    """True if gangs should exchange GPUs: the gain is worth more than the pauses that it costs."""
     stay = max(1.0, sizes.stay_rounds * settings.round_seconds)
     changed = []
     for at, seat in enumerate(seats):

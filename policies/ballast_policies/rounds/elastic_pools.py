@@ -85,7 +85,7 @@ class _ReachableSizes:
 
     @property
     def exhausted(self) -> bool:
-        """Whether as many gangs have been worked out as one decision has time for."""
+        """True if as many gangs have been examined as one decision has time for."""
         return self._left <= 0
 
     def gpus(self, pool: str) -> int:
@@ -116,7 +116,7 @@ class _ReachableSizes:
         return self._gpus[pool] - sum(self.sizes(pool).values())
 
     def has_room(self, pool: str, gpus: int) -> bool:
-        """Whether there are as many GPUs beyond the least sizes of the gangs there."""
+        """True if there are as many GPUs beyond the least sizes of the gangs there."""
         return self._gpus[pool] - self._least[pool] >= gpus
 
     def typical_size(self, pool: str, entrant: _PoolCandidate) -> int:
@@ -132,7 +132,7 @@ class _ReachableSizes:
         return self._about[pool]
 
     def wins(self, name: str, origin: str, target: str, entrant: _PoolCandidate) -> float:
-        """What the policy wins, as a fraction, if the gang goes from one pool to another.
+        """Gain of the policy, as a fraction, if the gang goes from one pool to another.
 
         Counted are all gangs whose speed changes, those that shrink or grow with their pause. -inf where
         there is no room, and where by fairness the worst off of them would be worse off than the worst off
@@ -248,7 +248,7 @@ class _PoolMarket:
 
     @property
     def exhausted(self) -> bool:
-        """Whether there is no time for more."""
+        """True if there is no time for more."""
         return self._reach.exhausted
 
     def movable(self, running: Mapping[str, Placement]) -> dict[str, Placement]:
@@ -265,7 +265,7 @@ class _PoolMarket:
         }
 
     def is_best_off(self, name: str, pool: str, columns: Collection[str]) -> bool:
-        """Whether no other pool would win enough to move the gang there.
+        """True if no other pool would win enough to move the gang there.
 
         Args:
             name: the gang.

@@ -44,15 +44,15 @@ class ElasticGang:
     wanted: int | None = None
 
     def restarts_for(self, gpus: int) -> bool:
-        """Whether it is launched again with another size, of ``gpus``."""
+        """True if it is launched again for size ``gpus``."""
         return not self.live and gpus not in self.live_sizes
 
     def change_seconds(self, gpus: int) -> float:
-        """How long training stands still for another size, of ``gpus``."""
+        """Seconds that training stands still for a change to ``gpus``."""
         return self.restart_seconds if self.restarts_for(gpus) else self.pause_seconds
 
     def becomes(self, held: Placement, wanted: Placement) -> bool:
-        """Whether it gets there without a restart: it shrinks, grows, or is left as it is."""
+        """True if it gets there without a restart: it shrinks, grows, or is left as it is."""
         return not self.restarts_for(len(wanted.nodes)) and stays(held, wanted, self.together)
 
     def without_restart(self, held: int) -> "ElasticGang":
@@ -105,7 +105,7 @@ class ElasticGang:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SizeSettings:
-    """How sizes are decided.
+    """Thresholds of changes of size.
 
     Attributes:
         least_gain: gangs change size for one another where that wins at least this fraction.
@@ -137,7 +137,7 @@ def types_by_rank(parts: Iterable[PoolPart]) -> TypesByRank:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlannedSpeed:
-    """What a plan for some GPUs says.
+    """Prediction of a plan for some GPUs.
 
     Attributes:
         steps_per_second: predicted.
@@ -202,7 +202,7 @@ class MixedGang:
 
     @property
     def plans_degrees(self) -> bool:
-        """Whether each of the GPUs that it may have has a plan of its own, with a speed."""
+        """True if each of the GPUs that it may have has a plan of its own, with a speed."""
         return bool(next(iter(self.planned.values()), ()))
 
     def sizes_in_one_pool(self, gpu_type: str) -> list[int]:
@@ -249,7 +249,7 @@ class MixedGang:
         return self.speed(placement.by_pool)
 
     def smaller(self, at: Placement) -> list[Placement]:
-        """What it may shrink to where it is, by its first ranks, smallest first."""
+        """Placements that it may shrink to where it is, by its first ranks, smallest first."""
         sizes = self.sizes if self.may_shrink and at.parts and not self.planned else ()
         fewer = [at.first(size) for size in sizes if size < len(at.nodes)]
         return [to for to in fewer if self._whole_positions(to) and self.speed_at(to) > 0]
@@ -279,7 +279,7 @@ class MixedGang:
         )
 
     def becomes(self, was: Placement, now: Placement) -> bool:
-        """Whether it gets from its several pools to ``now`` without a restart."""
+        """True if it gets from its several pools to ``now`` without a restart."""
         fewer, more = len(now.nodes) < len(was.nodes), len(now.nodes) > len(was.nodes)
         if not was.parts or not ((fewer and self.may_shrink) or (more and self.may_grow)):
             return False
@@ -292,7 +292,7 @@ class MixedGang:
         return all(part.gpus % self.together == 0 for part in at.by_pool)
 
     def has_memory(self, pool: str, needed: float) -> bool:
-        """Whether each GPU of the pool has these bytes, as far as that is known."""
+        """True if each GPU of the pool has these bytes, as far as that is known."""
         return needed <= self.memory.get(pool, math.inf) * ROUNDING
 
     def _seconds(self, parts: Sequence[PoolPart]) -> float | None:
@@ -374,7 +374,7 @@ continue while they are at least 1."""
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SharedGpus:
-    """Who may share which GPUs.
+    """GPUs that two jobs may share, and these jobs.
 
     Attributes:
         jobs: name -> job that may share.
@@ -386,21 +386,21 @@ class SharedGpus:
     speeds: PairSpeeds = dataclasses.field(default_factory=PairSpeeds)
 
     def fit(self, one: str, other: str, node: str) -> bool:
-        """Whether both may share, and the node's GPU has memory for the two."""
+        """True if both may share, and the node's GPU has memory for the two."""
         first, second = self.jobs.get(one), self.jobs.get(other)
         if first is None or second is None or node not in self.memory:
             return False
         return first.memory + second.memory <= self.memory[node]
 
     def may_begin(self, one: str, other: str, at: Placement) -> bool:
-        """Whether the two fit, what each does alone is known, and together they do enough more."""
+        """True if the two fit, what each does alone is known, and together they do enough more."""
         if not self.fit(one, other, at.nodes[0]):
             return False
         known = self.jobs[one].known_alone & self.jobs[other].known_alone
         return at.gpu_type in known and self.together(one, other, at.gpu_type) >= 1 + LEAST_PAIR_GAIN
 
     def why_apart(self, one: str, other: str, at: Placement) -> str:
-        """Why ``one`` does not go on beside ``other``; empty: it may."""
+        """Reason that ``one`` may not stay beside ``other``; empty: it may."""
         if not self.fit(one, other, at.nodes[0]):
             return f"{other} has its GPU, and the two may not share it"
         together = self.together(one, other, at.gpu_type)

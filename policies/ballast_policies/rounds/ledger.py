@@ -59,13 +59,13 @@ class Ledger:
 
     @classmethod
     def of(cls, question: Question, placements: Mapping[str, Placement]) -> Self:
-        """What ``placements`` leave; a tenant's running gangs may have their least sizes besides its room."""
+        """Ledger after ``placements``; running gangs have their least sizes besides their tenant's room."""
         given = given_to_tenants(question, placements)
         room = {tenant: most - given[tenant] for tenant, most in question.room.items()}
         return cls(question.nodes, (at.nodes for at in placements.values()), room)
 
     def holds(self, names: Iterable[str], tenant: str = "") -> bool:
-        """Whether there is a GPU for each of the nodes, and room within the tenant's limit."""
+        """True if there is a GPU for each of the nodes, and room within the tenant's limit."""
         wanted = Counter(names)
         if tenant in self.room and self.room[tenant] < wanted.total():
             return False
@@ -218,13 +218,13 @@ def _over_domains(
 
 
 def in_whole_pods(nodes: Sequence[str], gpus_per_pod: int) -> bool:
-    """Whether ``nodes``, one for each GPU, are those of pods with as many GPUs on one node each."""
+    """True if ``nodes``, one for each GPU, are those of pods with as many GPUs on one node each."""
     pods = [nodes[first : first + gpus_per_pod] for first in range(0, len(nodes), gpus_per_pod)]
     return all(len(pod) == gpus_per_pod and len(set(pod)) == 1 for pod in pods)
 
 
 def in_its_pools(placement: Placement, nodes: Mapping[str, Node]) -> bool:
-    """Whether the placement's nodes are all there, each in the pool, of the type, that it names."""
+    """True if the placement's nodes all exist, each in the pool and of the type that it names."""
     types = {part.pool: part.gpu_type for part in placement.by_pool}
     return all(
         (node := nodes.get(name)) is not None and (node.pool, node.gpu_type) == (pool, types[pool])

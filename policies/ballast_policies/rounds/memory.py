@@ -55,7 +55,7 @@ def recent_moves(moves: tuple[float, ...], now: float) -> tuple[float, ...]:
 
 
 def keeps_free(question: Question) -> bool:
-    """Whether GPUs that come free are kept for a gang that waits for gangs that must not be disturbed.
+    """True if GPUs that come free are kept for a gang that waits for gangs that must not be disturbed.
 
     Not needed within a round whose end may stop all of them: the gang gets its GPUs there.
     """
@@ -169,7 +169,7 @@ def advance(
 
 
 def forgetting(seconds: float, round_seconds: float) -> float:
-    """Which part of an account is left after ``seconds``."""
+    """Part of an account that is left after ``seconds``."""
     return float(0.5 ** (seconds / (HALF_LIFE_ROUNDS * round_seconds)))
 
 
@@ -201,7 +201,7 @@ class RoundMemory:
         now: float,
         columns: Mapping[str, str] | None = None,
     ) -> "RoundMemory":
-        """What can be known without a memory: how long the present gangs have run, at today's shares.
+        """Memory rebuilt from the present gangs: how long they have run, at today's shares.
 
         ``columns``: pool -> column, where it is not the GPU type.
         """

@@ -363,7 +363,7 @@ class _Backfill:
         return self._decided.with_placements(self._placements, self._reasons)
 
     def _kept_for_others(self, name: str) -> bool:
-        """Whether a more urgent gang waits for some that must not be disturbed: what is free may be its."""
+        """True if a more urgent gang waits for some that must not be disturbed: what is free may be its."""
         q = self._q
         if not keeps_free(q):
             return False
@@ -388,7 +388,7 @@ class _Backfill:
         self._place(name, now, found, f"{why}; {speed:.3g} steps/s are predicted")
 
     def _move(self, name: str, gang: MixedGang, now: Placement) -> bool:
-        """Whether the gang is started elsewhere."""
+        """Start the gang elsewhere if that pays; True if done."""
         q, here = self._q, self._speed(name, gang, now)
         stays = max(q.settings.round_seconds, q.ran(name))
         worked = 1 - gang.restart_seconds / stays

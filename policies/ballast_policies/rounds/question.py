@@ -11,7 +11,7 @@ from ballast_policies.rounds.values import ANY_NODES, Node, NodeRequest, Placeme
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SpotLimits:
-    """What may be started in spot pools.
+    """Limits on starts in spot pools.
 
     Attributes:
         on_demand_share: part of the GPUs in use that are not spot, at least.
@@ -25,7 +25,7 @@ class SpotLimits:
 
     @property
     def limits(self) -> bool:
-        """Whether anything is limited."""
+        """True if anything is limited."""
         return bool(self.pools) and (self.on_demand_share > 0 or self.most_in_one_pool < 1)
 
     def most(self, used: int) -> int:
@@ -41,7 +41,7 @@ class SpotLimits:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What a round is decided from.
+    """Input of a round's decision.
 
     Attributes:
         now: seconds, on the clock of the state's times.
@@ -87,7 +87,7 @@ class Question:
         moves: int = 0,
         tenants: Mapping[str, int] | None = None,
     ) -> "Question":
-        """What is left to be decided when ``jobs`` are placed.
+        """Question that is left when ``jobs`` are placed.
 
         Args:
             jobs: that take no part any more.
@@ -135,16 +135,16 @@ class Question:
 
     @property
     def holders(self) -> Mapping[str, Placement]:
-        """What runs where, without second jobs."""
+        """Placements of running jobs, without second jobs."""
         seconds = self.second_jobs
         return {name: at for name, at in self.state.running.items() if name not in seconds}
 
     def asks_of(self, name: str) -> NodeRequest:
-        """What the gang asks of its nodes."""
+        """Request of the gang for its nodes."""
         return self.asks.get(name, ANY_NODES)
 
     def trains(self, name: str) -> bool:
-        """Whether the gang runs, and its pods have started."""
+        """True if the gang runs, and its pods have started."""
         return name in self.state.running and name not in self.pending
 
     def least(self, name: str, placement: Placement) -> tuple[str, ...]:
@@ -155,7 +155,7 @@ class Question:
         return placement.nodes[: min(gang.speeds.get(placement.gpu_type, {}), default=gang.least)]
 
     def in_several_pools(self, name: str) -> bool:
-        """Whether the gang is one of several pools: no pool holds it, or it runs so."""
+        """True if the gang spans several pools: no pool holds it, or it runs so."""
         held, gang = self.state.running.get(name), self.mixed.get(name)
         return bool(held.parts) if held is not None else gang is not None and not gang.fits_one_pool
 

@@ -49,7 +49,7 @@ class SizeCandidate:
         return max(max(by_size.values()) for by_size in self.gang.speeds.values())
 
     def is_late(self, speed: float) -> bool:
-        """Whether it misses a deadline that has not passed, at this speed."""
+        """True if it misses a deadline that has not passed, at this speed."""
         deadline = self.job.deadline
         return deadline is not None and 0 < deadline < self.seconds(speed)
 
@@ -98,7 +98,7 @@ Speeds = Sequence[tuple[SizeCandidate, float, float]]
 
 
 def gain(surplus: Surplus, changed: Speeds) -> float:
-    """What the second division wins over the first, as a fraction, in the sense of the policy."""
+    """Gain of the second division over the first, as a fraction, in the sense of the policy."""
     if not changed:
         return 0.0
     return _GAINS.get(surplus, _of_levels)(changed)

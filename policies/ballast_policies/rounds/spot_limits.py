@@ -37,7 +37,7 @@ def launches(
     pools: frozenset[str],
     places: Mapping[str, str] | None = None,
 ) -> list[Launch]:
-    """What ``placements`` take of ``pools`` beyond what is ``running``; ``places``: node -> its place."""
+    """Launches of ``placements`` in ``pools`` beyond those ``running``; ``places``: node -> its place."""
     found = []
     for job, placement in placements.items():
         before = running.get(job)
@@ -187,7 +187,7 @@ class _Offer:
         return kept, left, in_use
 
     def _one_more(self, launch: Launch, in_use: Counter[str]) -> bool:
-        """Whether the place has no more than its part of the spot GPUs in use, without this gang."""
+        """True if the place has no more than its part of the spot GPUs in use, without this gang."""
         others, total = in_use[launch.place] - launch.own, in_use.total() - launch.own
         return others <= self.limits.most_in_one_pool * total + 1e-9
 

@@ -54,7 +54,7 @@ class TenantJob:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TenantAdmission:
-    """Who takes part in the decision.
+    """Jobs that take part in the decision, and the limits that keep others out.
 
     Attributes:
         sizes: job -> GPUs of its gang, for jobs that take part.
@@ -71,7 +71,7 @@ class TenantAdmission:
 
 @dataclasses.dataclass(slots=True)
 class _Left:
-    """What a tenant may still be given; None: any number."""
+    """Rest of a tenant's limits; None: any number."""
 
     gpus: int | None
     running_jobs: int | None
@@ -85,7 +85,7 @@ def admit_by_tenant(
     *,
     held_by_others: Mapping[str, int] | None = None,
 ) -> TenantAdmission:
-    """Which of ``jobs``, in order of arrival, take part.
+    """Jobs of ``jobs``, in order of arrival, that take part.
 
     A waiting job that a limit keeps out also keeps out the younger ones of its tenant, so that small gangs do
     not overtake a large one without end; one that alone exceeds the limit does not. Where the limit leaves

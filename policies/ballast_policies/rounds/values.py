@@ -99,7 +99,7 @@ class PoolPart:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where a gang runs: one node name for each rank, repeated where a node hosts several.
+    """Nodes of a gang: one node name for each rank, repeated where a node hosts several.
 
     Attributes:
         gpu_type, pool: of rank 0, and of all ranks where the gang runs in one pool.
@@ -172,7 +172,7 @@ def extra_nodes(held: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...] |
 
 
 def stays(held: Placement, wanted: Placement, together: int = 1) -> bool:
-    """Whether the gang gets there without a restart: it shrinks, grows, or is left as it is."""
+    """True if the gang gets there without a restart: it shrinks, grows, or is left as it is."""
     if held.pool != wanted.pool:
         return False
     smaller = kept_ranks(held.nodes, wanted.nodes, together)
@@ -181,7 +181,7 @@ def stays(held: Placement, wanted: Placement, together: int = 1) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RoundState:
-    """What has been handed out so far.
+    """Record of the GPUs handed out so far.
 
     Attributes:
         received: job -> column -> seconds that the job ran there.
@@ -205,7 +205,7 @@ class RoundState:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RoundSettings:
-    """How often running gangs may be disturbed.
+    """Limits on the disturbance of running gangs.
 
     Attributes:
         min_run_seconds: a gang that has started is not stopped for others before it ran this long.
@@ -235,7 +235,7 @@ class Colocation:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What becomes of each job, by where it ran and where it is to run.
+    """Change of each job from where it ran to where it is to run.
 
     Attributes:
         extended: jobs whose grant is extended: same pool, same nodes.
@@ -288,7 +288,7 @@ class Round(Changes):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TopologyRequest:
-    """What a gang asks of the topology.
+    """Request of a gang for domains of the topology.
 
     Attributes:
         label: of the level.
@@ -305,7 +305,7 @@ class TopologyRequest:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeRequest:
-    """What a gang asks of the nodes on which it is started.
+    """Request of a gang for the nodes on which it is started.
 
     Attributes:
         barred: taints of nodes (``Node.taints``) on which it must not be started.
@@ -366,7 +366,7 @@ def largest_domain(
 
 
 def told(nodes: Iterable[Node], asked: TopologyRequest) -> str:
-    """Where a gang on ``nodes`` is, as text."""
+    """Domains of a gang on ``nodes``, as text."""
     found = by_domain(nodes, asked.level)
     if len(found) == 1:
         return f"in domain {next(iter(found))} of {asked.label}"

@@ -33,7 +33,7 @@ class AssignmentErrors(Exception):  # noqa: N818
 
 
 class Obstacle(enum.Enum):
-    """Why a job gets no GPUs now, although some round can place it."""
+    """Reason that a job gets no GPUs now, although some round can place it."""
 
     CAPACITY = enum.auto()
     """Other jobs hold the GPUs this round."""
@@ -47,7 +47,7 @@ class Obstacle(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobAssignment:
-    """What a decision wants of one job.
+    """Decision for one job.
 
     Attributes:
         placement: for KEEP and PLACE: where; for RELEASE of a dry run: where it would run.
@@ -204,14 +204,14 @@ def _within_tenant_limits(
 
 
 def _sharing(state: ClusterState, job: ClusterJob, decision: Decision) -> dict[str, Any]:
-    """What an assignment says of the other job on its GPU."""
+    """Fields of an assignment about the other job on its GPU."""
     beside, at = decision.round.beside.get(job.name), decision.round.placements.get(job.name)
     may_share = job.name in state.shared.jobs and bool(state.shared.on(at))
     return {"partner": beside.partner if beside is not None else "", "may_share": may_share}
 
 
 def _gpus_of(state: ClusterState, job: ClusterJob, placement: Placement | None) -> dict[str, Any]:
-    """What an assignment says of the memory and the speed of the GPUs of a placement."""
+    """Fields of an assignment about the memory and the speed of a placement's GPUs."""
     if placement is None:
         return {}
     has = [state.capacity.memory.get(part.pool) for part in placement.by_pool]
@@ -271,7 +271,7 @@ def at_placement(of_pools: Mapping[str, float], placement: Placement) -> float:
 def data_cost_message(
     job: ClusterJob, placement: Placement | None, pools: Sequence[PricedPool], *, by_price: bool
 ) -> str:
-    """What its data costs where it is placed, and which pool is not chosen for it; empty: it pays for none.
+    """Cost of the job's data where it is placed, and a pool not chosen for it; empty: it pays for none.
 
     ``pools``: with their prices; ``by_price``: whether the policy compares costs.
     """

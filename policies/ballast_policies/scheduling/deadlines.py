@@ -31,7 +31,7 @@ WAITS = "it waits for spot machines: its deadline leaves time to run on demand, 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeadlineChoices:
-    """What gangs with a deadline are to have in a round.
+    """Decisions for gangs with a deadline in a round.
 
     Attributes:
         shares: job -> pool -> 1; of a job that waits for spot machines nothing.
@@ -53,7 +53,7 @@ class DeadlineChoices:
         return dataclasses.replace(allocation, allocation={**allocation.allocation, **rows})
 
     def barred(self, asks: Mapping[str, NodeRequest]) -> Mapping[str, NodeRequest]:
-        """What jobs ask of their nodes, with these barred as well."""
+        """Requests of jobs for their nodes, with these barred as well."""
         found = dict(asks)
         for job, own in self.not_tolerated.items():
             known = asks.get(job, ANY_NODES)

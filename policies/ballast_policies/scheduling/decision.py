@@ -61,7 +61,7 @@ class Grants:
 
     @classmethod
     def of(cls, decided: Round, state: ClusterState) -> "Grants":
-        """Which jobs of ``state`` a decision starts and which it stops."""
+        """Jobs of ``state`` that a decision starts and those that it stops."""
         running = {job.name: job for job in state.jobs if job.placement is not None}
         launches = {job.name: job.launches for job in state.jobs}
         staying = {name for name, job in running.items() if _stays(job, decided.placements.get(name))}
@@ -106,13 +106,13 @@ class Grants:
         return running, since, frozenset(pending)
 
     def _as_asked(self, job: ClusterJob, placement: Placement) -> Placement:
-        """Where the job runs once it has shrunk as the last decision asks."""
+        """Placement of the job once it has shrunk as the last decision asks."""
         asked = self.shrunk.get(job.name)
         return asked[0] if asked is not None and asked[1:] == (placement, job.launches) else placement
 
 
 def _open(placement: Placement, job: ClusterJob, nodes: Mapping[str, Node]) -> bool:
-    """Whether the job may still be started there: a node may have a new taint or pool, its pods another."""
+    """True if the job may still be started there: a node may have a new taint or pool, its pods another."""
     there = [nodes[name] for name in placement.nodes if name in nodes]
     pools = {name: pool for pool, names in placement.nodes_by_pool.items() for name in names}
     barred = any(
@@ -122,7 +122,7 @@ def _open(placement: Placement, job: ClusterJob, nodes: Mapping[str, Node]) -> b
 
 
 def _stays(job: ClusterJob, placement: Placement | None) -> bool:
-    """Whether a running job continues without a restart, maybe with another size."""
+    """True if a running job continues without a restart, maybe with another size."""
     if placement is None or job.placement is None:
         return False
     if placement == job.placement:
@@ -158,7 +158,7 @@ class SchedulingPolicy:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What a decision knows of earlier ones.
+    """Memory of earlier decisions.
 
     Attributes:
         next_at: when the round ends, epoch seconds; None: there was no decision yet.
@@ -174,7 +174,7 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SolveRequest:
-    """What a policy is asked.
+    """Problem that a policy is to solve.
 
     Attributes:
         inputs: the state's problem by GPU type, with the defaults that complete it.
@@ -239,7 +239,7 @@ def decide(
 
 
 def build_problem(state: ClusterState, policy: SchedulingPolicy, *, now: float) -> SolveRequest:
-    """What the policy is asked: the state's problem, completed, over the columns that it tells apart.
+    """Problem for the policy: the state's, completed, over the columns that it tells apart.
 
     Raises:
         ProblemError: there is no such policy.
@@ -373,7 +373,7 @@ def _accounts(
     now: float,
     round_seconds: float,
 ) -> RoundMemory:
-    """What jobs were promised and have received until now."""
+    """Accounts of the time that jobs were promised and have received until now."""
     shares, running, columns = allocation.allocation, state.running, classes.of_pool
     if memory.accounts is None:
         fresh = RoundMemory.from_running(running, state.running_since, shares, now=now, columns=columns)

@@ -190,7 +190,7 @@ def structure(policy: str, problem: Problem, unmeasured: frozenset[str], *, now:
 
 
 def values(policy: str, problem: Problem) -> list[list[object]]:
-    """What changes while jobs run, as far as the policy reads it: by two digits, times by three."""
+    """Values that change while jobs run, as far as the policy reads them: to two digits, times to three."""
     row = find_policy(policy)
     steps = Reads.STEPS in row.reads
     jobs = []

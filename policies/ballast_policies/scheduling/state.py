@@ -101,7 +101,7 @@ class Capacity:
 
     @functools.cached_property
     def node_sizes(self) -> NodeSizes:
-        """How many nodes gangs need in each pool."""
+        """Numbers of nodes that gangs need in each pool."""
         return NodeSizes.of(self.nodes)
 
 
@@ -291,7 +291,7 @@ class ClusterState:
         return frozenset(job.name for job in self.jobs if not job.measured)
 
     def next_scale_up_time(self, now: float) -> float | None:
-        """When the next gang that may not grow yet may, and GPUs are free for it; None: none is known."""
+        """Time at which the next gang may grow for which GPUs are free; None: none is known."""
         free = Counter({node.name: node.gpus for node in self.capacity.nodes})
         for placement in self.running.values():
             free.subtract(placement.nodes)

@@ -18,7 +18,7 @@ LEAST_STEP = 1e-6
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationProgress:
-    """How far a simulation is.
+    """Progress of a simulation.
 
     Attributes:
         seconds: of the simulated clock.
@@ -91,7 +91,7 @@ class ActiveJob:
 
     @property
     def trains(self) -> bool:
-        """Whether it may be asked to change its size: nothing is under way."""
+        """True if it may be asked to change its size: nothing is under way."""
         return self.placement is not None and self.waits == self.joins == 0 and self.remaining > 0
 
     def changes_in(self, now: float) -> float:

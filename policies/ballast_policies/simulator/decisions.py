@@ -198,7 +198,7 @@ class OperatorDecisions(Generic[Gang]):
         self._constant, self._solved = find_policy(policy.objective).reads <= CONSTANT, None
 
     def __call__(self, present: Mapping[str, Gang], now: float) -> Answer:
-        """Who runs where from ``now`` on. Raises ProblemError: the policy cannot be used on what is there."""
+        """Placements from ``now`` on. Raises ProblemError: the policy cannot be used on what is there."""
         self.state = dataclasses.replace(
             self.state, jobs=tuple(one.as_cluster_job(now) for one in present.values())
         )

@@ -92,7 +92,7 @@ class _TraceGang(SimulatedGang):
 
     @property
     def is_spread(self) -> bool:
-        """Whether it is on several nodes although one would hold it."""
+        """True if it is on several nodes although one would hold it."""
         at, per_node = self.placement, self.ledger.gpus_per_node
         return at is not None and len(at.nodes) <= per_node.get(at.gpu_type, 0) and len(set(at.nodes)) > 1
 

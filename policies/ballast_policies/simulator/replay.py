@@ -89,7 +89,7 @@ class RecordedJob:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """What was seen from ``since`` to ``until``.
+    """Recording of clusters and jobs from ``since`` to ``until``.
 
     Attributes:
         clusters: oldest first; the first holds from ``since`` on.
@@ -118,7 +118,7 @@ class ReplayedJob:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What became of the jobs that had done their steps.
+    """Outcome of a replay, for the jobs that had done their steps.
 
     Attributes:
         policy: by which was decided.
@@ -160,7 +160,7 @@ class Replay:
         return _error(sum(job.cost for job in self.jobs), sum(job.recorded_cost for job in self.jobs))
 
     def agrees(self, within: float = WITHIN) -> bool | None:
-        """Whether all jobs end, and both sums are off by at most ``within``; None: no job to compare."""
+        """True if all jobs end, and both sums are off by at most ``within``; None: no job to compare."""
         errors = [error for error in (self.time_error, self.cost_error) if error is not None]
         if not self.jobs:
             return None
@@ -272,7 +272,7 @@ def replay(recording: Recording, *, objective: str = "") -> Replay:
 
 
 def _arrivals(recording: Recording, gangs: Mapping[str, ClusterGang]) -> Iterator[tuple[float, ClusterGang]]:
-    """When they come, and come again after they were suspended."""
+    """Arrivals of the jobs, and their returns after a suspension."""
     comes = [
         (at, number)
         for number, job in enumerate(recording.jobs)

@@ -28,7 +28,7 @@ class Segment:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Counters:
-    """What is counted while a simulation runs."""
+    """Counters of a running simulation."""
 
     busy_gpu_seconds: float = 0.0
     spread_gpu_seconds: float = 0.0

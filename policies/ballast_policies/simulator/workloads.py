@@ -152,7 +152,7 @@ _ITERATIONS = 1000
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What arriving jobs need on average.
+    """Average load of arriving jobs.
 
     Attributes:
         fastest_gpus: GPUs that would be busy, if each job always ran on its fastest type.

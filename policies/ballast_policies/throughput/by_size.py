@@ -26,7 +26,7 @@ from ballast_policies.throughput.speeds import Estimate, SpeedKey, Speeds
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PackedSpeeds:
-    """What speeds by number of nodes say of gangs that are on as few nodes as possible.
+    """Speeds of gangs on as few nodes as possible, derived from speeds by number of nodes.
 
     Attributes:
         known: (GPU type, GPUs) -> measured there, or on more or fewer nodes of which like jobs have shown how
@@ -74,7 +74,7 @@ def packed_speeds(
 
 
 def bounded(prior: Estimate | None, at_least: Estimate | None, at_most: Estimate | None) -> Estimate | None:
-    """What bounds say against ``prior``; None: nothing, it is within them."""
+    """Correction of ``prior`` by the bounds; None: it is within them."""
     if prior is None:
         guess = at_least or at_most
         return None if guess is None else _scaled(guess, 1.0)
@@ -162,7 +162,7 @@ DIGITS = 2
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineShape:
-    """What the step time of a pipeline depends on besides its number of positions.
+    """Properties of a pipeline that its step time depends on, besides its number of positions.
 
     Attributes:
         schedule: a name of ``planning.schedules.SCHEDULES``.

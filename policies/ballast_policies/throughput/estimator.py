@@ -245,7 +245,7 @@ class Estimator:
         return {g: own.get(g) or found[g] for g in self.gpu_types}
 
     def _profiled(self, job_type: JobType) -> dict[str, Estimate]:
-        """Where the type was profiled."""
+        """Profiled estimates of the type, by GPU type."""
         return {
             gpu_type: Estimate(
                 steps_per_second=self.profiles.alone(job_type, gpu_type),
@@ -330,7 +330,7 @@ class _Filled:
 
 
 def _plausible(table: ThroughputTable, job_type: JobType, gpu_types: Sequence[str]) -> bool:
-    """Whether the rates of a job type may tell what others do."""
+    """True if the rates of a job type are plausible enough to predict others."""
     known = [rate for g in gpu_types if (rate := table.alone_rates.get(g, {}).get(job_type, 0.0)) > 0]
     if not known:
         return False

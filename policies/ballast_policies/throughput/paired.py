@@ -39,7 +39,7 @@ class Relative:
 
 @dataclasses.dataclass(frozen=True)
 class PairSpeeds:
-    """What is known of pairs.
+    """Measured speeds of pairs.
 
     Attributes:
         measured: GPU type -> (kind, the partner's kind) -> speed over that alone.

@@ -39,7 +39,7 @@ PairRates = Mapping[str, Mapping[JobType, Mapping[JobType, tuple[float, float]]]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputTable:
-    """What runs how fast where.
+    """Speeds of jobs by GPU type.
 
     Attributes:
         source: where it was read from, for messages.
@@ -194,7 +194,7 @@ def _rate(value: object, where: str) -> float:
 
 
 def _is_pair(value: object, where: str) -> bool:
-    """Whether the two were measured together; Gavel leaves others out or writes null."""
+    """True if the two were measured together; Gavel leaves others out or writes null."""
     if value is None:
         return False
     if not isinstance(value, list) or len(value) != 2:

@@ -61,7 +61,7 @@ def normalized_throughput(instance: Instance) -> np.ndarray:
 
 
 def _usable(instance: Instance, x: np.ndarray, speed: np.ndarray) -> bool:
-    """Whether an idle type could serve a job that is not at full speed already, with its ``speed`` (n,)."""
+    """True if an idle type could serve a job whose ``speed`` (n,) is not its highest."""
     slow = speed < instance.fastest * (1 - IDLE)
     if instance.elastic.any():
         # GPUs in use may be idle as good as: a larger size than the job's speed needs.

@@ -42,7 +42,7 @@ class StageColumns:
     use: np.ndarray | None = None
 
     def alike(self) -> bool:
-        """Whether many jobs have the same columns."""
+        """True if many jobs have the same columns."""
         parts = [self.rates, self.gpus[:, None]]
         if self.use is not None:
             parts += [each.T for each in self.use]
@@ -261,7 +261,7 @@ class PricedJobs:
 
     @property
     def end(self) -> float:
-        """Where the stage ends at the latest."""
+        """Upper end of the stage."""
         return self.stage.end
 
     def demand(self, s: float) -> np.ndarray:
@@ -340,7 +340,7 @@ def stopped_jobs(
 
 
 def _unique(stage: StageJobs, program: PricedJobs, prices: np.ndarray) -> bool:
-    """Whether jobs that may use three types or more (free ones count as one) have no choice after all.
+    """True if jobs that may use three types or more (free ones count as one) have a single solution.
 
     At optimal prices they may use columns without a reduced cost only; speed, time and the GPUs of the
     limiting types are given. In GPUs of all jobs of the same speeds that is a system of equations, with one

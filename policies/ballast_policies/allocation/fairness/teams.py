@@ -116,7 +116,7 @@ def _entities(instance: Instance) -> tuple[dict[str, float], dict[str, str], dic
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Division:
-    """How a team divides its volume: y = interp(V, volumes, times), or y = V where there are none."""
+    """Division of a team's volume: y = interp(V, volumes, times), or y = V where there are none."""
 
     parent: int
     rate: float

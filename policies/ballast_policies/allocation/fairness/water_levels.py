@@ -34,7 +34,7 @@ class _Stage:
 
     @property
     def end(self) -> float:
-        """When the last member of the root is full."""
+        """Level at which the last member of the root is full."""
         return self.fill.end
 
     def demand(self, s: float) -> np.ndarray:

@@ -71,7 +71,7 @@ class MoreTypesError(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageEnd:
-    """How far a stage goes.
+    """End of a stage, with the proof that it goes no further.
 
     Attributes:
         s: the end of the stage.
@@ -422,7 +422,7 @@ class _Filling:
         )
 
     def filled(self, state: _State, stages: int) -> Filled:
-        """What the last state comes to, with the gap between the levels and their proven upper bounds."""
+        """Allocation of the last state, with the gap between the levels and their proven upper bounds."""
         instance, columns = self.instance, self.instance.columns
         x = instance.feasible(state.X[columns.first, columns.place])
         answer = Answer(

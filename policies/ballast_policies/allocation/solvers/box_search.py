@@ -150,7 +150,7 @@ PATIENCE = 2
 
 
 class LpSize:
-    """How many jobs the LPs of a search have: more where those do not lead it to its end."""
+    """Number of jobs in the LPs of a search: more where those do not finish it."""
 
     def __init__(self, jobs: int) -> None:
         self.jobs = jobs
@@ -304,7 +304,7 @@ class BoxSearch:
         return bool((at.used(self.rows) <= self.rows.capacity).all())
 
     def _tied(self, nearest: np.ndarray, box: Box, stuck: bool) -> int:
-        """How many jobs are tied."""
+        """Number of jobs that are tied."""
         if not stuck and box.prices.max() > TIES_SEEN * self.usual:
             return 0
         return int((nearest * float(box.prices.min()) < TIED * self.usual).sum())

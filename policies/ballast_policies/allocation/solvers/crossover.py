@@ -19,7 +19,7 @@ from ballast_policies.allocation.solvers.simplex import optimum
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Box:
-    """How far prices (k,) and t may be from where they should be, to either side."""
+    """Largest distance of prices (k,) and t from their optimum, to either side."""
 
     prices: np.ndarray
     t: float
@@ -99,7 +99,7 @@ class CrossoverSolution:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Closeness:
-    """How many boxes away each job is from another mix: at 1 or less it may change inside the box.
+    """Distance of each job to another mix, in boxes: at 1 or less it may change inside the box.
 
     Attributes:
         columns: (n, w + 1) by prices, until a column comes into the mix.
@@ -124,7 +124,7 @@ class Closeness:
 
 
 def closeness(rows: Rows, at: Response, box: Box) -> Closeness:
-    """How close each job is to a change, from the response ``at`` in the middle of the box."""
+    """Distance of each job to a change, from the response ``at`` in the middle of the box."""
     n, everyone = len(rows), np.arange(len(rows))
     near = rows.costs(box.prices)
     low_width, high_width = near[everyone, at.low], near[everyone, at.high]

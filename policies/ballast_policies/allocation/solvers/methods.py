@@ -30,7 +30,7 @@ JOBS_PER_PLACE = 12
 
 
 class Task(enum.StrEnum):
-    """What there is to solve."""
+    """Kind of problem to solve."""
 
     PROGRAM = "linear program"
     FILLING = "water filling"

@@ -11,7 +11,7 @@ from ballast_policies.planning.dynamics import DYNAMICS
 
 
 class Structure(enum.StrEnum):
-    """What pruning removes."""
+    """Units that pruning removes."""
 
     WEIGHTS = "weights"
     NEURONS = "neurons"
@@ -19,7 +19,7 @@ class Structure(enum.StrEnum):
 
 
 class FreezingCriterion(enum.StrEnum):
-    """What decides that a layer has learnt enough."""
+    """Measure by which a layer has learnt enough."""
 
     SCHEDULE = "schedule"
     WEIGHT_CHANGE = "weightChange"
@@ -28,14 +28,14 @@ class FreezingCriterion(enum.StrEnum):
 
 
 class Pattern(enum.StrEnum):
-    """Which keys a query attends to."""
+    """Rule for the keys that a query attends to."""
 
     BLOCKS = "blocks"
     HASH = "hash"
 
 
 class Confidence(enum.StrEnum):
-    """How a position's confidence is measured."""
+    """Measure of a position's confidence."""
 
     SATURATION = "saturation"
     HEAD = "head"
@@ -43,7 +43,7 @@ class Confidence(enum.StrEnum):
 
 
 class LoadBalance(enum.StrEnum):
-    """What keeps a router from preferring a few experts."""
+    """Method that keeps a router from preferring a few experts."""
 
     LOSS = "loss"
     BIAS = "bias"
@@ -51,7 +51,7 @@ class LoadBalance(enum.StrEnum):
 
 
 class PruningSettings(Settings):
-    """What is pruned."""
+    """Weights to prune, and the schedule."""
 
     initial_sparsity: float = Field(0.0, ge=0, le=1)
     """Sparsity at ``startStep``, from which it grows to ``target``."""
@@ -62,7 +62,7 @@ class PruningSettings(Settings):
 
 
 class FreezingSettings(Settings):
-    """When layers freeze; always a prefix of the layers, never the last one."""
+    """Schedule or criterion of freezing layers; always a prefix of the layers, never the last one."""
 
     criterion: FreezingCriterion = FreezingCriterion.SCHEDULE
     """``schedule``: linearly in the steps; ``weightChange``: the relative change of a layer's weights since
@@ -83,7 +83,7 @@ class FreezingSettings(Settings):
 
 
 class AttentionSettings(Settings):
-    """Who attends to whom. Always causal."""
+    """Sparsity of attention. Always causal. Always causal."""
 
     pattern: Pattern = Pattern.BLOCKS
     """``blocks``: a block of queries attends to its own block of keys and to those others whose pooled scores
@@ -98,7 +98,7 @@ class AttentionSettings(Settings):
 
 
 class ExitsSettings(Settings):
-    """When positions leave the layers."""
+    """Early exits of positions from the layers."""
 
     RULES = (
         Rule(
@@ -130,7 +130,7 @@ class ExitsSettings(Settings):
 
 
 class DepthsSettings(Settings):
-    """How positions are routed around blocks; a routed block computes ``1 - target`` of them."""
+    """Routing of positions around blocks; a routed block computes ``1 - target`` of them."""
 
     every_blocks: int = Field(2, ge=1, le=100_000)
     """One of this many blocks is routed."""

@@ -21,7 +21,7 @@ FAMILIES = {"autoencoder": "autoencoder", "gpt": "transformer", "recurrent": "re
 
 
 class ModelConfig(Settings):
-    """What the trainer builds."""
+    """The model that the trainer builds."""
 
     name: Annotated[
         str,
@@ -40,7 +40,7 @@ class ModelConfig(Settings):
 
 
 class ColumnsConfig(Settings):
-    """Where inputs and targets are in data that are rows by name."""
+    """Columns of the inputs and targets in data that are rows by name."""
 
     inputs: str = Field(min_length=1, max_length=253)
     """Column of the inputs, e.g. ``input_ids``."""

@@ -14,14 +14,14 @@ DEFAULT_CHECKPOINT_STEPS = 100
 
 
 class AsyncMode(enum.StrEnum):
-    """Whether steps wait for a checkpoint to be written."""
+    """Mode of writing a checkpoint, beside the steps or between them."""
 
     ASYNC = "async"
     DISABLED = "disabled"
 
 
 class CheckpointConfig(Settings):
-    """Where and how often the state is saved."""
+    """Place and frequency of checkpoints."""
 
     path: Annotated[
         str | None,
@@ -112,7 +112,7 @@ class ProfilingConfig(Settings):
 
 
 class MetricsConfig(Settings):
-    """Where rank 0 writes its figures, besides standard output."""
+    """Outputs of rank 0's metrics, besides standard output."""
 
     port: int | None = Field(None, ge=1, le=65_535)
     """Port that serves Prometheus metrics. Absent: none."""
@@ -129,7 +129,7 @@ class MetricsConfig(Settings):
 
 
 class CallbackError(enum.StrEnum):
-    """What follows where the callback raises."""
+    """Reaction to an error of the callback."""
 
     END = "end"
     REPORT = "report"
@@ -152,7 +152,7 @@ class CallbackConfig(Settings):
 
 
 class ExportFormat(enum.StrEnum):
-    """How a whole model is written."""
+    """Format of an exported whole model."""
 
     SAFETENSORS = "safetensors"
     TORCH = "torch"

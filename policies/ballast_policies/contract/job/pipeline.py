@@ -24,14 +24,14 @@ from ballast_policies.planning.schedules.registry import (
 
 
 class BalanceBy(enum.StrEnum):
-    """What is spread evenly over the ranks."""
+    """Quantity that is spread evenly over the ranks."""
 
     TIME = "time"
     PARAMETERS = "parameters"
 
 
 class RebalanceConfig(Settings):
-    """When layers move between the ranks of a job, while it trains."""
+    """Conditions on which layers move between the ranks of a job while it trains."""
 
     RULES = (
         Rule(
@@ -70,7 +70,7 @@ class RebalanceConfig(Settings):
 
 
 class RepackConfig(Settings):
-    """When the job releases GPUs, while it trains."""
+    """Conditions on which the job releases GPUs while it trains."""
 
     RULES = (
         Rule(
@@ -100,7 +100,7 @@ class RepackConfig(Settings):
 
 
 class StragglerPolicy(enum.StrEnum):
-    """What a tensor-parallel group does about ranks that are late."""
+    """Remedy of a tensor-parallel group for late ranks."""
 
     NONE = "none"
     RESIZE = "resize"
@@ -109,14 +109,14 @@ class StragglerPolicy(enum.StrEnum):
 
 
 class Selection(enum.StrEnum):
-    """Which columns a late rank skips."""
+    """Choice of the columns that a late rank skips."""
 
     PRIORITY = "priority"
     RANDOM = "random"
 
 
 class Imputation(enum.StrEnum):
-    """What replaces a gradient that is not computed."""
+    """Replacement of a gradient that is not computed."""
 
     ZERO = "zero"
     AVERAGE = "average"
@@ -124,7 +124,7 @@ class Imputation(enum.StrEnum):
 
 
 class StragglersConfig(Settings):
-    """What a tensor-parallel group does about ranks that are late."""
+    """Handling of late ranks in a tensor-parallel group."""
 
     policy: StragglerPolicy = StragglerPolicy.NONE
     """``none``; ``resize``: a late rank skips columns (some accuracy is lost); ``migrate``: other ranks
@@ -142,7 +142,7 @@ class StragglersConfig(Settings):
 
 
 class ParallelismConfig(Settings):
-    """How many ranks work at each position of the pipeline: ``tensor`` x ``data``."""
+    """Number of ranks at each position of the pipeline: ``tensor`` x ``data``."""
 
     tensor: int = Field(1, ge=1, le=1024)
     """Ranks that share the matrices of each layer."""
@@ -170,17 +170,17 @@ class ParallelismConfig(Settings):
 
     @property
     def optimizer_shares(self) -> int:
-        """How many replicas share a layer's optimizer."""
+        """Number of replicas that share a layer's optimizer."""
         return self.data if self.zero_stage else 1
 
     @property
     def gradient_shares(self) -> int:
-        """How many replicas share a layer's gradients."""
+        """Number of replicas that share a layer's gradients."""
         return self.data if self.zero_stage >= 2 else 1
 
     @property
     def weight_shares(self) -> int:
-        """How many replicas share a layer's weights."""
+        """Number of replicas that share a layer's weights."""
         return self.data if self.zero_stage >= 3 else 1
 
     @property
@@ -224,7 +224,7 @@ def _unshared(pipeline: "PipelineConfig") -> str | None:
 
 
 class PipelineConfig(Settings):
-    """How a step's batch passes through the stages of the pipeline."""
+    """Passage of a step's batch through the stages of the pipeline."""
 
     RULES = (
         Rule(
@@ -295,7 +295,7 @@ class PlannedGpus(Settings):
 
 
 class PlanConfig(Settings):
-    """Where the layers are cut, and on which GPUs."""
+    """Partition of the layers into stages, and their GPUs."""
 
     layers: tuple[_Layers, ...] = Field(min_length=1, max_length=1024)
     """Number of layers of each stage, in their order: together those of the model."""
@@ -304,7 +304,7 @@ class PlanConfig(Settings):
 
     @property
     def bounds(self) -> tuple[int, ...]:
-        """Where the layers are cut, 0 and their number included."""
+        """Bounds of the stages in layers, 0 and the number of layers included."""
         return tuple(itertools.accumulate(self.layers, initial=0))
 
 

@@ -70,7 +70,7 @@ def _caches_outputs(config: Any) -> bool:
 
 
 def _own_row(schedule: str, holds: Callable[[ScheduleKind], bool]) -> bool:
-    """Whether the schedule is one of Ballast's own, and of such a kind."""
+    """True if the schedule is one of Ballast's own, and of such a kind."""
     kind = SCHEDULES.builtin.get(schedule)
     return kind is not None and holds(kind)
 

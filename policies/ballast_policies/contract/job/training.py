@@ -13,7 +13,7 @@ DEFAULT_CLIP_NORM = 1.0
 
 
 class Decay(enum.StrEnum):
-    """How the learning rate continues after the warm-up."""
+    """Course of the learning rate after the warm-up."""
 
     CONSTANT = "constant"
     """Unchanged."""
@@ -31,7 +31,7 @@ class WeightType(enum.StrEnum):
 
 
 class Precision(enum.StrEnum):
-    """What layers compute in."""
+    """Precision in which layers compute."""
 
     FP32 = "fp32"
     """Single precision."""
@@ -42,7 +42,7 @@ class Precision(enum.StrEnum):
 
 
 class TrainingConfig(Settings):
-    """How the weights are learnt."""
+    """Optimizer, batch, learning rate and precision of the training."""
 
     RULES = (
         Rule(
@@ -152,7 +152,7 @@ class TrainingConfig(Settings):
 
     @property
     def has_masters(self) -> bool:
-        """Whether the optimizer updates copies of the weights."""
+        """True if the optimizer updates copies of the weights."""
         return self.dtype is WeightType.BF16 and self.master_weights
 
     @property
@@ -181,7 +181,7 @@ EVALUATION_RULES = (
 
 
 class EvaluationConfig(Settings):
-    """When the validation loss is measured, and on which data."""
+    """Frequency and data of the measurement of the validation loss."""
 
     every_steps: int = Field(100, ge=1, le=2**31 - 1)
     """Steps between two evaluations; there is one more after the last step."""

@@ -62,7 +62,7 @@ class StagedPipeline:
         return simulate(self.schedule, costs).makespan
 
     def fits(self, partition: Partition) -> bool:
-        """Whether each rank can hold the layers of all its stages."""
+        """True if each rank can hold the layers of all its stages."""
         if self.taken is not None:
             return max(self.taken(partition)) <= self.rank_memory * ROUNDING
         if self.capacity.memory is None:

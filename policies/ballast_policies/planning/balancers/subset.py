@@ -33,7 +33,7 @@ _NEAR = 1e-4
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceBytes:
-    """What layers take at n places of a pipeline.
+    """Bytes that layers take at n places of a pipeline.
 
     Attributes:
         rows: bytes of each layer at each place, shape (n, L).
@@ -178,11 +178,11 @@ class RankSubsets:
         return float(loads[best])
 
     def fits(self, ranks: int) -> bool:
-        """Whether the memory of some ``ranks`` ranks holds the layers."""
+        """True if the memory of some ``ranks`` ranks holds the layers."""
         return self.memory is None or self._within(ranks, np.inf) is not None
 
     def enough(self, ranks: int, load: float) -> bool:
-        """Whether some ``ranks`` ranks have loads of at most ``load``."""
+        """True if some ``ranks`` ranks have loads of at most ``load``."""
         return self._within(ranks, load) is not None
 
     def best(self, ranks: int) -> KeptRanks | None:
@@ -210,7 +210,7 @@ class RankSubsets:
     def _reach(
         self, rank: int, load: float, places: np.ndarray, starts: np.ndarray, ranks: int
     ) -> np.ndarray:
-        """Where the layers end that ``rank`` holds from each start on, at each place."""
+        """End of the layers that ``rank`` holds from each start on, at each place."""
         ends: np.ndarray = (
             np.searchsorted(self.S, self.S[starts] + load * self.speeds[rank], side="right") - 1
         )
@@ -267,7 +267,7 @@ class RankSubsets:
         return largest
 
     def _reachable(self, ranks: int, limit: float) -> bool:
-        """Whether some choice holds all layers, looking at every number of layers after every rank.
+        """True if some choice holds all layers, looking at every number of layers after every rank.
 
         Holding as much as possible can be wrong where the next rank cannot hold the layer that comes then.
         """
@@ -289,7 +289,7 @@ class RankSubsets:
         return bool(reached[ranks, -1])
 
     def _kept(self, rank: int, ranks: int) -> np.ndarray:
-        """How many may be kept up to ``rank``: fewer could not become enough."""
+        """Numbers of ranks that may be kept up to ``rank``: fewer could not become enough."""
         return np.arange(max(1, ranks - (self.partition.ranks - 1 - rank)), min(rank + 1, ranks) + 1)
 
     def _within_alike(self, ranks: int, load: float) -> float | None:

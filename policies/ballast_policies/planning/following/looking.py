@@ -36,7 +36,7 @@ def lost_seconds(
     capacity: RankCapacity = UNLIMITED,
     staged: StagedPipeline | None = None,
 ) -> float:
-    """What a step loses under ``partition`` against the best one; 0 where that is below ``min_gain``.
+    """Seconds that a step loses under ``partition`` against the best one; 0 below ``min_gain``.
 
     Args:
         partition: the one in force.
@@ -74,7 +74,7 @@ def _worth(lost: float, now: float, min_gain: float) -> float:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CheckTimer:
-    """What has been lost since the last look.
+    """Seconds lost since the last check.
 
     Attributes:
         lost: seconds.
@@ -93,14 +93,14 @@ class CheckTimer:
         return CheckTimer(in_vain=0 if moved else min(self.in_vain + 1, _LONGEST_BACK_OFF))
 
     def is_over(self, cost: float) -> bool:
-        """Whether it is time to look. ``cost``: seconds of a look and a move."""
+        """True if a check is due. ``cost``: seconds of a look and a move."""
         return self.lost > 0 and self.lost >= cost * 2**self.in_vain
 
 
 def measured_worse(
     before: Sequence[float], after: Sequence[float], *, predicted: float, min_gain: float
 ) -> bool:
-    """Whether steps after a move are slower than without it, beyond any doubt of the measurement.
+    """True if steps after a move are slower than without it, beyond any doubt of the measurement.
 
     So that noise reverts nothing, the fastest step after has to be slower than the slowest one before, each
     brought to today's costs of the layers: with five steps after and eight before, steps of one
@@ -166,7 +166,7 @@ def _checked(
 
 
 def _trending(values: np.ndarray) -> np.ndarray:
-    """Which series rise or fall beyond doubt, shape (k,), by Mann and Kendall's test."""
+    """Mask (k,) of the series that rise or fall beyond doubt, by Mann and Kendall's test."""
     count = len(values)
     if count < _FEWEST:
         return np.zeros(values.shape[1], dtype=bool)

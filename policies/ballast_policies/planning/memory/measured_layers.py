@@ -42,7 +42,7 @@ class MeasuredLayers:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineForm:
-    """What the memory of a pipeline depends on besides its layers.
+    """Properties of a pipeline that its memory depends on, besides its layers.
 
     Attributes:
         schedule: a name of ``planning.schedules.SCHEDULES``.

@@ -69,7 +69,7 @@ MOST_CUTS = 20_000
 
 
 class MemoryNeed:
-    """What a pipeline of ``layers`` needs of its GPUs, at any number of positions; answers are kept."""
+    """Memory that a pipeline of ``layers`` needs of its GPUs, at any number of positions; a cache."""
 
     def __init__(self, layers: MeasuredLayers, form: PipelineForm, cut: Partition | None = None) -> None:
         """``form``: of any number of positions; ``cut``: the only one that is launched, None: the best."""
@@ -78,7 +78,7 @@ class MemoryNeed:
         self._least: dict[int, float] = {}
 
     def fits(self, positions: int, memory: float) -> bool:
-        """Whether there is a cut of the layers with which every position fits ``memory`` bytes.
+        """True if some partition of the layers lets every position fit ``memory`` bytes.
 
         True where the layers' bytes were not measured, and where there are fewer layers than positions: then
         something else is wrong.

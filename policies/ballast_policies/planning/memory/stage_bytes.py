@@ -19,7 +19,7 @@ ROUNDING = 1 + 1e-9
 
 
 class StageBytes:
-    """What a stage of some layers takes at each position of a pipeline with one stage a position."""
+    """Bytes that a stage of some layers takes at each position of a pipeline with one stage a position."""
 
     def __init__(self, layers: LayerSums, form: PipelineForm) -> None:
         self.layers, self.form = layers, form

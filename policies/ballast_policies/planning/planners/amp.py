@@ -211,7 +211,7 @@ def with_best_layers(grid: Grid, placement: Placement, *, microbatch_size: int, 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """What a search found.
+    """Result of a search.
 
     Attributes:
         plans: accepted strategies with their predicted step seconds, best first, without doubles.

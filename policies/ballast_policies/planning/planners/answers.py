@@ -15,7 +15,7 @@ from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """What a planner plans from.
+    """Input of a planner.
 
     Attributes:
         profile: the layers, of one microbatch.

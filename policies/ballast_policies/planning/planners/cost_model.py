@@ -41,7 +41,7 @@ from ballast_policies.planning.schedules.simulate import Trace, simulate
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StageGpus:
-    """What the GPUs of each stage are: arrays of shape (p,), or (n, p) for n placements.
+    """Properties of the GPUs of each stage: arrays of shape (p,), or (n, p) for n placements.
 
     ``boundary_link`` is of the link to the next stage, p - 1 values. ``types``: bit k for the k-th type.
     """
@@ -66,7 +66,7 @@ class StageGpus:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Degrees:
-    """What is alike for all stages: tensor and data degree, samples and number of microbatches."""
+    """Degrees that all stages share: tensor and data degree, samples and number of microbatches."""
 
     tensor: int
     data: int
@@ -106,7 +106,7 @@ class StageTimes:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """What the model says of a layout.
+    """Prediction of the model for a layout.
 
     Attributes:
         seconds: of a step.
@@ -206,7 +206,7 @@ class CostModel:
         return np.asarray(degrees.microbatches * (forward + backward) + exchange)
 
     def profiled(self, degrees: Degrees, types: np.ndarray) -> np.ndarray:
-        """Whether all GPU types of the stages were measured at the degrees; by placement."""
+        """True, by placement, where all GPU types of the stages were measured at the degrees."""
         unknown = sum(
             1 << k
             for k, kind in enumerate(self.devices.kinds)
@@ -269,7 +269,7 @@ class CostModel:
         bounds: np.ndarray,
         schedule: str = DEFAULT_SCHEDULE,
     ) -> np.ndarray:
-        """Whether every GPU holds its stage, by partition, shape (n,)."""
+        """True, by partition, shape (n,), where every GPU holds its stage."""
         profiled = np.broadcast_to(self.profiled(degrees, gpus.types), len(bounds))
         if np.isinf(gpus.memory).all():
             return profiled
@@ -287,7 +287,7 @@ class CostModel:
         return np.where(self.fits(degrees, gpus, bounds), seconds, np.inf)
 
     def judge(self, layout: Layout, schedule: str = DEFAULT_SCHEDULE) -> StepCost:
-        """What the model says of any layout, also with different numbers of replicas.
+        """Prediction of the model for any layout, also with different numbers of replicas.
 
         ``schedule``: that it is trained with, which its bytes depend on; the seconds are those of 1F1B.
 
@@ -383,7 +383,7 @@ _schedule = functools.lru_cache(maxsize=64)(one_forward_one_backward_replicated)
 
 
 def _pairs(groups: Groups, following: Groups) -> list[tuple[int, int]]:
-    """Who sends to whom: microbatch k of replica k mod r; each tensor rank to its counterpart."""
+    """Pairs of sender and receiver: microbatch k of replica k mod r; each tensor rank to its counterpart."""
     rounds = np.lcm(len(groups), len(following))
     return sorted(
         {

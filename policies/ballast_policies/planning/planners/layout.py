@@ -150,7 +150,7 @@ class Layout:
         return cls(stages, microbatch_size, microbatches, recompute)
 
     def unsuited(self, layers: int, gpus: int) -> str | None:
-        """Why it is no plan for so many layers and GPUs, and what to change; None: it is one."""
+        """Reason that it is no plan for so many layers and GPUs, and its remedy; None: it is one."""
         bounds = [0, *(stage.end_layer for stage in self.stages)]
         for number, stage in enumerate(self.stages):
             if stage.first_layer != bounds[number] or stage.end_layer <= stage.first_layer:
@@ -190,7 +190,7 @@ class Layout:
 
     @property
     def bounds(self) -> tuple[int, ...]:
-        """Where the layers are cut, 0 and L included."""
+        """Bounds of the stages in layers, 0 and L included."""
         return (0, *(stage.end_layer for stage in self.stages))
 
     @property

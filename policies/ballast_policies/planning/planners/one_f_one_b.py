@@ -33,7 +33,7 @@ _PLAYED = 8192
 def backward_ends(
     forward: np.ndarray, backward: np.ndarray, transfer: np.ndarray, microbatches: int
 ) -> np.ndarray:
-    """When each stage has done its last backward, shape (n, p).
+    """Second at which each stage has done its last backward, shape (n, p).
 
     Args:
         forward: seconds of a forward of one microbatch by pipeline and stage, shape (n, p).

@@ -46,7 +46,7 @@ class Level:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """What layers take of each GPU's memory.
+    """Memory of each GPU, and the bytes of the layers in it.
 
     Attributes:
         limit: bytes of a GPU.

@@ -91,7 +91,7 @@ def form_of(layout: Layout, schedule: str = DEFAULT_SCHEDULE) -> PipelineForm:
 
 
 def replicas_by_stage(layout: Layout, schedule: str) -> bool:
-    """Whether a TrainingJob says the layout's replicas stage by stage.
+    """True if a TrainingJob lists the layout's replicas stage by stage.
 
     Where stages have different numbers of them, where whole pipelines cannot share the microbatches evenly,
     and where whole pipelines would have a flush that the schedule does without.

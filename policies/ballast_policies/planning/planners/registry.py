@@ -101,7 +101,7 @@ def _how_good(found: BestPlans | None, seconds: float, first: FoundPlan) -> str:
 
 
 def _uneven(layout: Layout) -> bool:
-    """Whether it is not of equal pipelines, so of none of the shapes."""
+    """True if its pipelines are not equal, so that none of the shapes has it."""
     return layout.data is None or layout.microbatches % layout.data > 0
 
 

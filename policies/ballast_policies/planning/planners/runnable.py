@@ -84,7 +84,7 @@ def trainer_fields(
 
 
 def _in_several_pools(layout: Layout, devices: Devices, schedule: str, *, one_each: bool) -> str | None:
-    """Why no gang in several pools runs it: its ranks are in one pool after the other.
+    """Reason that no gang in several pools runs it: its ranks are in one pool after the other.
 
     ``one_each``: ranks have one stage each.
     """

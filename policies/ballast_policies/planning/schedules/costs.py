@@ -68,7 +68,7 @@ class StageCosts:
         return len(self.forward)
 
     def seconds(self, kind: Kind, stage: int, rank: int) -> float:
-        """How long ``kind`` of one microbatch (or one update) of ``stage`` takes on ``rank``."""
+        """Seconds that ``kind`` of one microbatch (or one update) of ``stage`` takes on ``rank``."""
         whole = self.backward[stage]
         for_input = self.backward_input[stage] if self.backward_input else whole / 2
         seconds = {

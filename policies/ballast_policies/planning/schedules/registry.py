@@ -62,11 +62,11 @@ class ScheduleKind:
         return self.stages_per_rank or asked or DEFAULT_STAGES_PER_RANK
 
     def suits(self, ranks: int, microbatches: int) -> bool:
-        """Whether there are enough microbatches, and they divide over the ranks as the schedule needs it."""
+        """True if there are enough microbatches, and they divide over the ranks as the schedule needs it."""
         return self.unsuited(ranks, microbatches) is None
 
     def unsuited(self, ranks: int, microbatches: int) -> str | None:
-        """Why a pipeline of ``ranks`` cannot take so many microbatches; None: it can."""
+        """Reason that a pipeline of ``ranks`` cannot take so many microbatches; None: it can."""
         if ranks == 1:
             return None
         if self.microbatch_a_rank and microbatches < ranks:
@@ -76,7 +76,7 @@ class ScheduleKind:
         return None
 
     def unshared(self, replicas: Sequence[int], microbatches: int) -> str | None:
-        """Why the replicas of some stage cannot share the microbatches of a step; None: they can.
+        """Reason that the replicas of some stage cannot share the microbatches of a step; None: they can.
 
         Each needs one at least; without a flush an update takes one of each replica.
         """
@@ -190,7 +190,7 @@ def replicable_schedules() -> tuple[str, ...]:
 
 
 def stages_of(name: str, ranks: int, chunks: int = 1) -> int:
-    """How many stages the schedule cuts the model into; ``chunks`` a rank where that is open.
+    """Number of stages of the schedule; ``chunks`` a rank where that is open.
 
     Raises:
         ScheduleError: the name is unknown.

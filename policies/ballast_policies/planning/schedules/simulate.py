@@ -132,7 +132,7 @@ class _Player:
         self.arrival[action] = self.link_free[link] = begin + self.costs.transfer_seconds(boundary)
 
     def _ready(self, action: Action) -> float | None:
-        """When everything ``action`` needs is there; None: not known yet."""
+        """Time at which the inputs of ``action`` are there; None: not known yet."""
         moments = [0.0]
         for needed, arrives in self._needs(action):
             moment = (self.arrival if arrives else self.finished).get(needed)

@@ -103,7 +103,7 @@ class SemiDecision:
 
     @property
     def acts(self) -> bool:
-        """Whether any rank does other work than its own."""
+        """True if any rank does other work than its own."""
         return any(self.migrated) or any(self.pruned)
 
     def computed(self, columns: Sequence[int]) -> tuple[float, ...]:
@@ -273,7 +273,7 @@ def semi_seconds(
 def helper_columns(
     migrated: int, *, ranks: int, straggler: int, rank: int, migrating: Collection[int] = ()
 ) -> range:
-    """Which of the ``migrated`` columns ``rank`` computes.
+    """Columns of the ``migrated`` ones that ``rank`` computes.
 
     r' = (r + e - r_k) mod e in 1..e-1, m = ceil(L_mig / (e - 1)): columns m (r' - 1) to m r' - 1,
     clipped.  Empty for the straggler itself.  Where several ranks migrate they do not help each other:

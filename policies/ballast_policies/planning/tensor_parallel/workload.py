@@ -108,7 +108,7 @@ def decide_workload(
 def measured_no_faster(
     decision: SemiDecision, measured: Sequence[float], before: Sequence[float], *, costs: MoveCosts
 ) -> bool:
-    """Whether a step under a decision takes as long as before it: what was expected has not come true.
+    """True if a step under a decision takes as long as before it: the expected gain has not come true.
 
     Args:
         decision: in force.
@@ -134,7 +134,7 @@ def _candidates(
     product_seconds: Sequence[float],
     columns: Sequence[int],
 ) -> Iterator[SemiDecision]:
-    """What a policy may do: all of the excess; for SEMI also parts of it."""
+    """Candidates of a policy: all of the excess moved; for SEMI also parts of it."""
     none = (0,) * len(seconds)
 
     def excess(reference: float | None) -> tuple[int, ...]:

@@ -256,7 +256,7 @@ def every_placement(devices: Devices, tensor: int, data: int, stages: int, *, mo
 
 
 def _count(counts: list[int], slots: int) -> float:
-    """How many sequences of ``slots`` have at most the given number of each class."""
+    """Number of sequences of ``slots`` that have at most the given number of each class."""
     if slots >= 150:
         # A float holds no factorial above 170's.
         return float("inf")
@@ -284,7 +284,7 @@ def _sequences(
     done: list[str] = []
 
     def may_follow(gpu_type: str) -> bool:
-        """Whether the next slot may have the type: those left have to be enough for the stages left."""
+        """True if the next slot may have the type: those left have to be enough for the stages left."""
         if done and gpu_type == done[-1]:
             return len(chosen) % each > 0 or of_type[gpu_type] >= each
         if len(chosen) % each or gpu_type in done or of_type[gpu_type] < each:

@@ -45,7 +45,7 @@ _MOST_SHAPES = 1500
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BestPlans:
-    """What the search found.
+    """Result of the search.
 
     Attributes:
         plans: (seconds of a step, layout), the fastest first, one for each shape.
@@ -59,7 +59,7 @@ class BestPlans:
 
     @property
     def optimal(self) -> bool:
-        """Whether the bound proves that the first plan is the best there is."""
+        """True if the bound proves that the first plan is the best there is."""
         return self.plans[0][0] <= self.bound * (1 + 1e-9)
 
 

@@ -115,7 +115,7 @@ def one_stage_order(stage: int, microbatches: Sequence[int], active: int) -> lis
 
 
 def rounds_of(ranks: int, microbatches: int) -> int | None:
-    """How many equal rounds of at least ``ranks`` the microbatches make (one, if fewer); None: none."""
+    """Number of equal rounds of at least ``ranks`` microbatches (one, if fewer in all); None: not equal."""
     rounds = max(1, microbatches // ranks)
     return None if microbatches % rounds else rounds
 
