@@ -6,6 +6,7 @@ Not part of the installed product; a test compares what is committed with what i
 import enum
 import importlib.util
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -299,12 +300,19 @@ def policies_table() -> str:
 
 
 def specification() -> str:
-    """The programs of the specification as they stand, read and not imported: cvxpy is a large module."""
+    """The programs of the specification, read and not imported: cvxpy is a large module."""
     found = importlib.util.find_spec("ballast_policies.allocation.specification")
     assert found is not None
     assert found.origin is not None
     text = Path(found.origin).read_text()
     programs = text[text.index("\ndef ") : text.index("\ndef isolated(")]
+    for left_out in (
+        r'(?s)\n    """.*?"""(?=\n)',
+        r": (ClusterView|np.ndarray|Sequence\[Any\]|Callable\[.*(?=, also))",
+        r" -> .*(?=:\n)",
+        r"\n    # .*",
+    ):
+        programs = re.sub(left_out, "", programs)
     return f"```python\n{programs.strip()}\n```"
 
 

@@ -56,6 +56,7 @@ class ClusterView:
         elapsed: (n,) seconds since arrival.
         isolated_elapsed: (n,) seconds that the progress so far would have taken on the isolated share.
         deadlines: (n,) seconds until the job should be done; infinite where it has no deadline.
+        budgets, budget: (n,) USD for the rest of each job, and for all together; infinite without a limit.
         prices: (k,) price of a GPU hour; of a type without one, the mean of the others, or 1.
         shares: expression of shape (n, k): fraction of its time that each job spends on each type.
         throughput: expression of shape (n,): steps/s of each job.
@@ -74,6 +75,8 @@ class ClusterView:
     elapsed: np.ndarray
     isolated_elapsed: np.ndarray
     deadlines: np.ndarray
+    budgets: np.ndarray
+    budget: float
     prices: np.ndarray
     shares: "cvxpy.Expression"
     throughput: "cvxpy.Expression"
@@ -129,6 +132,8 @@ def pose(instance: Instance) -> Posed:
         elapsed=np.asarray(instance.elapsed)[rows],
         isolated_elapsed=np.asarray(instance.isolated_elapsed)[rows],
         deadlines=np.where(np.isnan(deadlines), np.inf, deadlines),
+        budgets=np.where(np.isnan(instance.budgets[rows]), np.inf, instance.budgets[rows]),
+        budget=instance.budget,
         prices=instance.prices(),
         shares=cvxpy.reshape(matrix(ones, job * k + columns.kind, n * k) @ x, (n, k), order="C"),
         throughput=throughput,

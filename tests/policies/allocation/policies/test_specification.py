@@ -7,7 +7,7 @@ from ballast_policies.allocation.custom import solve
 from ballast_policies.allocation.instance import from_arrays
 from ballast_policies.allocation.solvers.nash import nash_shares
 from ballast_policies.allocation.specification import SPECIFICATIONS
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 FAMILIES = ("uniform", "heavy tails", "identical jobs", "tight gangs", "weights", "few usable types")
 SHARES = ("isolated", "proportional")
-LEVELS = ("water-filling",)
+LEVELS = ("water-filling", "hierarchical", "min-cost")
 OPTIMA = [name for name in SPECIFICATIONS if name not in (*SHARES, *LEVELS, "strategy-proof")]
 
 
@@ -46,6 +46,9 @@ def drawn(family, seed):
         steps_remaining=steps,
         elapsed=draw.uniform(0.0, 3600.0, n),
         isolated_elapsed=draw.uniform(0.0, 3600.0, n),
+        entity_of=[draw.choice(["red", "blue", None]) for _ in range(n)] if family == "weights" else None,
+        budgets=np.where(draw.random(n) < 0.5, draw.uniform(0.1, 6.0, n), np.nan),
+        budget=float(draw.uniform(0.3, 12.0)) if draw.random() < 0.5 else np.inf,
         deadlines=steps / (T * isolated).sum(axis=1) * draw.uniform(1.0, 3.0, n),
         usd_per_hour={f"type-{j}": float(draw.uniform(0.5, 4.0)) for j in range(k)},
     )
@@ -56,21 +59,24 @@ def drawn(family, seed):
 @given(family=st.sampled_from(FAMILIES), seed=st.integers(0, 2**32 - 1))
 def test_the_optimum_is_that_of_the_specification(policy, family, seed):
     """To a relative 1e-6; the specification is solved by HiGHS or Clarabel, as a user's function is."""
+    # Gangs of AlloX start in the order of the queues: its mean is then that of no program.
+    assume(policy != "allox" or family != "tight gangs")
     instance = drawn(family, seed)
     want = solve(SPECIFICATIONS[policy], instance).objective
     assert registry.solve(policy, instance).objective == pytest.approx(want, rel=1e-6)
 
 
+@pytest.mark.parametrize("policy", LEVELS)
 @examples(15)
 @given(family=st.sampled_from(FAMILIES), seed=st.integers(0, 2**32 - 1))
-def test_the_levels_of_water_filling_are_those_of_its_sequence_of_programs(family, seed):
+def test_levels_are_those_of_the_sequence_of_programs(policy, family, seed):
     """Sorted, so that the least counts first; solvers stop within 1e-7 of a limit."""
     instance = drawn(family, seed)
     found, want = (
         np.sort(instance.levels(instance.throughput(answer.x)))
         for answer in (
-            registry.solve("water-filling", instance),
-            solve(SPECIFICATIONS["water-filling"], instance),
+            registry.solve(policy, instance),
+            solve(SPECIFICATIONS[policy], instance),
         )
     )
     assert found == pytest.approx(want, rel=1e-6)
