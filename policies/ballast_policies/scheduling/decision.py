@@ -249,7 +249,7 @@ def build_problem(state: ClusterState, policy: SchedulingPolicy, *, now: float) 
     closed = {job.name: job.closed_pools for job in state.jobs if job.closed_pools}
     classes = price_classes(
         policy.objective,
-        state.useful_prices or state.usable_pools,
+        state.useful_prices,
         state.capacity.regions,
         inputs.problem.prices,
         closed,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.allocation.problem import Job, Problem
-from ballast_policies.prices.hazard import Hazard
+from ballast_policies.prices.hazard import Hazard, RestartCosts, checkpoint_interval
 from ballast_policies.rounds.gangs import ElasticGang, MixedGang, SharedGpus, SpreadGang
 from ballast_policies.rounds.question import SpotLimits
 from ballast_policies.rounds.values import ANY_NODES, Node, NodeRequest, Placement, gpus_by
@@ -193,8 +193,6 @@ class ClusterState:
         jobs: those that want GPUs and that some round can place, by age.
         tenants: what tenants with a limit on GPUs may still be given.
         shared: which jobs may share which GPUs.
-        useful_prices: usable pools at the price of an hour in which a job gets on, where machines are taken
-            away; empty: as the capacity has them.
         preempted: spot pool -> machines that were taken away there, and in how many hours.
         start_seconds: pool -> until the pods of a new node run.
     """
@@ -204,7 +202,6 @@ class ClusterState:
     tenants: TenantRooms = dataclasses.field(default_factory=TenantRooms)
     shared: SharedGpus = dataclasses.field(default_factory=SharedGpus)
     spot: SpotLimits = dataclasses.field(default_factory=SpotLimits)
-    useful_prices: tuple[PricedPool, ...] = ()
     preempted: Mapping[str, Hazard] = dataclasses.field(default_factory=dict)
     start_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
@@ -251,6 +248,25 @@ class ClusterState:
         return tuple(
             dataclasses.replace(pool, gpus=usable.get(pool.pool, pool.gpus)) for pool in capacity.pools
         )
+
+    @functools.cached_property
+    def useful_prices(self) -> tuple[PricedPool, ...]:
+        """The usable pools at the price of an hour in which a job gets on, not of one that is paid.
+
+        Start-ups and saves at preemptions are paid as well (``RestartCosts.useful_part``). In whole percent,
+        so that not every preemption calls for another allocation. A pool that has lost no machine keeps its
+        price.
+        """
+
+        def useful(pool: PricedPool) -> PricedPool:
+            seen = self.preempted.get(pool.pool, Hazard())
+            if not seen.preemptions or pool.price <= 0:
+                return pool
+            costs = RestartCosts(startup_seconds=self.start_seconds.get(pool.pool, 180.0))
+            part = costs.useful_part(seen.per_hour, checkpoint_interval(seen.per_hour, costs))
+            return dataclasses.replace(pool, price=pool.price / max(0.01, round(part, 2)))
+
+        return tuple(map(useful, self.usable_pools))
 
     @functools.cached_property
     def problem(self) -> Problem:

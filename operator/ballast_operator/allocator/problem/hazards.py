@@ -8,8 +8,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from ballast_policies.allocation.price_classes import PricedPool
-from ballast_policies.prices.hazard import Hazard, RestartCosts, checkpoint_interval
+from ballast_policies.prices.hazard import Hazard
 from ballast_policies.protocol.observed import Cause
 
 from ballast_operator.allocator.problem.capacity import ClusterCapacity
@@ -123,35 +122,11 @@ def next_hazards(
     return tuple(found)
 
 
-def at_useful_prices(
-    pools: Sequence[PricedPool], spec: Sequence[NodePool], status: Object | None
-) -> tuple[PricedPool, ...]:
-    """The pools at the price of an hour in which a job gets on, not of one that is paid.
-
-    Start-ups and saves at preemptions are paid as well (``RestartCosts.useful_part``). In whole
-    percent, so that not every preemption calls for another allocation. A pool that has lost no machine keeps
-    its price.
-    """
-    before, _ = _known(status)
-    start = {pool.name: pool.start_seconds for pool in spec}
-
-    def useful(pool: PricedPool) -> PricedPool:
-        known = before.get(pool.pool)
-        if known is None or not known.preemptions or pool.price <= 0:
-            return pool
-        costs = RestartCosts(startup_seconds=start.get(pool.pool, 180.0))
-        part = costs.useful_part(known.per_hour, checkpoint_interval(known.per_hour, costs))
-        return dataclasses.replace(pool, price=pool.price / max(0.01, round(part, 2)))
-
-    return tuple(map(useful, pools))
-
-
 def spot_seen(snapshot: Snapshot, spec: Sequence[NodePool], status: Object | None) -> Snapshot:
     """``snapshot`` with what has been seen of spot pools, and how long nodes of each pool take to start."""
     before, _ = _known(status)
     return dataclasses.replace(
         snapshot,
-        useful_prices=at_useful_prices(snapshot.usable_pools, spec, status),
         preempted={
             pool: Hazard(preemptions=known.preemptions, hours=known.node_hours)
             for pool, known in before.items()

@@ -10,6 +10,7 @@ import yaml
 from ballast_operator.cli.live.policy_diff import as_text as policy_text
 from ballast_operator.cli.live.policy_diff import difference
 from ballast_operator.cli.live.whatif import as_text, pose, read_change, read_cluster, whatif
+from ballast_operator.cli.live.whatif_over_time import changed
 from ballast_operator.cli.main import main
 from ballast_operator.kube import client
 from ballast_operator.kube.kinds import JOB, NODE, POLICY
@@ -87,6 +88,11 @@ def test_what_the_operator_knows_of_budgets_and_spot_pools_is_decided_on_too():
     prices = {pool.pool: pool.price for pool in snapshot.useful_prices}
     assert prices["p100-spot"] > 0.43 and prices["p100"] == 1.46
     assert snapshot.start_seconds["p100-spot"] > 0
+    dear = changed(snapshot, Setup(policy="min-cost", prices={"p100": 4.0})).useful_prices
+    assert {pool.pool: round(pool.price / 4.0, 2) for pool in dear if pool.gpu_type == "p100"} == {
+        "p100": 1.0,
+        "p100-spot": round(prices["p100-spot"] / 0.43, 2),
+    }
 
 
 def test_a_changed_policy_says_what_the_next_round_would_do():

@@ -1,7 +1,9 @@
 """How often machines of a pool are taken away is counted, kept, and weighed by policies that read prices."""
 
 import pytest
-from ballast_operator.allocator.problem.hazards import at_useful_prices
+from ballast_operator.allocator.problem.capacity import ClusterCapacity
+from ballast_operator.allocator.problem.hazards import spot_seen
+from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.api.node_pool import NodePool
 from ballast_operator.kube.kinds import JOB, NODE, POLICY
 from ballast_policies.allocation.price_classes import PricedPool
@@ -110,8 +112,8 @@ async def test_pools_on_demand_have_no_hazard():
     [
         (None, 1.0),
         ({"pool": "spot"}, 1.0),
-        ({"pool": "spot", "preemptions": 50, "perHour": 4.0}, 1.2),
-        ({"pool": "spot", "preemptions": 1, "perHour": 0.001}, 1.0),
+        ({"pool": "spot", "preemptions": 50, "nodeHours": 11.6}, 1.2),
+        ({"pool": "spot", "preemptions": 1, "nodeHours": 1500.0}, 1.0),
         ({"pool": "spot", "preemptions": "many"}, 1.0),
     ],
 )
@@ -120,7 +122,8 @@ def test_policies_weigh_the_price_of_an_hour_in_which_a_job_gets_on(entry, price
     pool = NodePool.model_validate({"name": "spot", "nodeSelector": {"a": "b"}, "gpuType": "v100"})
     priced = PricedPool(pool="spot", gpu_type="v100", price=1.0, gpus=4)
     status = {} if entry is None else {"hazard": [entry]}
-    (found,) = at_useful_prices([priced], [pool], status)
+    capacity = ClusterCapacity(gpu_types=("v100",), pools=(priced,))
+    (found,) = spot_seen(Snapshot(capacity=capacity, jobs=()), [pool], status).useful_prices
     assert found.price == pytest.approx(price, abs=0.02)
 
 
