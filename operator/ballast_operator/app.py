@@ -49,7 +49,7 @@ BEAT_SECONDS = 0.5
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the command line gives.
+    """Options of the command line.
 
     Attributes:
         kubeconfig: None: ``$KUBECONFIG``, the pod's account, or ``~/.kube/config``.
@@ -330,7 +330,7 @@ class Operator:
         )
 
     def problems(self) -> list[str]:
-        """What a restart may help against; asked by the pages' thread."""
+        """Problems that a restart may help against; asked by the pages' thread."""
         still, informers = self._still_seconds(), self._informers
         found = []
         if still > self._settings.leader.stuck_seconds:

@@ -178,7 +178,7 @@ drain a node that is taken back only once the gang has left it."""
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NewNode:
-    """Where a pod goes whose node does not exist yet: an autoscaler sees it wait, and makes one.
+    """Target of a pod whose node does not exist yet: an autoscaler sees it wait, and makes one.
 
     Attributes:
         node_selector: labels of the pool's nodes.
@@ -191,7 +191,7 @@ class NewNode:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PodOptions:
-    """What a pod has beside its job's template and its place in the gang.
+    """Options of a pod beside its job's template and its place in the gang.
 
     Attributes:
         renew_seconds: how often its trainer renews the Lease.
@@ -433,7 +433,7 @@ def gpus_elsewhere(template: Mapping[str, Any], gpu_resources: Sequence[str], gp
 def changed_by_admission(
     wanted: Mapping[str, Any], made: Mapping[str, Any], gpu_resources: Sequence[str]
 ) -> str:
-    """How admission hides the pod from its job, or lets it take other GPUs; empty: it does neither.
+    """Effect of admission that hides the pod from its job, or lets it take other GPUs; empty: none.
 
     A pod that a webhook lets onto other nodes takes GPUs there that another gang is given.
     A LimitRange gives its default to each container that does not name the resource; a webhook may add a

@@ -58,11 +58,11 @@ class NotAllowed(Rejected):
 
 
 class Expired(Rejected):
-    """What is asked for is too old (HTTP 410): it is listed anew. It happens in good order."""
+    """The requested version is too old (HTTP 410): it is listed anew. It happens in good order."""
 
 
 class ActionRefused(Rejected):
-    """What a pass does for a job was refused, and no launch of the job can or need end for it."""
+    """The API server refused an action, and no launch of the job can or need end for it."""
 
 
 class Unavailable(OperatorError):  # noqa: N818
@@ -78,7 +78,7 @@ class Unreachable(Unavailable):
 
 
 def for_good(error: BaseException) -> bool:
-    """Whether the API server refused the content itself, so that the same request never succeeds."""
+    """True if the API server refused the content itself, so that the same request never succeeds."""
     return isinstance(error, Rejected) and not isinstance(
         error, (Expired, Forbidden, NotAllowed, ActionRefused)
     )

@@ -64,7 +64,7 @@ async def end(memo: kopf.Memo, **_: Any) -> None:
 
 @kopf.on.probe(id="waiting")  # type: ignore[untyped-decorator]
 def waiting(memo: kopf.Memo, **_: Any) -> list[str]:
-    """What the operator waits for; the probe fails where a restart may help."""
+    """Conditions that the operator waits for; the probe fails where a restart may help."""
     problems = memo.operator.problems()
     if memo.running.done() or problems:
         raise kopf.PermanentError("; ".join(problems) or "the operator has ended")

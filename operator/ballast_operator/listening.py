@@ -16,7 +16,7 @@ NO_REQUEST = (HttpProcessingError, web.RequestPayloadError)
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether it is an error of this program: anybody can send what is no request, as often as they like."""
+    """True if it is an error of this program: anybody can send what is no request, as often as they like."""
     return record.exc_info is None or not isinstance(record.exc_info[1], NO_REQUEST)
 
 

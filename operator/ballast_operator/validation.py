@@ -43,7 +43,7 @@ def usable(body: Mapping[str, Any], old: Mapping[str, Any] | None, **_: Any) -> 
 
 
 def _problem(body: Mapping[str, Any]) -> str:
-    """Why the spec cannot be used; empty: it can, or that is not known."""
+    """Reason that the spec cannot be used; empty: it can, or that is not known."""
     try:
         return read_spec({**body, "status": {}})[1]
     except Exception:  # kopf would refuse the job for it, which the operator takes and tells of

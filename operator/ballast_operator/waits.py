@@ -26,7 +26,7 @@ FORGOTTEN_AFTER_SECONDS = 600.0
 
 
 class WaitReason(enum.StrEnum):
-    """Why the operator waits; the label ``reason`` of ``ballast_operator_waiting_seconds``."""
+    """Reason that the operator waits; the label ``reason`` of ``ballast_operator_waiting_seconds``."""
 
     API_SERVER = "ApiServer"
     """The API server does not answer."""
@@ -49,7 +49,7 @@ class WaitReason(enum.StrEnum):
 
     @property
     def ready(self) -> bool:
-        """Whether a replica that waits for this does all that can be asked of it: ``/readyz`` stays ok."""
+        """True if a replica that waits for this does all it can: ``/readyz`` stays ok."""
         return self in (WaitReason.LEADER, WaitReason.POLICY)
 
 
@@ -99,14 +99,14 @@ class Waits:
             logger.info("no longer waiting after %.0f s: %s", self._clock() - wait.since, wait.what)
 
     def seconds(self, reason: WaitReason) -> float:
-        """How long the longest wait for ``reason`` has lasted; 0 where there is none."""
+        """Seconds that the longest wait for ``reason`` has lasted; 0 where there is none."""
         now = self._clock()
         return max(
             (now - wait.since for wait in tuple(self._waits.values()) if wait.reason is reason), default=0.0
         )
 
     def told(self, reason: WaitReason) -> list[str]:
-        """What is waited for, with what to do, of each wait for ``reason``."""
+        """Text of each wait for ``reason``, with what to do."""
         found = [wait for wait in tuple(self._waits.values()) if wait.reason is reason]
         return sorted(f"{wait.what}. To fix: {wait.to_fix}" for wait in found)
 
@@ -116,12 +116,12 @@ class Waits:
 
     @property
     def ready(self) -> bool:
-        """Whether no wait keeps this replica from its work."""
+        """True if no wait keeps this replica from its work."""
         return all(wait.reason.ready for wait in tuple(self._waits.values()))
 
     @property
     def broken(self) -> bool:
-        """Whether a restart may help: ``/healthz`` fails."""
+        """True if a restart may help: ``/healthz`` fails."""
         return any(wait.reason is WaitReason.DECISIONS for wait in tuple(self._waits.values()))
 
     def log_due(self) -> None:

@@ -245,7 +245,7 @@ def _budget(
 
 
 def _forecast(job: SnapshotJob, options: tuple[PlacementOption, ...], within_seconds: float) -> str:
-    """What is left, at its cheapest and at its fastest, by two digits: each change is a write."""
+    """Time and cost that are left, cheapest and fastest, by two digits: each change is a write."""
     steps = job.job.steps_remaining or 0.0
     parts = [f"the remaining steps, about {two_digits(steps)},"]
     least, best = cheapest(options), fastest(options)

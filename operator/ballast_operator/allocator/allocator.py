@@ -112,7 +112,7 @@ class DecisionThrottle:
         return due if at is None else min(at, due)
 
     def _may_fit(self, view: JobView) -> bool:
-        """Whether a GPU type that the job may use had as many GPUs left as its smallest gang takes."""
+        """True if a GPU type that the job may use had as many GPUs left as its smallest gang takes."""
         if view.spec is None:
             return False
         needed, allowed = view.spec.smallest_gang, view.spec.gpu_types
@@ -170,7 +170,7 @@ class Allocator:
 
     @property
     def next_at(self) -> float | None:
-        """When it decides if nothing triggers it, epoch seconds; None: not at all."""
+        """Time of the next decision if nothing triggers one, epoch seconds; None: none is due."""
         times = (self._next_round, self._next_read, self._next_growth, self.decider.budgets_at)
         return min((at for at in times if at is not None), default=None)
 

@@ -100,7 +100,7 @@ def _left_out(job: FaultyJob, plan_id: str) -> Assignment:
 
 
 def _undecided(view: JobView, reason: str, why: str) -> Assignment:
-    """What runs is kept, nothing starts."""
+    """Assignment that keeps what runs and starts nothing."""
     action = Action.RELEASE if view.status.allocation is None else Action.KEEP
     return Assignment(action=action, launches=view.status.launches, reason=reason, why=why)
 
@@ -273,7 +273,7 @@ class Decider:
 
     @contextlib.contextmanager
     def _taken_in(self, failure: str, *names: str) -> Iterator[None]:
-        """What was measured and cannot be used counts as not measured."""
+        """Context in which unusable measurements count as not measured."""
         try:
             yield
         except Exception:

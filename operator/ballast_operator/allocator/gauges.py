@@ -104,7 +104,7 @@ def set_cost_gauges(
 
 
 def set_goodput(metrics: Metrics, jobs: Sequence[JobView]) -> None:
-    """What GPUs of the jobs that are not deleted were held for; and, by pool, which part was productive."""
+    """GPU time of the jobs that are not deleted, by use; and, by pool, the part that was productive."""
     uses, held, good = (defaultdict[str, float](float) for _ in range(3))
     for view in jobs:
         time = view.status.gpu_time

@@ -67,14 +67,14 @@ class PolicyReport:
 
     @property
     def failure(self) -> bool:
-        """Whether decisions failed, or the solver did: the next report may not say so any more."""
+        """True if decisions failed, or the solver did: the next report may not say so any more."""
         return bool(self.failed) or (
             self.made is not None and self.made.solve.health is not PolicyReason.SOLVER_ANSWERS
         )
 
 
 def decided(made: MadeDecision) -> Decided:
-    """What history keeps of a decision."""
+    """Record of a decision for history."""
     return Decided(
         at=made.of.seen.now.timestamp(),
         state=made.of.snapshot,
@@ -132,7 +132,7 @@ def policy_status(
 
 
 def least_status(old: Object, new: dict[str, Any], why: str) -> dict[str, Any]:
-    """What is written in place of ``new``, which the API server refuses for the reason ``why``.
+    """Status written in place of ``new``, which the API server refuses for the reason ``why``.
 
     Texts are plain, what is proposed is left out, and a team whose name is not plain stays as it is stored.
     """
@@ -352,7 +352,7 @@ SUMS = frozenset({"gpuSeconds", "cost", "heldCost", "dataCost", "monthCost", "no
 
 
 def _differs_beyond_counters(old: Object, new: Object) -> bool:
-    """Whether more than the name, time and duration of the last round, and sums of the bill, has changed."""
+    """True if more has changed than the name, time and duration of the last round, and sums of the bill."""
 
     def stable(status: Object) -> dict[str, Any]:
         last = status.get("lastRound") or {}

@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SavedState:
-    """What is kept.
+    """Content of the saved state.
 
     Attributes:
         memory: of the rounds; None before the first.
@@ -69,7 +69,7 @@ class StateStore:
         self._written = b""
 
     async def load(self) -> SavedState:
-        """What an earlier leader has saved, as far as it can be read. Raises Unavailable: no answer."""
+        """State that an earlier leader saved, as far as readable. Raises Unavailable: no answer."""
         try:
             item = await self._cluster.get(CONFIG_MAP, self._namespace, STATE_NAME)
         except NotFound:

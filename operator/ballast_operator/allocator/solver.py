@@ -57,7 +57,7 @@ class _ProcessDied(Exception):  # noqa: N818
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Failure:
-    """Why the fallback answers: values of the conditions SolverHealthy and Solved, and their message."""
+    """Reason for the fallback: values of the conditions SolverHealthy and Solved, and their message."""
 
     health: PolicyReason
     why: str
@@ -155,7 +155,7 @@ class Solver:
             return fall_back(failure)
 
     async def answer(self, function: Callable[[Q], A], question: Q) -> A:
-        """What ``function``, of a module, says to ``question`` in the process.
+        """Answer of ``function``, of a module, to ``question`` in the process.
 
         Raises:
             TimeoutError: it took longer than an allocation may.

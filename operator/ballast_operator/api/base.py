@@ -207,7 +207,7 @@ class Condition(StatusModel):
 
     @property
     def is_true(self) -> bool:
-        """Whether the status is True."""
+        """True if the status is True."""
         return self.status == "True"
 
 
@@ -216,7 +216,7 @@ Conditions = Annotated[tuple[Condition, ...], listed(16, "type")]
 
 
 class Verdict(NamedTuple):
-    """What a decision says of one condition; ``value`` None: Unknown."""
+    """Verdict of a decision on one condition; ``value`` None: Unknown."""
 
     type: str
     value: bool | None

@@ -53,7 +53,7 @@ CHOOSABLE = tuple(name for name in POLICIES.builtin if name not in _SHARING)
 
 
 class Objective(ApiModel):
-    """What the allocation aims at. Any policy may follow any other, live: by changing one line."""
+    """Objective of the allocation. Any policy may follow any other, live: by changing one line."""
 
     RULES = (
         registered("policy", POLICIES, also=CALLABLE, described="or module:function of the operator's image"),
@@ -117,7 +117,7 @@ class Objective(ApiModel):
 
 
 def _ends(name: str, entities: "dict[str, EntityShare]") -> bool:
-    """Whether the parents of ``name`` come to an end; an unknown parent is another rule's matter."""
+    """True if the parents of ``name`` come to an end; an unknown parent is another rule's matter."""
     seen: set[str] = set()
     while name not in seen:
         seen.add(name)
@@ -129,7 +129,7 @@ def _ends(name: str, entities: "dict[str, EntityShare]") -> bool:
 
 
 class Moves(ApiModel):
-    """How restless the allocation may be."""
+    """Limits on how often the allocation moves gangs."""
 
     min_run_seconds: _Seconds = 0.0
     """A gang keeps its GPUs at least this long, its start included: choose more than a start takes."""
@@ -185,7 +185,7 @@ class Tenants(ApiModel):
         return NamespaceLimits.model_construct(**{**dict(self.each_namespace), **stated})
 
     def field_of(self, namespace: str, limit: str) -> str:
-        """Where the limit that holds for the namespace is stated."""
+        """Field that states the limit of the namespace."""
         own = self.namespaces.get(namespace)
         part = f"namespaces.{namespace}" if own is not None and limit in own.to_dict() else "eachNamespace"
         return f"tenants.{part}.{limit}"
@@ -220,7 +220,7 @@ _ConditionOfNode = Annotated[
 
 
 class NodeHealth(ApiModel):
-    """Which nodes are sick. What runs there is not stopped."""
+    """Criteria of sick nodes. What runs there is not stopped."""
 
     unhealthy_conditions: Annotated[tuple[_ConditionOfNode, ...], listed(64, unique=True)] = UNHEALTHY
     """Conditions of nodes on which nothing is started: a type that is ``True``, or ``type=False``."""
@@ -240,7 +240,7 @@ class TopologyLevel(ApiModel):
 
 
 class Topology(ApiModel):
-    """How nodes are near to each other, as in Kueue's Topology."""
+    """Distance of nodes to each other, as in Kueue's Topology."""
 
     levels: Annotated[tuple[TopologyLevel, ...], listed(8, "nodeLabel")] = ()
     """From the widest to the narrowest, as block, rack."""
@@ -252,7 +252,7 @@ class Topology(ApiModel):
 
 
 class ClusterPolicySpec(ApiModel):
-    """How GPUs are shared."""
+    """Rules by which GPUs are shared."""
 
     RULES = (
         Rule(
@@ -316,7 +316,7 @@ class ClusterPolicySpec(ApiModel):
 
 
 class ClusterPolicy(ApiModel):
-    """How an administrator wants the GPUs of a cluster shared between training jobs."""
+    """Rules by which an administrator shares the GPUs of a cluster between training jobs."""
 
     api_version: Literal["ballast.dev/v1alpha1"] = meta.API_VERSION
     """Group and version."""

@@ -12,7 +12,7 @@ _Name = Annotated[str, Field(max_length=253)]
 
 
 class PoolCapacity(StatusModel):
-    """What a pool has."""
+    """Capacity of a pool."""
 
     pool: _Name
     """The pool's name."""
@@ -33,7 +33,7 @@ class PoolCapacity(StatusModel):
 
 
 class PoolBill(StatusModel):
-    """What the nodes of a pool have cost since Ballast has known them, up to ``billAt``."""
+    """Cost of a pool's nodes since Ballast has known them, up to ``billAt``."""
 
     pool: _Name
     """The pool's name."""
@@ -64,7 +64,7 @@ class PoolBill(StatusModel):
 
 
 class PoolHazard(StatusModel):
-    """How often machines of a spot pool are taken away, as far as it was seen."""
+    """Rate at which machines of a spot pool are taken away, as far as it was seen."""
 
     pool: _Name
     """The pool's name."""
@@ -96,7 +96,7 @@ class PoolPrice(StatusModel):
 
 
 class Proposed(StatusModel):
-    """What a job would get: filled in while ``spec.dryRun`` is set."""
+    """GPUs that a job would get: filled in while ``spec.dryRun`` is set."""
 
     job: Annotated[str, Field(max_length=512)]
     """namespace/name."""
@@ -128,7 +128,7 @@ class Round(StatusModel):
 
 
 class Twin(StatusModel):
-    """How far the last replay of what the operator saw is off."""
+    """Error of the last replay of what the operator saw."""
 
     time: Time
     """Up to when was replayed."""
@@ -143,7 +143,7 @@ class Twin(StatusModel):
 
 
 class ClusterPolicyStatus(StatusModel):
-    """What the policy sees and does."""
+    """State of the policy: its capacity, decisions and costs."""
 
     observed_generation: Annotated[int, Field(ge=0)] = 0
     """metadata.generation of the spec that this status is about."""

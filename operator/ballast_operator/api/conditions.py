@@ -39,7 +39,7 @@ class PolicyCondition(enum.StrEnum):
 
 
 class Told(enum.Enum):
-    """How a condition that takes a reason is told by an Event."""
+    """Kind of the Event that reports a condition's reason."""
 
     NORMALLY = enum.auto()
     WARNING = enum.auto()

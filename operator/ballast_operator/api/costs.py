@@ -19,7 +19,7 @@ from ballast_operator.api.base import (
 
 
 class OnLimit(enum.StrEnum):
-    """What happens to a job that has reached a limit."""
+    """Consequence for a job that has reached a limit."""
 
     SUSPEND = "Suspend"
     """It saves a checkpoint, stops, and holds no GPUs until the limit is raised."""
@@ -30,7 +30,7 @@ class OnLimit(enum.StrEnum):
 
 
 class OnTeamLimit(enum.StrEnum):
-    """What happens to the jobs of a team that has spent its budget."""
+    """Consequence for the jobs of a team that has spent its budget."""
 
     SUSPEND = "Suspend"
     """They save a checkpoint, stop, and hold no GPUs until there is budget again."""
@@ -48,7 +48,7 @@ class BudgetPeriod(enum.StrEnum):
 
 
 class TeamBudget(ApiModel):
-    """What the jobs of a team may cost."""
+    """Budget of a team's jobs."""
 
     amount: Annotated[float, Field(gt=0, le=1e12)]
     """In the currency of ``pricePerGpuHour``. ``status.teams`` has what is spent, deleted jobs included."""
@@ -59,7 +59,7 @@ class TeamBudget(ApiModel):
 
 
 class TeamPart(StatusModel):
-    """What one team has paid for a job."""
+    """Part of a job's cost that one team has paid."""
 
     team: Annotated[str, Field(max_length=253)]
     """The team, ``spec.entity`` then; empty: none."""
@@ -68,7 +68,7 @@ class TeamPart(StatusModel):
 
 
 class TeamCost(StatusModel):
-    """What the jobs of a team have cost, deleted ones included, up to ``billAt``."""
+    """Cost of a team's jobs, deleted ones included, up to ``billAt``."""
 
     team: Annotated[str, Field(max_length=253)]
     """The team, ``spec.entity`` of its jobs; empty: jobs without one."""
@@ -87,7 +87,7 @@ class TeamCost(StatusModel):
 
 
 class SpotLimits(ApiModel):
-    """What may be started on spot machines, under every policy. Nothing that runs is stopped for it."""
+    """Limits on starts on spot machines, under every policy. Nothing that runs is stopped for it."""
 
     on_demand_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Part of the GPUs in use that are not spot, at least: with 0.3 a gang is started on spot machines only
@@ -99,7 +99,7 @@ class SpotLimits(ApiModel):
 
 
 class SpotUse(enum.StrEnum):
-    """Whether a job may run on spot machines."""
+    """Use of spot machines by a job."""
 
     ALLOW = "Allow"
     """On spot machines and on others, as the policy decides."""
@@ -118,7 +118,7 @@ _RegionOrAny = Annotated[
 
 
 class DataLocation(ApiModel):
-    """What a job reads from where it is stored, while it trains."""
+    """Data that a job reads from where it is stored, while it trains."""
 
     RULES = (
         Rule(
@@ -142,7 +142,7 @@ class DataLocation(ApiModel):
 
 
 class DataPrice(ApiModel):
-    """What data between two regions costs."""
+    """Price of data between two regions."""
 
     from_region: _RegionOrAny
     """Where it is read; ``*``: any region without an entry of its own."""
@@ -153,7 +153,7 @@ class DataPrice(ApiModel):
 
 
 class DataCost(StatusModel):
-    """What a job has read from other regions."""
+    """Data that a job has read from other regions."""
 
     region: Annotated[str, Field(max_length=63)] = ""
     """Region of its last launch, where its checkpoints are; empty: not known."""
@@ -209,7 +209,7 @@ _IN_USD = at("currency") == USD
 
 
 class PriceFeed(ApiModel):
-    """Where the price of a pool is read: a ConfigMap in the operator's namespace, or a cloud's price list."""
+    """Source of a pool's price: a ConfigMap in the operator's namespace, or a cloud's price list."""
 
     RULES = (
         Rule(

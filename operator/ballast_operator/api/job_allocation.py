@@ -27,7 +27,7 @@ def pool_to_grow(node: str) -> str:
 
 
 def is_coming(node: str) -> bool:
-    """Whether the name is that of a node that does not exist yet."""
+    """True if the name is that of a node that does not exist yet."""
     return "/" in node
 
 
@@ -63,7 +63,7 @@ class NodesLeaving(StatusModel):
     """When the first of them goes."""
 
     def seen_first(self, node: str) -> Time | None:
-        """When the node was first seen to go; None: it was not among them."""
+        """Time when the node was first seen to go; None: it was not among them."""
         if node not in self.nodes:
             return None
         number = self.nodes.index(node)
@@ -91,7 +91,7 @@ class SharedGpu(StatusModel):
 
 
 class LaunchDegrees(StatusModel):
-    """How the ranks of a launch divide the work, as planned for its GPUs."""
+    """Division of the work among the ranks of a launch, as planned for its GPUs."""
 
     tensor: Annotated[int, Field(ge=1)] = 1
     """Tensor degree."""
@@ -192,7 +192,7 @@ class JobAllocation(StatusModel):
 
     @property
     def placement(self) -> Placement:
-        """Where the gang runs; a node for each GPU, so several for a pod with several."""
+        """Placement of the gang; a node for each GPU, so several for a pod with several."""
         nodes = tuple(node for node in self.nodes for _ in range(self.gpus_per_pod))
         parts = self.by_pool if self.parts else ()
         return Placement(gpu_type=self.gpu_type, pool=self.pool, nodes=nodes, parts=parts)
@@ -231,7 +231,7 @@ class JobAllocation(StatusModel):
 
     @property
     def pays(self) -> bool:
-        """Whether it holds GPUs that are paid."""
+        """True if it holds GPUs that are paid."""
         return any(part.gpus for part in self.on_nodes_by_pool)
 
     def part_of(self, pod: str) -> AllocationPart:
@@ -319,7 +319,7 @@ class JobAllocation(StatusModel):
 
 
 class PoolCost(StatusModel):
-    """What GPUs of one pool have cost the job, up to ``costAt``."""
+    """Cost to the job of GPUs of one pool, up to ``costAt``."""
 
     pool: _Name
     """The pool's name."""

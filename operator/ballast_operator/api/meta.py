@@ -28,5 +28,5 @@ _JOB_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
 def is_job_name(name: str) -> bool:
-    """Whether a TrainingJob may have this name."""
+    """True if a TrainingJob may have this name."""
     return len(name) <= JOB_NAME_LIMIT and _JOB_NAME.fullmatch(name) is not None

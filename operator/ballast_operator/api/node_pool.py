@@ -13,7 +13,7 @@ from ballast_operator.api.costs import PriceFeed, Region
 
 
 class SharingKind(enum.StrEnum):
-    """How a device plugin lets two pods use one GPU."""
+    """Mechanism of a device plugin that lets two pods use one GPU."""
 
     TIME_SLICING = "TimeSlicing"
     """By turns of milliseconds; their memory is not separated."""
@@ -22,7 +22,7 @@ class SharingKind(enum.StrEnum):
 
 
 class Sharing(ApiModel):
-    """How the GPUs of a pool are shared."""
+    """Sharing of a pool's GPUs."""
 
     RULES = (
         Rule(
@@ -41,7 +41,7 @@ class Sharing(ApiModel):
 
 
 class SharesGpu(enum.StrEnum):
-    """Whether a job may share its GPU with another job."""
+    """Consent of a job to share its GPU with another job."""
 
     NEVER = "Never"
     """Its GPU is its own."""
@@ -53,7 +53,7 @@ _LabelValue = Annotated[str, Field(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za
 
 
 class CapacityType(enum.StrEnum):
-    """How sure the nodes of a pool are to stay."""
+    """Permanence of a pool's nodes."""
 
     ON_DEMAND = "onDemand"
     """Paid on demand: the cloud takes none of them away."""

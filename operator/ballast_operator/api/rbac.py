@@ -27,7 +27,7 @@ def _rule(group: str, resources: tuple[str, ...], verbs: tuple[str, ...], *names
 
 
 def operator_rules() -> list[Rule]:
-    """What the operator's service account may do, in every namespace."""
+    """Rights of the operator's service account, in every namespace."""
     return [
         # Jobs and policies are the users'; the operator writes their status, and deletes what its TTL ended.
         _rule(meta.GROUP, _KINDS, _WATCH),
@@ -55,12 +55,12 @@ def operator_rules() -> list[Rule]:
 
 
 def kueue_rules() -> list[Rule]:
-    """What the operator's service account may do in addition where jobs wait in queues of Kueue."""
+    """Rights of the operator's service account in addition where jobs wait in queues of Kueue."""
     return [_rule("kueue.x-k8s.io", ("workloads",), ("get", "create", "delete"))]
 
 
 def page_rules() -> list[Rule]:
-    """What the operator's service account may ask in addition where it serves the page."""
+    """Rights of the operator's service account in addition where it serves the page."""
     return [
         _rule("authentication.k8s.io", ("tokenreviews",), ("create",)),
         _rule("authorization.k8s.io", ("subjectaccessreviews",), ("create",)),
@@ -68,7 +68,7 @@ def page_rules() -> list[Rule]:
 
 
 def trainer_rules(job: str) -> list[Rule]:
-    """What a job's pods may do in its namespace: follow their plan, renew their Lease. Nothing else."""
+    """Rights of a job's pods in its namespace: follow their plan, renew their Lease. Nothing else."""
     return [
         _rule("", ("configmaps",), ("get", "watch"), plan_config_map_name(job)),
         _rule(_COORDINATION, ("leases",), ("patch",), lease_name(job)),

@@ -31,7 +31,7 @@ class EnvironmentVariable(TemplatePart):
 
 
 class Resources(TemplatePart):
-    """What a container asks for. GPUs are Ballast's to fill in: one in the first container of each pod."""
+    """Resources of a container. GPUs are Ballast's to fill in: one in the first container of each pod."""
 
     limits: dict[str, Any] | None = None
     """The most it may use, by resource."""
@@ -72,7 +72,7 @@ class Toleration(TemplatePart):
 
 
 class NodeRequirement(TemplatePart):
-    """What a label or a field of a node has to be."""
+    """Requirement on a label or a field of a node."""
 
     key: Annotated[str, Field(max_length=317)]
     """The label or the field."""
@@ -106,7 +106,7 @@ class NodeAffinity(TemplatePart):
 
 
 class Affinity(TemplatePart):
-    """Where pods may run, beside the node that Ballast chooses."""
+    """Constraints on where pods run, beside the node that Ballast chooses."""
 
     node_affinity: NodeAffinity | None = None
     """By the nodes' labels."""

@@ -36,7 +36,7 @@ from ballast_operator.api.training_job_status import TrainingJobStatus
 
 
 class MixedPools(enum.StrEnum):
-    """Whether a gang may have GPUs of several pools at once."""
+    """Permission for a gang to have GPUs of several pools at once."""
 
     NEVER = "Never"
     """Each launch is in one pool."""
@@ -49,7 +49,7 @@ PREDICTED = SCHEDULES.own(lambda kind: kind.closed_form)
 
 
 def can_mix(config: JobConfig) -> bool:
-    """Whether the job could set ``mixedPools: Allowed``."""
+    """True if the job could set ``mixedPools: Allowed``."""
     return all(need.holds(config) for need, _, _ in _NEEDS)
 
 
@@ -118,7 +118,7 @@ class PlannerGpu(ApiModel):
 
 
 class PlannerConfig(ApiModel):
-    """What degrees are planned from."""
+    """Input of the planning of degrees."""
 
     profiles: Annotated[tuple[PlannerProfile, ...], listed(8, "tensor", least=1)]
     """The layers, for each tensor degree that the job may have."""
@@ -187,7 +187,7 @@ _Level = Annotated[str, Field(min_length=1, max_length=316)]
 
 
 class JobTopology(ApiModel):
-    """How near to each other its nodes are; a level is one of the ClusterPolicy's ``topology.levels``."""
+    """Closeness of its nodes to each other; a level is one of the ClusterPolicy's ``topology.levels``."""
 
     RULES = (
         Rule(
@@ -211,7 +211,7 @@ _ExitCodes = Annotated[tuple[Annotated[int, Field(ge=1, le=255)], ...], listed(3
 
 
 class FailurePolicy(ApiModel):
-    """What exit codes say of a job."""
+    """Meaning of a job's exit codes."""
 
     RULES = (
         Rule(
@@ -241,7 +241,7 @@ class FailurePolicy(ApiModel):
 
 
 class TrainingJobSpec(ApiModel, JobConfig):
-    """What to train, and on what it may run."""
+    """Training, and the GPUs that it may run on."""
 
     RULES = (
         Rule(
@@ -383,7 +383,7 @@ class TrainingJobSpec(ApiModel, JobConfig):
 
     @property
     def config(self) -> JobConfig:
-        """What the trainer acts on."""
+        """Configuration that the trainer acts on."""
         return JobConfig.model_construct(**{name: getattr(self, name) for name in JobConfig.model_fields})
 
 

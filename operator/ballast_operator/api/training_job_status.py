@@ -25,7 +25,7 @@ _Name = Annotated[str, Field(max_length=253)]
 
 
 class Progress(StatusModel):
-    """How far the training is, as rank 0 reports it."""
+    """Progress of the training, as rank 0 reports it."""
 
     step: Step = 0
     """Optimizer steps done."""
@@ -123,7 +123,7 @@ MOST_RATIO = 1000.0
 
 
 class MeasuredOnType(StatusModel):
-    """What the layers of a job with ``planner`` took on a GPU type: its next launches are planned by it."""
+    """Measured times of a planned job's layers on a GPU type: its next launches are planned by them."""
 
     gpu_type: _Name
     """The GPU type."""
@@ -153,7 +153,7 @@ class Decision(StatusModel):
 
 
 class Isolated(StatusModel):
-    """How long the job's progress would have taken on an isolated part of the cluster."""
+    """Time that the job's progress would have taken on an isolated part of the cluster."""
 
     seconds: Annotated[float, Field(ge=0)]
     """Seconds, summed up with its part of each moment: of every GPU type, by the weights of the jobs then."""
@@ -162,7 +162,7 @@ class Isolated(StatusModel):
 
 
 class GpuTime(StatusModel):
-    """What the job's GPUs were held for, in GPU seconds; what is in none of the parts was productive."""
+    """Use of the job's GPUs, in GPU seconds; what is in none of the parts was productive."""
 
     held: Annotated[float, Field(ge=0)] = 0.0
     """In all."""
@@ -271,7 +271,7 @@ class TrainingJobStatus(StatusModel):
         return find_condition(self.conditions, kind)
 
     def is_true(self, kind: str) -> bool:
-        """Whether the condition of this type is there and true."""
+        """True if the condition of this type exists and is true."""
         condition = self.condition(kind)
         return condition is not None and condition.is_true
 

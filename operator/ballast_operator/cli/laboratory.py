@@ -10,7 +10,7 @@ SIMULATIONS: Registry[Any] = Registry("simulation", group="ballast.simulations",
 
 
 def from_lab(name: str, option: str, *, instead: str = "") -> Any:
-    """What ballast-lab registers as ``lab.NAME``. Raises ClickException: it is missing, or fails."""
+    """Function that ballast-lab registers as ``lab.NAME``. Raises ClickException: it is missing, or fails."""
     try:
         return SIMULATIONS[f"lab.{name}"]
     except KeyError as error:

@@ -11,7 +11,7 @@ import click
 COMMANDS = {
     "allocate": ("allocate.command:allocate", "Solve one allocation from a file of jobs."),
     "completion": ("main:completion", "Print a shell's completion of commands."),
-    "cost": ("live.cost:cost", "What jobs, teams and pools of a live cluster cost."),
+    "cost": ("live.cost:cost", "Show costs of jobs, teams and pools of a cluster."),
     "crds": ("crds:crds", "Write the custom resource definitions."),
     "delete": ("live.jobs:delete", "Delete a training job."),
     "demo": ("local.demo:demo", "Run the demo on a local cluster."),
@@ -21,7 +21,7 @@ COMMANDS = {
     "gpus": ("gpus:gpus", "List the catalogue of GPUs, or look one up."),
     "jobs": ("live.jobs:jobs", "List training jobs."),
     "logs": ("live.jobs:logs", "Print the logs of a job's ranks as one."),
-    "history": ("live.history:history", "What jobs did, also deleted ones."),
+    "history": ("live.history:history", "List what jobs did, also deleted ones."),
     "migrate": ("migrate:migrate", "TrainingJobs from jobs of other operators."),
     "operator": ("operator:operator", "Run the operator (as its image does)."),
     "plan": ("plan.command:plan", "Plan a pipeline: layers to stages to ranks."),

@@ -180,7 +180,7 @@ def _pytorch(source: _Source, said: list[str]) -> tuple[dict[str, Any], dict[str
 
 
 def _policy(source: _Source, *path: str) -> dict[str, Any]:
-    """What the field's operators have alike."""
+    """Policy fields that all of the field's operators share."""
     names = ("backoffLimit", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "suspend")
     found = {name: source.take(*path, name) for name in names}
     return {name: value for name, value in found.items() if value is not None}

@@ -291,7 +291,7 @@ def _rebalances(story: Story, name: str) -> list[JsonObject]:
 
 
 def _waiting(story: Story, repacks: list[JsonObject]) -> tuple[float | None, float | None]:
-    """How long the first job that a repack let in took to its first report.
+    """Seconds that the first job that a repack let in took to its first report.
 
     Returns:
         Seconds from the moment the released pods were gone, and from the proposal to release them

@@ -225,7 +225,7 @@ def running_operator(
 
 
 def _placed_or_waiting(recorder: Recorder, name: str) -> bool:
-    """Whether the allocator has decided on the job: it holds GPUs, or its status has the reason to wait."""
+    """True if the allocator has decided on the job: it holds GPUs, or its status has the reason to wait."""
     status = (recorder.story.job_objects.get(name) or {}).get("status") or {}
     waits = status.get("state") == JobState.WAITING and status.get("lastDecision") is not None
     return waits or status.get("allocation") is not None or status.get("state") in ENDED

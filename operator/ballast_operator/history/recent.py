@@ -60,7 +60,7 @@ class Happened:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionLine:
-    """What a round decided of a job, as ``status.lastDecision`` says it."""
+    """Decision of a round on a job, as in ``status.lastDecision``."""
 
     at: float
     key: Key
@@ -124,7 +124,7 @@ class Curve:
 
 @dataclasses.dataclass(slots=True)
 class _Job:
-    """What is kept of a job that exists."""
+    """Record of a job that exists."""
 
     key: Key
     curve: Curve
@@ -295,7 +295,7 @@ class Recent:
                 self.spans.append(span)
 
     def _changes(self, at: float, item: Object, before: Any, after: Any, *, first: bool) -> None:
-        """What is told of a job: launches and their ends, changes of size, moves of layers, its end."""
+        """Lines about a job: launches and their ends, changes of size, moves of layers, its end."""
         was, held = before.get("allocation") or {}, after.get("allocation") or {}
         if held and (not was or was.get("launch") != held.get("launch")):
             parts = " and ".join(map(str, held_parts(held)))

@@ -124,7 +124,7 @@ class Decided:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What a job held from ``at`` on, and its sums until then.
+    """GPUs that a job held from ``at`` on, and its sums until then.
 
     Attributes:
         nodes: one for each GPU.
@@ -182,7 +182,7 @@ class Rows:
         self._cluster: RecordedCluster | None = None
 
     def of_job(self, uid: str, item: Object, at: float, *, deleted: bool) -> Iterator[Kept]:
-        """What the job holds now, if that is new."""
+        """Record of what the job holds now, if that is new."""
         held = Held.of(item, at)
         if self._held.get(uid) != held.what:
             self._held[uid] = held.what
@@ -229,7 +229,7 @@ def _same(old: RecordedCluster, new: RecordedCluster) -> bool:
 
 
 def _alike(old: ClusterJob, new: ClusterJob) -> bool:
-    """Whether nothing that is kept of a job has changed but speeds by digits: there are thousands."""
+    """True if nothing recorded of a job has changed but speeds by digits: there are thousands."""
     if old is new:
         return True
     before, after = old.job, new.job
@@ -291,7 +291,7 @@ def _text(content: Mapping[str, Any]) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TwinResult:
-    """How far a replay was off, as a row of the file.
+    """Error of a replay, as a row of the file.
 
     Attributes:
         since, until: of the recording, epoch seconds.

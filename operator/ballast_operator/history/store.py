@@ -56,7 +56,7 @@ _KEPT = sa.Table(
 
 
 class History:
-    """What jobs did, in one database. Its text is the database's name, without a password.
+    """Record of jobs in one database. Its text is the database's name, without a password.
 
     Args:
         where: a file's path, or ``postgresql://USER:PASSWORD@HOST:PORT/DATABASE``, with ``?sslmode=`` and
@@ -78,7 +78,7 @@ class History:
 
     @property
     def is_open(self) -> bool:
-        """Whether its tables were there, or made, when rows were put last."""
+        """True if its tables existed, or were made, when rows were put last."""
         return "rwc" in self._engines
 
     def namespaces(self) -> frozenset[str]:
@@ -199,7 +199,7 @@ class History:
         return self._engines[mode]
 
     def _file(self) -> tuple[int, int] | None:
-        """What is at the path now; None: nothing, or history is in no file."""
+        """Device and inode of the file at the path; None: there is none, or history is in no file."""
         with contextlib.suppress(OSError, ValueError):
             found = Path(self.where).stat()
             return found.st_dev, found.st_ino
@@ -262,7 +262,7 @@ def _address(where: str) -> sa.URL:
 
 
 def _tls(query: Mapping[str, Any]) -> dict[str, Any]:
-    """What the driver is given for libpq's ``sslmode`` and ``sslrootcert``; without: TLS where there is.
+    """TLS options of the driver for libpq's ``sslmode`` and ``sslrootcert``; without: TLS where there is.
 
     Raises:
         HistoryError: one of them has another value, or there are more.
@@ -299,7 +299,7 @@ def _fit(value: Any) -> Any:
 
 
 def _refuses_rows(error: Exception, cause: Any) -> bool:
-    """Whether the next attempt fails, too: driver or database (SQLSTATE 22, 23) take no such content."""
+    """True if the next attempt fails, too: driver or database (SQLSTATE 22, 23) take no such content."""
     if not isinstance(error, sa.exc.DBAPIError):
         return isinstance(error, TypeError | ValueError | ArithmeticError) and not isinstance(error, OSError)
     first = cause.args[0] if cause.args else ""

@@ -43,7 +43,7 @@ def _read(kind: type[Any], text: str) -> Any:
 
 
 def read_recording(history: "History", since: float, until: float) -> Recording:
-    """What history has from ``since`` to ``until``, epoch seconds. Raises HistoryError: it cannot be read."""
+    """History from ``since`` to ``until``, epoch seconds. Raises HistoryError: it cannot be read."""
     rows = {what: history.kept(what, until=until) for what in (SEEN, COURSE, CLUSTER)}
     seen = {row.uid: row.content for row in rows[SEEN]}
     courses: defaultdict[str, list[str]] = defaultdict(list)

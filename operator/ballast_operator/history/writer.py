@@ -44,7 +44,7 @@ MOST_BATCH = 2_000
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """What is kept: jobs that have changed in so many days, and so many of them, the newest."""
+    """Limits of history: jobs that have changed in so many days, and so many of them, the newest."""
 
     days: float = 90.0
     jobs: int = 100_000

@@ -109,7 +109,7 @@ class Store:
         return True
 
     def lacks(self, item: Object) -> bool:
-        """Whether ``item``, of which metadata is enough, is newer than what is known of it."""
+        """True if ``item``, of which metadata is enough, is newer than the cached version."""
         # An object that leaves a watch's selector is told of as deleted, and may come back.
         if version_of(item) <= self._deleted.get(item["metadata"].get("uid", ""), -1):
             return False
@@ -139,11 +139,11 @@ class Store:
         ]
 
     def known(self) -> Known:
-        """What a list that is asked for now shows as it is known, or newer."""
+        """Versions that a list requested now shows, or newer ones."""
         return {key: version_of(item) for key, item in self._objects.items()}, dict(self._deleted)
 
     def contradicted(self, known: Known, present: Iterable[Object], version: int) -> list[Object]:
-        """What a list says otherwise of what was ``known`` when it was asked for.
+        """Objects of a list that contradict what was ``known`` when it was requested.
 
         A list says what is true when it is asked for: what was known then in a newer version was told of
         wrongly, or the API server's storage was set back to a backup.
@@ -187,7 +187,7 @@ def _discard(index: defaultdict[K, set[Key]], at: K, key: Key) -> None:
 
 
 def controlled_by_job(item: Object, job: str) -> bool:
-    """Whether a TrainingJob of this name is the controller of ``item``."""
+    """True if a TrainingJob of this name is the controller of ``item``."""
     return any(
         owner.get("controller") and owner.get("kind") == JOB.kind and owner.get("name") == job
         for owner in item["metadata"].get("ownerReferences") or []

@@ -80,7 +80,7 @@ MOST_LINE = 2**25
 
 
 class Sent(NamedTuple):
-    """What goes out with a request: JSON, or a text of this media type."""
+    """Body of a request: JSON, or a text of this media type."""
 
     content: Object | Sequence[Object] | str | None = None
     media_type: str | None = None
@@ -144,7 +144,7 @@ class Cluster:
         return await self._request("get", kind, kind.path(namespace, name))
 
     async def serves(self, kind: Kind) -> bool:
-        """Whether the API server has the kind, and tells us so."""
+        """True if the API server has the kind, and tells us so."""
         try:
             found = await self._request("get", kind, kind.path().removesuffix(f"/{kind.plural}"))
         except (NotFound, Forbidden):
@@ -420,7 +420,7 @@ def apply_text(body: Object) -> str:
 
 
 def _summary(error: DynamicApiError) -> str:
-    """What the answer says; the body need not be the API server's own."""
+    """Text of the answer; the body need not be the API server's own."""
     try:
         return str(error.summary() if error.body else error.reason).strip()
     except (ValueError, AttributeError, TypeError, RecursionError):
@@ -456,7 +456,7 @@ def _translate(verb: str, path: str, error: DynamicApiError) -> OperatorError:
 
 
 async def is_missing(cluster: Cluster, namespace: str) -> bool:
-    """Whether the API server does not know ``namespace``; False also where the account may not ask."""
+    """True if the API server does not know ``namespace``; False also where the account may not ask."""
     try:
         await cluster.get(NAMESPACE, "", namespace)
     except NotFound:

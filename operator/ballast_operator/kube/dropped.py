@@ -10,7 +10,7 @@ _Path = tuple[str | None, ...]
 
 
 class DroppedFields:
-    """What of each kind's statuses is not kept."""
+    """Fields of each kind's statuses that are not kept."""
 
     def __init__(self) -> None:
         self._fields: dict[Kind, frozenset[_Path]] = {}
@@ -61,7 +61,7 @@ def _lacking(sent: Any, kept: Any, path: _Path) -> Iterator[_Path]:
 
 
 def _has(value: Any, path: _Path) -> bool:
-    """Whether there is the field at a path."""
+    """True if the field at the path exists."""
     if not path:
         return value is not None
     if path[0] is None:

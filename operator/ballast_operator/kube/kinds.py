@@ -102,7 +102,7 @@ _SHAPES = {
 
 
 def is_ours(job: Object) -> bool:
-    """Whether the TrainingJob is this operator's; those of other controllers (``managedBy``) are not."""
+    """True if the TrainingJob is this operator's; those of other controllers (``managedBy``) are not."""
     spec = job.get("spec")
     return not isinstance(spec, Mapping) or spec.get("managedBy") in (None, MANAGER)
 

@@ -96,7 +96,7 @@ class Leadership:
 
     @property
     def leads(self) -> bool:
-        """Whether the last renewal is fresh enough to write."""
+        """True if the last renewal is fresh enough to write."""
         return self._renewed is not None and self._clock() < self._until
 
     def check(self) -> None:
@@ -271,12 +271,12 @@ class Leadership:
         return self._clock() - self._seen[1] >= self._seen_seconds
 
     def _is_own(self, lease: Object | None) -> bool:
-        """Whether this replica was the last to write the Lease: nobody has led since."""
+        """True if this replica was the last to write the Lease: nobody has led since."""
         return lease is not None and (lease.get("spec") or {}).get("holderIdentity") == self._identity
 
     @property
     def _asked_seconds(self) -> float:
-        """How long the Lease lasts that is asked for next."""
+        """Seconds that the Lease asked for next lasts."""
         slow = min(ANSWERS * self._answer_seconds, LONGEST_LEASE_SECONDS)
         return max(self._settings.lease_seconds, slow)
 

@@ -13,7 +13,7 @@ from ballast_operator.kube.kinds import Kind, Object
 
 
 def controlled_by(item: Object, uid: str) -> bool:
-    """Whether the object with this UID is the controller of ``item``."""
+    """True if the object with this UID is the controller of ``item``."""
     owners = item["metadata"].get("ownerReferences") or []
     return any(owner.get("uid") == uid and owner.get("controller") for owner in owners)
 
@@ -66,7 +66,7 @@ def _owner_of(item: Object) -> str:
 
 
 def _up_to_date(found: Object, body: Object) -> bool:
-    """Whether the object has all that ``body`` says."""
+    """True if the object has all that ``body`` says."""
     labels = found["metadata"].get("labels") or {}
     wanted: dict[str, Any] = body["metadata"].get("labels") or {}
     if any(labels.get(name) != value for name, value in wanted.items()):
@@ -79,7 +79,7 @@ def _up_to_date(found: Object, body: Object) -> bool:
 
 
 def _same(found: Any, wanted: Any) -> bool:
-    """Whether all of ``wanted`` is in ``found``; the API server adds defaults to objects."""
+    """True if all of ``wanted`` is in ``found``; the API server adds defaults to objects."""
     if isinstance(wanted, dict):
         return isinstance(found, dict) and all(_same(found.get(name), item) for name, item in wanted.items())
     if isinstance(wanted, list):

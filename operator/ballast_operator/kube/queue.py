@@ -15,7 +15,7 @@ TURNS = 16
 
 
 class Lane(enum.IntEnum):
-    """How urgent a key is among those that are due."""
+    """Urgency of a key among those that are due."""
 
     URGENT = 0
     """GPUs wait for it: a launch, a stop, an answer to a trainer."""
@@ -52,12 +52,12 @@ class KeyQueue(Generic[K]):
         return len(self._plans)
 
     def due(self) -> int:
-        """How many keys could be worked on now; from any thread."""
+        """Number of keys that could be worked on now; from any thread."""
         now = self._clock()
         return sum(plan.due <= now for plan in tuple(self._plans.values())) + len(self._busy)
 
     def busy(self, key: K) -> bool:
-        """Whether a worker has the key."""
+        """True if a worker has the key."""
         return key in self._busy
 
     def add(self, key: K, after_seconds: float = 0.0, lane: Lane = Lane.ORDINARY) -> None:

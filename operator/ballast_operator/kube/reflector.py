@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class Where(TypedDict):
-    """Which objects of a kind are kept, as arguments of a list or a watch."""
+    """Selection of the objects of a kind that are kept, as arguments of a list or a watch."""
 
     namespace: str
     label_selector: str

@@ -67,7 +67,7 @@ class NoticeKind:
     reasons: tuple[str, ...] = ()
 
     def matches(self, name: str) -> bool:
-        """Whether the taint's key or the condition's type is one of this kind."""
+        """True if the taint's key or the condition's type is one of this kind."""
         return name.startswith(self.name) if self.name.endswith("/") else name == self.name
 
 

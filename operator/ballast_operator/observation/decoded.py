@@ -41,7 +41,7 @@ ReadPlanned = Callable[[str, str], Awaitable[tuple[JobSpec | None, str]]]
 
 
 class _Version(NamedTuple):
-    """What a spec was read from: ``measured`` of a job with ``planner``."""
+    """Version of a spec: ``measured`` of a job with ``planner``."""
 
     uid: str
     generation: int
@@ -180,7 +180,7 @@ class DecodedJobs:
                 hear(key)
 
     def _tell_waiting(self, why: str) -> None:
-        """What jobs say that have no degrees yet; the next plan of each takes its place."""
+        """Set the problem of jobs that have no degrees yet; the next plan of each takes its place."""
         for key in self._to_plan:
             version, (spec, problem) = self._specs[key]
             if spec is None and problem != why:

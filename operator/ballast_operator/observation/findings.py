@@ -57,7 +57,7 @@ _NOTHING, _LAUNCHED = Found(), Found(lacks_rights=True, lacks_account=True)
 
 @dataclasses.dataclass(slots=True)
 class _OfJob:
-    """What is known of one job: of the launch that has rights or an account, of the generation blocked.
+    """Findings on one job: of the launch that has rights or an account, of the generation blocked.
 
     ``queued``: what Kueue says; a gang that Kueue was not asked about yet stays. ``restorations``: of what
     others had ``changed``, the last at ``restored_at`` and for this generation.
@@ -76,7 +76,7 @@ class _OfJob:
 
 
 class Complaint(NamedTuple):
-    """What a job says of a node: its pod failed there, or its ranks there are ``slow``."""
+    """Complaint of a job about a node: its pod failed there, or its ranks there are ``slow``."""
 
     node: str
     at: Time
@@ -98,7 +98,7 @@ class AvoidedNode:
 
 
 class Findings:
-    """What passes have learned of all jobs. ``clock``: seconds that never go back.
+    """Findings of passes over all jobs. ``clock``: seconds that never go back.
 
     Attributes:
         reservations: launches whose writing is under way: their GPUs are taken.
@@ -114,7 +114,7 @@ class Findings:
         self._complaints: dict[Key, Complaint] = {}
 
     def of(self, view: JobView) -> Found:
-        """What is known now of the job of ``view``."""
+        """Findings on the job of ``view`` now."""
         known = self._jobs.get(view.key)
         if known is None or known.uid != view.uid:
             found = _LAUNCHED if view.launch else _NOTHING
@@ -186,7 +186,7 @@ class Findings:
         return (why is None) != (view.queued is None)
 
     def rights_granted(self, view: JobView) -> None:
-        """What the pods of the job's launch need in order to report has been made."""
+        """Note that the rights that the pods of the job's launch need in order to report exist."""
         self._of(view).rights_of = view.launch
 
     def account_made(self, view: JobView, launch: int) -> None:
@@ -214,7 +214,7 @@ class Findings:
         known.changed = known.changed.union(changed)
 
     def contested(self, key: Key) -> str:
-        """What others change of the job again and again, as text; empty: nothing."""
+        """Fields of the job that others change again and again, as text; empty: none."""
         known = self._jobs.get(key)
         if known is None or known.restorations < FREE_RESTORATIONS:
             return ""
@@ -223,7 +223,7 @@ class Findings:
         return " and ".join(sorted(known.changed))
 
     def all_contested(self) -> int:
-        """How many jobs others change again and again."""
+        """Number of jobs that others change again and again."""
         return sum(bool(self.contested(key)) for key in self._jobs)
 
     def saw(self, view: JobView) -> None:

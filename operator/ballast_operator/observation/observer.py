@@ -40,7 +40,7 @@ class GpuHolders:
         self._reservations = reservations
 
     def __len__(self) -> int:
-        """How many jobs hold GPUs by their status."""
+        """Number of jobs that hold GPUs by their status."""
         self._read()
         return len(self._held)
 

@@ -25,7 +25,7 @@ PROGRESS_FIELDS = frozenset(
 
 
 def progress_alone(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
-    """Whether nothing but what changes with every report differs."""
+    """True if nothing differs but what changes with every report."""
     fields = TrainingJobStatus.model_fields.keys() - PROGRESS_FIELDS
     return all(getattr(old, field) == getattr(new, field) for field in fields)
 
@@ -41,7 +41,7 @@ def reconciled(status: TrainingJobStatus, now: Time, generation: int) -> Trainin
 
 
 def refused_since(status: TrainingJobStatus, generation: int) -> bool:
-    """Whether the API server has refused a status of this spec."""
+    """True if the API server has refused a status of this spec."""
     known = status.condition(JobCondition.RECONCILED)
     return (
         known is not None
@@ -51,7 +51,7 @@ def refused_since(status: TrainingJobStatus, generation: int) -> bool:
 
 
 def asks_or_frees(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
-    """Whether a new status is news to the allocator, which decides on more than what it has caused itself."""
+    """True if a status is news to the allocator, which decides on more than what it has caused itself."""
     launched = old.allocation is None and new.allocation is not None
     return (
         (old.allocation != new.allocation and not launched)
@@ -64,7 +64,7 @@ def asks_or_frees(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
 def least_status(
     old: TrainingJobStatus, new: TrainingJobStatus, why: str, now: Time, generation: int
 ) -> TrainingJobStatus:
-    """What is written in place of ``new``, which the API server refuses for the reason ``why``.
+    """Status written in place of ``new``, which the API server refuses for the reason ``why``.
 
     What the job's life hangs on is new, with plain texts; everything else is as it is stored.
     """

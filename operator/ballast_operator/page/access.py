@@ -49,7 +49,7 @@ class TooManyLoginsError(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Person:
-    """Who looks, as the API server says."""
+    """Identity of the viewer, by the API server."""
 
     name: str
     uid: str = ""
@@ -75,7 +75,7 @@ class Kept(Generic[K, V]):
         return found[1]
 
     def seconds_left(self, key: K) -> float:
-        """How long its answer still counts."""
+        """Seconds for which its answer still counts."""
         found = self._known.get(key)
         return 0.0 if found is None else found[0] - self._clock()
 
@@ -104,7 +104,7 @@ class Reviews:
         self._asking: dict[tuple[Person, str, str], asyncio.Task[bool]] = {}
 
     async def person(self, token: str) -> Person | None:
-        """Whose token it is; None: nobody's.
+        """Owner of the token; None: nobody.
 
         Raises:
             TooManyLoginsError: not asked for, for now.
@@ -161,7 +161,7 @@ class Reviews:
         return sum(key[0] == person and self._may.get(key) is None for key in self._asking)
 
     async def sees_policies(self, person: Person) -> bool:
-        """Whether the person may get ClusterPolicies: pools and teams. Raises OperatorError: no answer."""
+        """True if the person may get ClusterPolicies: pools and teams. Raises OperatorError: no answer."""
         return await self._allowed(person, meta.CLUSTER_POLICY_PLURAL, "")
 
     async def _allowed(self, person: Person, resource: str, namespace: str) -> bool:

@@ -35,7 +35,7 @@ class Picture:
 
 
 def timeline(spans: Iterable[tuple[Span, str, str]], *, start: float, end: float) -> Picture:
-    """Who held GPUs: a lane for those that do not overlap; each span has a name, and a link or none."""
+    """Timeline of GPU holders: a lane for those that do not overlap; each span has a name, perhaps a link."""
     length = max(end - start, 1e-9)
     ends: list[float] = []
     bars: list[Bar] = []

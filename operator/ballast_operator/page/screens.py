@@ -41,7 +41,7 @@ TRAINS = frozenset({JobState.RUNNING, JobState.REPACKING})
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What the caches held at ``at`` (epoch seconds); ``namespaces``: with jobs now or lately."""
+    """Content of the caches at ``at`` (epoch seconds); ``namespaces``: with jobs now or lately."""
 
     at: float
     jobs: Mapping[Key, Object]
@@ -69,7 +69,7 @@ class Seen:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What one person may see of it.
+    """Part of it that one person may see.
 
     Attributes:
         namespaces: whose jobs.
@@ -122,7 +122,7 @@ class PoolRow:
 
 
 def job_link(key: Key) -> str:
-    """Where the job's screen is."""
+    """Address of the job's screen."""
     return f"/jobs/{quote(key[0], safe='')}/{quote(key[1], safe='')}"
 
 
@@ -221,7 +221,7 @@ def cluster_curves(view: View) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which jobs are listed; empty: all."""
+    """Selection of the jobs to list; empty: all."""
 
     namespace: str = ""
     state: str = ""
@@ -239,7 +239,7 @@ class Filter:
         return cls(page=max(1, number), **names)
 
     def holds(self, line: JobLine, pools: Sequence[str]) -> bool:
-        """Whether the job is one of them."""
+        """True if the job is one of them."""
         return (
             self.namespace in ("", line.namespace)
             and self.state in ("", line.state)
@@ -347,7 +347,7 @@ def job_yaml(item: Object) -> str:
 
 
 def teams(view: View) -> dict[str, Any]:
-    """What each team is owed (its part of all GPUs by weight; None: not read), has, and may spend."""
+    """GPUs each team is owed (its part by weight; None: not read) and has, and what it may spend."""
     found = view.costs()
     had, waiting = Counter[str](), Counter[str]()
     active = set()

@@ -188,7 +188,7 @@ class Page:
         return await handler(request)
 
     async def _view(self, request: web.Request, *, of: str = "") -> screens.View:
-        """What may be seen, of namespace ``of`` alone where it is given."""
+        """View of the person, of namespace ``of`` alone where it is given."""
         now = self._clock()
         if self._seen is None or not 0 <= now - self._seen.at < LOOK_SECONDS:
             self._recent.work_out()

@@ -18,7 +18,7 @@ MOST_SIMULATED = 100_000
 
 
 class NotASimulationError(ValueError):
-    """What was given is not what ``ballast simulate --jobs --output json`` prints."""
+    """The input is not what ``ballast simulate --jobs --output json`` prints."""
 
 
 def simulated(result: Any) -> Recent:

@@ -109,7 +109,7 @@ async def carry_out(cluster: Cluster, caches: Caches, view: JobView, action: Act
 
 
 def _is_known_by(view: JobView, pod: Object) -> bool:
-    """Whether the job finds the pod among its own."""
+    """True if the job finds the pod among its own."""
     label = (pod["metadata"].get("labels") or {}).get(JOB_LABEL)
     return label == view.name and controlled_by(pod, view.uid)
 

@@ -138,7 +138,7 @@ class Changes:
         self._queue.add(key, after_seconds, self.lane(key))
 
     def lane(self, key: Key) -> Lane:
-        """How urgent a pass over the job is."""
+        """Urgency of a pass over the job."""
         status = self._observer.status(key)
         if status is None:
             return Lane.ORDINARY
@@ -224,7 +224,7 @@ class Changes:
             self.again(key)
 
     def _reports_only(self, key: Key, item: Object) -> bool:
-        """Whether rank 0 has renewed its Lease and reported progress, and nothing else."""
+        """True if rank 0 has renewed its Lease and reported progress, and nothing else."""
         lease = self._observer.lease(key)
         report = lease.report if lease is not None else None
         told = (

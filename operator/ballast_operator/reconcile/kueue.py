@@ -21,7 +21,7 @@ from ballast_operator.views.job import JobView, Refusal, hold
 async def ask_kueue(
     cluster: Cluster, view: JobView, gpu_resources: Collection[str], now: Time
 ) -> Refusal | None:
-    """Why the job must hold no GPUs by Kueue's word; None: its Workload is admitted, or it needs none.
+    """Refusal of GPUs to the job by Kueue; None: its Workload is admitted, or it needs none.
 
     ``gpu_resources``: those that the pools have.
 
@@ -76,13 +76,13 @@ def _pods(view: JobView) -> int:
 
 
 def _is_over(view: JobView, workload: Object) -> bool:
-    """Whether a Workload without a gang gives way to a new one; one that is deactivated stays."""
+    """True if a Workload without a gang gives way to a new one; one that is deactivated stays."""
     active = workload["spec"].get("active") is not False
     return active and (_said(workload, "Evicted")[0] == "True" or bool(_asks_otherwise(view, workload)))
 
 
 def _waits(view: JobView, workload: Object) -> str:
-    """Why its job must hold no GPUs; empty: it is admitted."""
+    """Reason that its job must hold no GPUs; empty: it is admitted."""
     name = workload["metadata"]["name"]
     evicted, why = _said(workload, "Evicted")
     if evicted == "True":
@@ -96,7 +96,7 @@ def _waits(view: JobView, workload: Object) -> str:
 
 
 def _asks_otherwise(view: JobView, workload: Object) -> str:
-    """What the Workload asks for, where the job has been changed since; empty: it has not."""
+    """Request of the Workload, where the job has been changed since; empty: it has not."""
     queue, (pods, *_) = workload["spec"].get("queueName", ""), workload["spec"]["podSets"]
     if (queue, pods.get("count")) == (view.queue, _pods(view)):
         return ""

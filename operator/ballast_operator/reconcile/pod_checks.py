@@ -76,7 +76,7 @@ class PodChecks:
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def why_blocked(self, view: JobView, gpu_resources: frozenset[str], now: Time) -> Refusal | None:
-        """Why no pod of the job can be made, or run, now; None: one can.
+        """Reason that no pod of the job can be made, or run, now; None: one can.
 
         ``gpu_resources``: the extended resources that count as GPUs in the pools.
 
@@ -182,7 +182,7 @@ class PodChecks:
         return None
 
     async def _claim(self, namespace: str, name: str, now: Time) -> Refusal | None:
-        """Why no pod with the claim can be scheduled; None: one can, or that is not known.
+        """Reason that no pod with the claim can be scheduled; None: one can, or that is not known.
 
         One that is young is left to Kubernetes: most volumes are there within seconds. One whose volume is
         made for its first pod is bound by the launch, which has to be tried.
@@ -214,7 +214,7 @@ class PodChecks:
         return _waits_for(f"{what} is not bound: {why}. To fix: see kubectl describe pvc {name}")
 
     async def _class(self, what: str, name: str, *, until_bound: bool = False) -> Refusal | None:
-        """Why no volume of the class can be made; None: one can, or that is not known.
+        """Reason that no volume of the class can be made; None: one can, or that is not known.
 
         ``until_bound``: nor is one made for its first pod.
         """
@@ -230,7 +230,7 @@ class PodChecks:
         return _waits_for(f"{what} is not bound by StorageClass {name}. To fix: see kubectl describe pvc")
 
     async def _name_taken(self, view: JobView, spec: JobSpec) -> Refusal | None:
-        """Whether what was in the way of the last launch still is."""
+        """Refusal while the obstacle of the last launch remains; None: it is gone."""
         running = view.status.condition(JobCondition.RUNNING)
         if running is None or running.reason != JobReason.NAME_TAKEN:
             return None
@@ -266,7 +266,7 @@ def _sorted(gpu_resources: frozenset[str]) -> Sequence[str]:
 
 
 def _asked(view: JobView, spec: JobSpec, gpu_resources: Sequence[str]) -> tuple[str, ...]:
-    """What jobs with the same answer have in common."""
+    """Key of jobs that have the same answer."""
     template = json.dumps(spec.template, sort_keys=True, default=str)
     digest = hashlib.sha256(template.encode()).hexdigest()
     return (view.key[0], str(spec.gpus_per_pod), digest, *gpu_resources)

@@ -67,7 +67,7 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Requeue:
-    """What a pass asks to be looked at again.
+    """Request of a pass to look again.
 
     Attributes:
         after_seconds: when to look at the job even if nothing changes; None: only on a change.
@@ -298,7 +298,7 @@ class Reconciler:
         return dataclasses.replace(view, pods=pods)
 
     async def _is_as_observed(self, view: JobView) -> bool:
-        """Whether a fresh look at the job's pods and its lease shows what was observed."""
+        """True if a fresh look at the job's pods and its lease shows what was observed."""
         selector = f"{JOB_LABEL}={view.name}"
         items, _ = await self._cluster.list(POD, namespace=view.key[0], label_selector=selector)
         for item in items:
@@ -313,7 +313,7 @@ class Reconciler:
         return fresh is not None and (fresh.pods, fresh.finished_step) == (view.pods, view.finished_step)
 
     def _restores(self, view: JobView, item: Object, result: StepResult) -> tuple[str, ...]:
-        """What a result puts right that others have changed, and that may wait."""
+        """Changes by others that a result undoes, and that may wait."""
         if _cannot_wait(view, result):
             return ()
         return (*self._restored_status(view, item, result.status), *result.restores)
@@ -492,7 +492,7 @@ class Reconciler:
 
 
 def _cannot_wait(view: JobView, result: StepResult) -> bool:
-    """Whether a result frees GPUs of the gang, all or some, or has when its nodes were first seen to go."""
+    """True if a result frees GPUs of the gang, all or some, or has when its nodes were first seen to go."""
     before, after, plan = view.status.allocation, result.status.allocation, view.launched_plan
     if before is None:
         return False
@@ -508,7 +508,7 @@ def _cannot_wait(view: JobView, result: StepResult) -> bool:
 
 
 def _gives_up_waiting(view: JobView, result: StepResult) -> bool:
-    """Whether a launch or a growth ends since pods do not run in time whose containers are being made."""
+    """True if a launch or a growth ends since pods whose containers are being made do not run in time."""
     before, after = view.status.allocation, result.status.allocation
     if before is None or after is None or before.ending is not None:
         return False

@@ -109,7 +109,7 @@ def capacity_shortfall(
     placement: Placement | None,
     pools: Mapping[str, PoolInfo],
 ) -> str:
-    """Why the nodes that the job is to take now cannot hold it yet, as text; empty: they can.
+    """Reason that the nodes the job is to take now cannot hold it yet, as text; empty: they can.
 
     ``placement``: where it is, or is to be launched. The parts of a gang in several pools ask for the
     resource of their own.

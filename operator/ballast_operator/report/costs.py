@@ -76,7 +76,7 @@ def read_prices(policies: Sequence[Object]) -> Prices:
 
 
 def data_usd_per_step(job: Object, prices: Prices) -> float:
-    """What a step of the job pays for data where it runs; 0: nothing, or it is not known."""
+    """Price of the data of a step of the job where it runs; 0: nothing, or it is not known."""
     stated, held = (
         spec_of(job).get("dataLocation"),
         held_parts((job.get("status") or {}).get("allocation") or {}),
@@ -176,7 +176,7 @@ class JobCost:
 
     @property
     def parts(self) -> list[tuple[str, float]]:
-        """What ``cost`` was for."""
+        """Parts of ``cost``."""
         return [
             ("training", self.cost - self.startup_cost - self.lost_cost - self.data_cost),
             ("start-up", self.startup_cost),

@@ -52,7 +52,7 @@ def shared_node(allocation: Mapping[str, Any]) -> str:
 
 
 def with_nodes(why: str, consolidated: Object | None) -> str:
-    """Why a gang runs where it runs, with its condition ``Consolidated`` if it is spread."""
+    """Reason for a gang's placement, with its condition ``Consolidated`` if it is spread."""
     if consolidated is None or consolidated.get("status") != "False":
         return why
     return f"{why}; {consolidated['message']}"

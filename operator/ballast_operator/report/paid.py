@@ -30,7 +30,7 @@ class Written:
     since: float = 0.0
 
     def paid_by_others(self, jobs: float) -> float:
-        """What others than the jobs that exist, which have paid ``jobs``, have paid.
+        """Cost that others have paid than the jobs that exist, which have paid ``jobs``.
 
         As it was written, unless the jobs and this are less than they were together: then a job was deleted
         since, and the rates count on.
@@ -41,7 +41,7 @@ class Written:
 
 
 def written_for_gpus(entry: dict[str, Any], seconds: float) -> Written:
-    """What jobs have paid for the GPUs of a pool; ``entry`` of ``status.bill``, written ``seconds`` ago."""
+    """Cost that jobs have paid for the GPUs of a pool; ``entry`` of ``status.bill``, ``seconds`` old."""
     gpus = min(entry.get("gpus") or 0, entry.get("gpusHeld") or 0)
     return Written(
         total=entry.get("heldCost") or 0.0,
@@ -51,7 +51,7 @@ def written_for_gpus(entry: dict[str, Any], seconds: float) -> Written:
 
 
 def written_for_data(entry: dict[str, Any]) -> Written:
-    """What jobs have paid for data that was read in a pool; ``entry`` of ``status.bill``."""
+    """Cost that jobs have paid for data read in a pool; ``entry`` of ``status.bill``."""
     return Written(total=entry.get("dataCost") or 0.0, others=entry.get("deletedJobsDataCost"))
 
 

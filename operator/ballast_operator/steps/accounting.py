@@ -63,7 +63,7 @@ def accrue_cost(
 
 
 def _gpu_time(status: TrainingJobStatus, held: float, *, trains: bool) -> GpuTime | None:
-    """What the GPUs were held for, with ``held`` GPU seconds more, by what the ranks have measured last."""
+    """GPU time by use, with ``held`` GPU seconds more, by what the ranks have measured last."""
     known = status.gpu_time
     if held <= 0:
         return known
@@ -188,7 +188,7 @@ def account_suspension(context: ReconcileContext, status: TrainingJobStatus) -> 
 
 
 def accrue_isolated_time(known: Isolated | None, report: Report, speed: float) -> Isolated | None:
-    """How long the progress so far would have taken on isolated shares (Themis's t_isolated).
+    """Time that the progress so far would have taken on isolated shares (Themis's t_isolated).
 
     The steps of ``report`` that ``known`` has not are booked at its own speed. ``speed``: steps/s on its
     isolated share / steps/s on the present GPUs; 0: not known yet.
@@ -346,7 +346,7 @@ def accrue_data(
 
 
 def data_cost_per_second(context: ReconcileContext) -> float:
-    """What the gang pays for data at its present speed; 0: nothing, or it is not known."""
+    """Price per second of the gang's data at its present speed; 0: none, or it is not known."""
     data, status = context.spec.data, context.view.status
     progress, allocation = status.progress, status.allocation
     if data is None or allocation is None or progress is None or not progress.steps_per_second:

@@ -120,7 +120,7 @@ class StepResult:
 
     @property
     def makes_pods(self) -> bool:
-        """Whether the pass is part of a launch or of a growth."""
+        """True if the pass is part of a launch or of a growth."""
         return any(isinstance(action, CreatePod) for action in self.actions)
 
 
@@ -145,7 +145,7 @@ class Surroundings:
     has_pod_groups: bool = False
 
     def pool(self, name: str) -> PoolInfo:
-        """What is known of the pool."""
+        """Properties of the pool."""
         return self.pools.get(name, UNKNOWN_POOL)
 
 
@@ -171,12 +171,12 @@ class ReconcileContext:
         return self.around.pool(pool).mean_price(since, until)
 
     def pool_of(self, pod: str) -> PoolInfo:
-        """What is known of the pool in which the pod is."""
+        """Properties of the pool in which the pod is."""
         return self.around.pool(self.allocation.part_of(pod).pool)
 
     @property
     def bind_seconds(self) -> float:
-        """How long the pods of a launch or a growth may take until all run.
+        """Seconds that the pods of a launch or a growth may take until all run.
 
         More where nodes have to come, and while images are all that is missing: to give up then would start
         the same pull on another node.
@@ -190,13 +190,13 @@ class ReconcileContext:
         return slowest + (max(limit, self.settings.pull_seconds) if pulls else limit)
 
     def new_node_of(self, pod: str) -> NewNode:
-        """Where the pod goes, if its node does not exist yet."""
+        """Target of the pod, if its node does not exist yet."""
         older = self.around.older_nodes.get(self.allocation.part_of(pod).pool, ())
         return NewNode(node_selector=self.pool_of(pod).pool.node_selector, not_on=older)
 
     @property
     def hold(self) -> Refusal | None:
-        """Why the job must hold no GPUs; None: it may."""
+        """Reason that the job must hold no GPUs; None: it may."""
         return self.view.hold(self.now)
 
     @property
@@ -208,7 +208,7 @@ class ReconcileContext:
 
     @property
     def change_pause_ms(self) -> float | None:
-        """How long training stood still to reach the plan, as rank 0 reports it; None: it does not say."""
+        """Milliseconds that training stood still to reach the plan, by rank 0; None: not reported."""
         ack = self.view.lease.ack if self.view.lease is not None else None
         return None if ack is None or ack.pause_ms is None else max(0.0, ack.pause_ms)
 
@@ -260,7 +260,7 @@ def with_status(context: ReconcileContext, status: TrainingJobStatus) -> Reconci
 
 
 def refusal(context: ReconcileContext, proposal: Proposal) -> str:
-    """Why the trainer's proposal for the plan in force cannot be accepted, with numbers; empty: it can."""
+    """Reason to refuse the trainer's proposal for the plan in force, with numbers; empty: it is accepted."""
     spec = context.spec
     limits = RepackLimits(
         repack=spec.config.repack,

@@ -17,7 +17,7 @@ EXITED_WELL = "every rank of the command has exited with success"
 
 
 def leaving_text(leaving: NodesLeaving | None) -> str:
-    """Which nodes go, when, and what has said so."""
+    """Text on the nodes that go, with the time and the source of the notice."""
     if leaving is None:
         return "a node of the gang is about to go"
     nodes, go = ("nodes", "go") if len(leaving.nodes) > 1 else ("node", "goes")
@@ -25,7 +25,7 @@ def leaving_text(leaving: NodesLeaving | None) -> str:
 
 
 def lost_text(context: ReconcileContext, lost: Collection[str]) -> str:
-    """How pods were lost without which the gang goes on."""
+    """Text on the loss of pods without which the gang goes on."""
     there, names = {pod.name: pod for pod in context.view.gang if not pod.forced}, sorted(lost)
     found = [there[name] for name in names if name in there]
     if len(found) < len(names):
@@ -50,7 +50,7 @@ def describe(pod: PodView) -> str:
 
 
 def _led(context: ReconcileContext, *pods: str) -> str:
-    """Why the others do not go on in place without pods that were told to go, though they may; as text."""
+    """Reason that the others end with pods told to go, though they may go on; as text."""
     plan = context.view.launched_plan
     if plan is None or plan.pods[0] not in pods or not context.view.resizable:
         return ""
@@ -58,7 +58,7 @@ def _led(context: ReconcileContext, *pods: str) -> str:
 
 
 def why_it_ends(context: ReconcileContext, end: End) -> str:
-    """Why a launch has to end, with numbers and names."""
+    """Reason that a launch has to end, with numbers and names."""
     view, settings = context.view, context.settings
     pods = [pod for pod in view.pods if pod.name in end.pods]
     quiet = view.lease.quiet_seconds if view.lease is not None else 0.0

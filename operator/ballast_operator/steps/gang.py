@@ -184,7 +184,7 @@ def launch(context: ReconcileContext, gang: Gang) -> StepResult:
 def _parts(
     placement: Placement, pods: Sequence[str], speeds: Sequence[float], per_pod: int
 ) -> tuple[AllocationPart, ...]:
-    """What the gang has of each pool; empty: it is in one. ``speeds``: relative, of each part."""
+    """Parts of the gang by pool; empty: it is in one. ``speeds``: relative, of each part."""
     found, first = [], 0
     for part, speed in zip(placement.parts, speeds or (1.0,) * len(placement.parts), strict=True):
         end = first + part.gpus // per_pod
@@ -295,7 +295,7 @@ def ranks_of(
 
 
 def _rights(context: ReconcileContext) -> tuple[Apply, ...]:
-    """What the launch's pods need in order to report; nothing where that is known to be there.
+    """Rights that the launch's pods need in order to report; none where they are known to exist.
 
     No pod can be made without its service account; the launch has made it where it could. The rest is made
     beside the pods: before the API server takes a role or a binding it reads all bindings of the namespace,
@@ -366,7 +366,7 @@ def tell_address(
 
 
 def waits(context: ReconcileContext) -> str:
-    """Which pods do not run yet, and why, as text to append."""
+    """Pods that do not run yet, with the reasons, as text to append."""
     found: dict[str, list[str]] = {}
     for pod in context.view.gang:
         if pod.reason and not pod.ready_for_plan:

@@ -163,7 +163,7 @@ def _since_end(pods: Iterable[PodView], which: Callable[[list[float]], float]) -
 
 
 def _may_renew(context: ReconcileContext) -> bool:
-    """Whether the rank that renews the lease may still run."""
+    """True if the rank that renews the lease may still run."""
     view, plan = context.view, context.view.launched_plan
     if view.lease is None or view.lease.released or plan is None:
         return False
@@ -177,7 +177,7 @@ def _heard(lease: LeaseView | None) -> int:
 
 
 def _untold(context: ReconcileContext, pod: PodView) -> bool:
-    """Whether the pod cannot start as the operator has not written yet where rank 0 of a script is."""
+    """True if the pod cannot start as the address of a script's rank 0 is not written yet."""
     allocation = context.view.status.allocation
     if allocation is None or not context.spec.is_script or allocation.master_address:
         return False

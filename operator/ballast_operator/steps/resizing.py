@@ -201,7 +201,7 @@ def _record(context: ReconcileContext, released: tuple[str, ...], gpus: int) -> 
 
 
 def _accepted(context: ReconcileContext, proposal: Proposal | None) -> bool:
-    """Whether the plan in force is what the trainer proposed, not what the allocator asked for."""
+    """True if the plan in force is what the trainer proposed, not what the allocator asked for."""
     plan = context.plan
     if proposal is None or proposal.epoch != plan.epoch - 1 or proposal.reason != plan.reason:
         return False
@@ -294,7 +294,7 @@ def give_up_growth(context: ReconcileContext, why: str) -> StepResult:
 
 
 def why_abandoned(context: ReconcileContext, move: AbandonGrowth) -> str:
-    """Why a growth is given up, with numbers and names."""
+    """Reason that a growth is given up, with numbers and names."""
     pods = {pod.name: pod for pod in context.view.gang}
     if move.pod in context.view.lost:
         return lost_text(context, {move.pod})

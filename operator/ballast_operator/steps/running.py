@@ -270,7 +270,7 @@ def _types_of_layers(context: ReconcileContext, report: Report, degrees: LaunchD
 
 
 def _launched_alike(context: ReconcileContext) -> bool:
-    """Whether its layers take as long as those of the spec: it may have been edited for the next launch."""
+    """True if its layers take as long as those of the spec: it may have been edited for the next launch."""
     try:
         launched = JobConfig.from_json(context.view.plan_config)
     except ContractError:  # someone has changed the ConfigMap

@@ -36,7 +36,7 @@ class Assignment(JobAssignment):
 
 
 def alike(one: Assignment | None, other: Assignment | None) -> bool:
-    """Whether a job has no reason to look again: names and texts alone are not worth a pass."""
+    """True if a job has no reason to look again: names and texts alone are not worth a pass."""
     if one is other or one is None or other is None:
         return one is other
     return (
@@ -54,7 +54,7 @@ def alike(one: Assignment | None, other: Assignment | None) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PoolInfo:
-    """What a job's pass has to know of a pool.
+    """Properties of a pool that a job's pass has to know.
 
     Attributes:
         pool: as the ClusterPolicy has it, at the price of now.
@@ -115,12 +115,12 @@ class Decided:
     pools: Mapping[str, PoolInfo] = dataclasses.field(default_factory=dict)
 
     def on(self, key: Key, uid: str) -> Assignment | None:
-        """What is wanted of this job; None: nothing is decided on it yet."""
+        """Assignment of this job; None: nothing is decided on it yet."""
         return self.assignments.get(key) if self.uids.get(key) == uid else None
 
 
 @dataclasses.dataclass(slots=True)
 class AssignmentBoard:
-    """Where the allocator publishes its newest decision, whole, and passes read it; empty: there is none."""
+    """Newest decision of the allocator, whole, for the passes to read; empty: there is none."""
 
     newest: Decided = dataclasses.field(default_factory=Decided)

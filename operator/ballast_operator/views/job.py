@@ -26,7 +26,7 @@ ROUNDING = 1e-9
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a job gets no GPUs, or must hold none.
+    """Reason that a job gets no GPUs, or must hold none.
 
     Attributes:
         reason: of its condition Admitted, and of Failed.
@@ -42,7 +42,7 @@ class Refusal:
 
 
 def hold(asked: TrainingJobSpec, status: TrainingJobStatus, now: Time) -> Refusal | None:
-    """Why the job must hold no GPUs; None: it may."""
+    """Reason that the job must hold no GPUs; None: it may."""
     if asked.suspend:
         return Refusal(JobReason.SUSPENDED, "spec.suspend is set")
     if asked.on_budget_exhausted is not OnLimit.CONTINUE and budget_spent(asked, status):
@@ -65,12 +65,12 @@ def active_seconds(status: TrainingJobStatus, now: Time) -> float:
 
 
 def budget_spent(asked: TrainingJobSpec, status: TrainingJobStatus) -> bool:
-    """Whether the cost that is summed up has reached the budget."""
+    """True if the cost that is summed up has reached the budget."""
     return asked.budget is not None and status.cost_so_far >= asked.budget * (1 - ROUNDING)
 
 
 def deadline_passed(asked: TrainingJobSpec, now: Time) -> bool:
-    """Whether there is a deadline, and it is over."""
+    """True if there is a deadline, and it is over."""
     return asked.deadline is not None and now >= asked.deadline
 
 
@@ -159,7 +159,7 @@ class JobView:
     lost_pool: str = ""
 
     def hold(self, now: Time) -> Refusal | None:
-        """Why the job must hold no GPUs; None: it may."""
+        """Reason that the job must hold no GPUs; None: it may."""
         return None if self.spec is None else hold(self.spec.asked, self.status, now) or self.queued
 
     def as_launched(self) -> "JobView":
@@ -193,7 +193,7 @@ class JobView:
 
     @property
     def as_planned(self) -> bool:
-        """Whether its launch divides the work as its spec does for these GPUs; also where neither plans."""
+        """True if its launch divides the work as its spec does for these GPUs; also where neither plans."""
         allocation = self.status.allocation
         if self.spec is None or allocation is None:
             return False
@@ -267,7 +267,7 @@ class JobView:
 
     @property
     def resizable(self) -> bool:
-        """Whether its gang may change its size without a restart, once it trains; a script's cannot."""
+        """True if its gang may change its size without a restart, once it trains; a script's cannot."""
         allocation, spec = self.running_allocation, self.spec
         if allocation is None or spec is None or not spec.grow or spec.is_script or spec.replicas:
             return False
@@ -408,7 +408,7 @@ class JobView:
 
     @property
     def ended_early(self) -> str:
-        """Why the job's callback ended its training before the last step; empty: it did not."""
+        """Reason that the job's callback ended its training before the last step; empty: it did not."""
         lease = self.lease
         if lease is None or self.is_script or self.spec is None:
             return ""

@@ -62,7 +62,7 @@ class LeaseView:
     duration_seconds: float | None = None
 
     def duration(self, heartbeat_seconds: float) -> float:
-        """How long it lasts without a renewal; ``heartbeat_seconds``: of a lease that is made now.
+        """Seconds that it lasts without a renewal; ``heartbeat_seconds``: of a lease that is made now.
 
         What it says counts, as its trainer was started with that: up to ten times what a new one says.
         """

@@ -40,7 +40,7 @@ def read_taints(spec: Mapping[str, Any]) -> tuple[Taint, ...]:
 
 
 def tolerates(tolerations: Sequence[Mapping[str, Any]], taint: Taint) -> bool:
-    """Whether one of a pod's ``tolerations`` matches the taint.
+    """True if one of a pod's ``tolerations`` matches the taint.
 
     An empty key or effect matches every one; the operator is Equal (also where it is empty) or Exists.
     """
@@ -76,7 +76,7 @@ def blocking(
 
 
 def gpu_toleration(resource: str) -> dict[str, str]:
-    """What a trainer pod tolerates beside what its template says."""
+    """Toleration of a trainer pod beside those of its template."""
     return {"key": resource, "operator": "Exists", "effect": "NoSchedule"}
 
 
@@ -93,7 +93,7 @@ class Requirement:
     values: tuple[str, ...] = ()
 
     def holds(self, value: str | None) -> bool:
-        """Whether it holds of a label's value; None: the node has no such label."""
+        """True if a label's value satisfies it; None: the node has no such label."""
         match self.operator:
             case "In":
                 return value is not None and value in self.values
@@ -123,7 +123,7 @@ class Term:
     fields: tuple[Requirement, ...] = ()
 
     def holds(self, name: str, labels: Mapping[str, str]) -> bool:
-        """Whether it allows the node."""
+        """True if it allows the node."""
         if not self.labels and not self.fields:
             return False
         return all(one.holds(labels.get(one.key)) for one in self.labels) and all(
@@ -133,7 +133,7 @@ class Term:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeRequirements:
-    """What a template asks of its nodes.
+    """Requirements of a template on its nodes.
 
     Attributes:
         selector: labels that a node has to have.
@@ -144,11 +144,11 @@ class NodeRequirements:
     terms: tuple[Term, ...] | None = None
 
     def __bool__(self) -> bool:
-        """Whether it asks for anything."""
+        """True if it asks for anything."""
         return bool(self.selector) or self.terms is not None
 
     def allow(self, name: str, labels: Mapping[str, str]) -> bool:
-        """Whether the pods may run on the node."""
+        """True if the pods may run on the node."""
         if any(labels.get(key) != value for key, value in self.selector):
             return False
         return self.terms is None or any(term.holds(name, labels) for term in self.terms)

@@ -36,7 +36,7 @@ SHARED_SUFFIX = "-SHARED"
 
 
 def shared_gpus(labels: Mapping[str, str]) -> str:
-    """How the node's GPUs are shared, as text; empty: they are whole, or the node does not say.
+    """Text on the sharing of the node's GPUs; empty: they are whole, or the node does not say.
 
     A gang must not be started there: the plugin may give two of its ranks the same GPU, which NCCL refuses
     (https://github.com/NVIDIA/nccl/issues/418), and speed, memory and cost would be those of a part of a GPU.
@@ -81,14 +81,14 @@ class NodeView:
     conditions: frozenset[str] = frozenset()
 
     def gpus(self, resource: str) -> int:
-        """How many GPUs of ``resource`` it offers to pods; none where it says that it has impossibly many."""
+        """GPUs of ``resource`` that it offers to pods; 0 where it says that it has impossibly many."""
         count = gpu_count(str(self.allocatable.get(resource, "0")))
         return count if count <= MOST_GPUS else 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PodNeed:
-    """What the pods of a gang ask of a node besides GPUs.
+    """Resources that the pods of a gang ask of a node besides GPUs.
 
     Attributes:
         asks: resource -> amount for each pod, sorted: CPUs, bytes, and one of the node's pods.
@@ -140,7 +140,7 @@ def read_node(item: Object, pods: Iterable[Object] = ()) -> NodeView:
 
 
 def restarted(before: Object, after: Object) -> bool:
-    """Whether the machine was started anew between two versions of a node."""
+    """True if the machine was restarted between two versions of a node."""
     old, new = (((item.get("status") or {}).get("nodeInfo") or {}).get("bootID") for item in (before, after))
     return bool(old and new) and old != new
 
@@ -157,7 +157,7 @@ def closed_by_condition(nodes: Mapping[str, NodeView], sick: Iterable[str]) -> d
 
 
 def _room(allocatable: Mapping[str, str], pods: Iterable[Object]) -> dict[str, float]:
-    """What pods that are no job's leave of what a node offers; without what cannot be read."""
+    """Rest of what a node offers, beside pods that are no job's; without what cannot be read."""
     room = {
         name: amount for name, quantity in allocatable.items() if (amount := _amount(quantity)) < math.inf
     }
@@ -184,7 +184,7 @@ def gpu_count(quantity: str) -> int:
 
 
 def _impossible(allocatable: Mapping[str, str]) -> str:
-    """What a node says of its GPUs, where that cannot be; empty: it can."""
+    """Text on an impossible number of GPUs of a node; empty: it is possible."""
     for name, quantity in allocatable.items():
         if "gpu" in name and gpu_count(str(quantity)) > MOST_GPUS:
             return f"said to have {str(quantity)[:40]} of {name}, more than {MOST_GPUS}"
@@ -198,7 +198,7 @@ def pod_gpus(pod: Object, resource: str) -> int:
 
 
 def _together(content: Object, asked: Callable[[Object], float]) -> float:
-    """What a pod holds: the most that its containers ask for together, or before them one by one.
+    """Amount that a pod holds: the most that its containers ask for together, or before them one by one.
 
     Init containers run one after another before the others, except those that are restarted: they stay
     (https://kubernetes.io/docs/concepts/workloads/pods/init-containers/#resource-sharing-within-containers).
@@ -343,7 +343,7 @@ def shortage(
     resource: str,
     tolerations: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """Why a gang of job ``key`` cannot be on ``wanted`` now, a node for each GPU, as text; empty: it can."""
+    """Reason that a gang of ``key`` cannot be on ``wanted`` now, a node a GPU, as text; empty: it can."""
     pods = list(pods)
     taken = foreign_use(pods, resource) + own_use(pods, allocations, resource, but=key)
     for name, count in sorted(Counter(wanted).items()):

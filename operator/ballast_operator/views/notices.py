@@ -71,7 +71,7 @@ class Leaving:
     latest: Time | None = None
 
     def goes_at(self, first_seen: Time) -> Time:
-        """When it goes; ``first_seen``: when the mark was first seen here."""
+        """Time when it goes; ``first_seen``: when the mark was first seen here."""
         if self.at is not None:
             return self.at
         since = first_seen if self.since is None else min(self.since, first_seen)
@@ -85,7 +85,7 @@ def read_leaving(
     annotations: Mapping[str, str],
     labels: Mapping[str, str],
 ) -> Leaving | None:
-    """Why and when a node goes, by the mark that leaves it the least time; None: it stays.
+    """Reason and time of a node's leaving, by the mark that leaves it the least time; None: it stays.
 
     Karpenter's limit of a drain counts as the time of a node that is no spot machine by its labels: those may
     be taken back before.
@@ -129,7 +129,7 @@ LEAST_SAVING_SECONDS = 15.0
 
 
 def seconds_to_save(notice: float, stop_seconds: float) -> float:
-    """What is kept of a notice for saving; until then a shrink may take the gang off what goes.
+    """Seconds of a notice that are kept for saving; until then a shrink may take the gang off the nodes.
 
     ``notice``: seconds from the notice to the end. ``stop_seconds``: how long a trainer may take to save and
     stop.
@@ -153,7 +153,7 @@ def deleted(deletion: str | None) -> Leaving | None:
 
 
 def _since(taint: Taint) -> Time | None:
-    """When the taint was put there: Cluster Autoscaler writes the seconds since 1970 as its value."""
+    """Time of the taint: Cluster Autoscaler writes the seconds since 1970 as its value."""
     if taint.key == "ToBeDeletedByClusterAutoscaler" and taint.value.isdecimal() and len(taint.value) < 12:
         return datetime.datetime.fromtimestamp(int(taint.value), tz=datetime.UTC)
     return parsed(taint.added)

@@ -59,7 +59,7 @@ def thinned(sizes: Sequence[int], most: int = MOST_SIZES) -> list[int]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlannedLaunch:
-    """How a launch on some GPUs divides the work; ``memory``: bytes of the fullest GPU of each type."""
+    """Division of the work of a launch on some GPUs; ``memory``: bytes of the fullest GPU of each type."""
 
     degrees: LaunchDegrees
     memory: tuple[float, ...]
@@ -72,7 +72,7 @@ class PlannedLaunch:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DegreesQuestion:
-    """What the degrees of a job are planned from.
+    """Input of the planning of a job's degrees.
 
     Attributes:
         batch_size: samples of a step.
@@ -184,7 +184,7 @@ class DegreesQuestion:
         return min(MOST_TYPES, len(self.planner.gpus)) if self.mixes else 1
 
     def _mixes(self, sizes: Sequence[int], types: int) -> int:
-        """How many of so many sizes are together no more GPUs than it may have."""
+        """Number of combinations of these sizes with no more GPUs than it may have."""
         together = functools.reduce(np.add.outer, [np.array(sizes)] * types)
         return int(((together >= self.fewest) & (together <= self.most)).sum())
 

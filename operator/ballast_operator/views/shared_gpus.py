@@ -46,7 +46,7 @@ def as_shared(node: NodeView, resource: str) -> NodeView:
 
 
 def why_not_shared(node: NodeView, resource: str) -> str:
-    """Why two jobs cannot share a GPU of the node, as text; empty: they can.
+    """Reason that two jobs cannot share a GPU of the node, as text; empty: they can.
 
     Only on a node with one GPU is it certain that two pods are on the same one: the device plugin chooses.
     """
@@ -87,7 +87,7 @@ class Sharer:
 
 
 def sharer_of(key: Key, node: str, allocations: Mapping[Key, JobAllocation]) -> Sharer | None:
-    """Who of ``allocations`` is on the GPU of ``node`` besides the job ``key``; None: it is alone."""
+    """Job of ``allocations`` on the GPU of ``node`` besides the job ``key``; None: it is alone."""
     for other, held in sorted(allocations.items()):
         if other != key and held.shared_gpu is not None and node in held.nodes and held.pays:
             return Sharer(job=job_id(other), since=held.since)

@@ -44,7 +44,7 @@ BEING_PLANNED = "its degrees are being planned"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """What a job asks for, and how a launch divides its work.
+    """Request of a job, and how a launch divides its work.
 
     Attributes:
         asked: as its user wrote it.
@@ -95,11 +95,11 @@ class JobSpec:
         return _digest([*stated, config.training.precision])[:16]
 
     def is_planned_by(self, measured: Sequence[MeasuredOnType]) -> bool:
-        """Whether its plans are from what was measured of its layers."""
+        """True if its plans are from what was measured of its layers."""
         return self.question is not None and self.question.measured == self.measured_alike(measured)
 
     def measured_alike(self, measured: Sequence[MeasuredOnType]) -> tuple[MeasuredOnType, ...]:
-        """What of it counts: it was measured with this planner, and has each layer's."""
+        """Measurements that count: made with this planner, and with each layer's."""
         planner = self.asked.planner
         if planner is None:
             return ()
@@ -123,7 +123,7 @@ class JobSpec:
 
     @functools.cached_property
     def data(self) -> JobData | None:
-        """What it reads, and from where; None: that costs nothing."""
+        """Data that it reads, and its region; None: that costs nothing."""
         stated = self.asked.data_location
         return None if stated is None else _data(stated, self.config.total_steps)
 
@@ -231,7 +231,7 @@ class JobSpec:
 
     @property
     def planned_cut(self) -> Partition | None:
-        """Where the plan cuts the layers; None: there is no plan."""
+        """Partition of the layers by the plan; None: there is no plan."""
         plan = self.config.plan
         return None if plan is None else Partition(bounds=plan.bounds)
 
@@ -306,7 +306,7 @@ class JobSpec:
 
     @functools.cached_property
     def pod_need(self) -> PodNeed:
-        """What its least gang asks of a node besides GPUs."""
+        """Resources that its least gang asks of a node besides GPUs."""
         asks = pod_requests(self.template.get("spec") or {})
         pods = max(1, self.smallest_gang // self.gpus_per_pod)
         return PodNeed(asks=tuple(sorted(asks.items())), pods=pods, gpus_per_pod=self.gpus_per_pod)
@@ -337,7 +337,7 @@ class JobSpec:
         return f"{self.kind}-{_digest(speeds)[:8]}" if speeds else self.kind
 
     def pipeline_form(self, positions: int = 1) -> PipelineForm:
-        """What the memory of the job's pipeline depends on besides its layers."""
+        """Properties of the job's pipeline that its memory depends on, besides its layers."""
         pipeline = self.config.pipeline
         return PipelineForm(
             schedule=pipeline.schedule,
@@ -398,7 +398,7 @@ class JobSpec:
         return launch_partition(even, layers, self.pipeline_form(), known_ranks, min_gain=gain)
 
     def suits(self, ranks: int) -> bool:
-        """Whether a gang may have this many ranks.
+        """True if a gang may have this many ranks.
 
         They fill whole pods and positions of the pipeline; some schedules take their microbatches in equal
         rounds.
@@ -441,7 +441,7 @@ def read_spec(item: Object) -> tuple[JobSpec | None, str]:
 
 
 def spec_text(item: Object) -> str:
-    """What :func:`read_spec` reads of the job besides its name, as JSON."""
+    """Fields of the job that :func:`read_spec` reads besides its name, as JSON."""
     asked, status = item.get("spec"), item.get("status")
     read = {"spec": asked}
     measured = status.get("measuredLayers") if isinstance(status, Mapping) else None
@@ -498,7 +498,7 @@ def spec_until_planned(item: Object, allocation: JobAllocation | None) -> JobSpe
 
 
 def spec_of_launch(plan_config: str, team: str) -> JobSpec:
-    """What a job was launched with, as far as its plan's ConfigMap says; it never fails for good.
+    """Spec that a job was launched with, as far as its plan's ConfigMap says; it never fails for good.
 
     Where ``plan_config`` (JSON) cannot be read, the gang counts as a script's. ``team``: that pays for it.
     """

@@ -30,7 +30,7 @@ _ByJob = Mapping[str, Mapping[str, float]]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
-    """What jobs have paid at one moment, each from its start, by key: a pool, or a team.
+    """Sums that jobs have paid at one moment, each from its start, by key: a pool, or a team.
 
     Attributes:
         at: the moment; None: nothing was looked at yet.
@@ -48,7 +48,7 @@ class Sums:
     others: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def of(self, key: str) -> float:
-        """What jobs have paid since the sum of ``key`` began, deleted ones included."""
+        """Cost that jobs have paid since the sum of ``key`` began, deleted ones included."""
         return max(0.0, self.by_key.get(key, 0.0) + self.others.get(key, 0.0))
 
     def next(
@@ -96,7 +96,7 @@ class Sums:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Paid:
-    """What jobs have paid at one moment.
+    """Costs that jobs have paid at one moment.
 
     Attributes:
         gpus: for GPUs, by pool.

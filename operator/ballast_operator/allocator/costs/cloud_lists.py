@@ -155,7 +155,7 @@ class AwsSpotHistory:
         return spot_price(self._rows(wanted.region, wanted.instance_type), wanted)
 
     def _rows(self, region: str, instance_type: str) -> list[Any]:
-        """What AWS has of the instance type. Raises SourceUnavailableError: no SDK, credentials or answer."""
+        """AWS's prices of the instance type. Raises SourceUnavailableError: no SDK, credentials or answer."""
         try:
             import boto3
             from botocore.config import Config

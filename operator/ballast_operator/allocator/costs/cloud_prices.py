@@ -33,7 +33,7 @@ LONGEST_REASON = 500
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CloudAnswer:
-    """What a cloud has answered last.
+    """Last answer of a cloud.
 
     Attributes:
         price: in the list's currency, for a machine or a GPU; None: there is none.
@@ -151,7 +151,7 @@ def _answer(found: float | PriceLogError | SourceUnavailableError, moment: float
 
 
 def wanted_of(pool: NodePool) -> Wanted | None:
-    """What to ask a cloud for; None: the pool's price comes from elsewhere."""
+    """Query for a cloud; None: the pool's price comes from elsewhere."""
     feed = pool.price_feed
     if feed is None:
         return None
@@ -170,7 +170,7 @@ def wanted_of(pool: NodePool) -> Wanted | None:
 
 
 def feed_name(pool: NodePool) -> str:
-    """Where the price is read, with all that turns it into a price of a GPU: a kept price is of this feed."""
+    """Source of the price, with all that turns it into a price of a GPU: a kept price is of this feed."""
     feed, wanted = pool.price_feed, wanted_of(pool)
     if feed is None:
         return ""
@@ -190,7 +190,7 @@ def cloud_reading(
     now: float,
     on_demand: float | None,
 ) -> Reading:
-    """What ``answer`` says of the price of a GPU hour, in the pools' currency.
+    """Price of a GPU hour from ``answer``, in the pools' currency.
 
     ``answer`` None: the cloud has not answered yet. ``before``: the last good price. ``now``: epoch seconds.
     ``on_demand``: of the GPU type, in the pools' currency; None: not known.

@@ -74,7 +74,7 @@ def usd_to_move(view: JobView, regions: Mapping[str, str], prices: DataPrices) -
 
 
 def no_priced_pool(unpriced: Mapping[str, str], pools: Sequence[str]) -> Refusal | None:
-    """Why a job that may use ``pools`` otherwise cannot be placed; None: some of them have a price."""
+    """Refusal of a job that may use ``pools`` otherwise; None: some of them have a price."""
     if not pools or any(pool not in unpriced for pool in pools):
         return None
     return Refusal(
@@ -86,7 +86,7 @@ def no_priced_pool(unpriced: Mapping[str, str], pools: Sequence[str]) -> Refusal
 
 
 def left_out_for_data(unpriced: Mapping[str, str], pools: Collection[str]) -> str:
-    """Which pools a job is not offered, as text; empty: none."""
+    """Pools that a job is not offered, as text; empty: none."""
     named = sorted(unpriced.keys() & set(pools))
     if not named:
         return ""

@@ -49,7 +49,7 @@ class PoolReading:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Content:
-    """What a ConfigMap had; None and why where it could not be read."""
+    """Content of a ConfigMap; None and why where it could not be read."""
 
     data: Mapping[str, str] | None
     why: str = ""

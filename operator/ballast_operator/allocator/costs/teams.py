@@ -116,7 +116,7 @@ def _message(team: str, budget: TeamBudget) -> str:
 
 
 def next_change(policy: ClusterPolicy, teams: Sequence[TeamCost], now: Time) -> float | None:
-    """When the next budget will be spent or begin again, epoch seconds; None: none that is known of."""
+    """Time when the next budget is spent or begins again, epoch seconds; None: none is known."""
     found = []
     for entry in teams:
         budget = policy.spec.budgets.get(entry.team)

@@ -60,7 +60,7 @@ class RefusedJob:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MixedRoom:
-    """Where a job's gang could be in several pools of an empty cluster, nodes that may come included.
+    """GPUs of several pools of an empty cluster for a job's gang, nodes that may come included.
 
     Attributes:
         gpus: pool -> (its GPU type, GPUs on which the gang may be started, in whole positions and pods).
@@ -123,7 +123,7 @@ class Admitted:
 
 
 class Admissions:
-    """Which jobs some round can place, from decision to decision.
+    """Jobs that some round can place, from decision to decision.
 
     An admission is a function of the job's view, of what its kind was measured to need of memory, and of
     the cluster. The first two are immutable values that are replaced where they change, so that they
@@ -190,7 +190,7 @@ class _Offer:
 
     @classmethod
     def to(cls, spec: ClusterPolicySpec, capacity: ClusterCapacity, view: JobView) -> Self | Refusal:
-        """What is offered to the job, or why nothing is."""
+        """Options that the job is offered, or why there are none."""
         assert view.spec is not None
         wanted, spot = view.spec.gpu_types, view.spec.asked.spot
         gpu_types = tuple(gpu_type for gpu_type in capacity.gpu_types if not wanted or gpu_type in wanted)
@@ -300,7 +300,7 @@ def _admit_one(
 
 
 def _topology(asked: JobTopology | None, levels: Sequence[str]) -> TopologyRequest | Refusal | None:
-    """What a job asks of the domains of its nodes, of which the policy knows ``levels``."""
+    """Request of a job for domains of its nodes, of which the policy knows ``levels``."""
     if asked is None:
         return None
     label = asked.required or asked.preferred or ""
@@ -414,7 +414,7 @@ def over_all_pools(refusal: Refusal, spec: JobSpec, room: Mapping[str, int]) -> 
 
 
 def launched_pipeline(spec: JobSpec, layers: MeasuredLayers | None) -> LaunchedPipeline:
-    """What the stages of the job's next launch are cut from, as ``JobSpec.first_stages`` does."""
+    """Layers from which the stages of the job's next launch are cut, as in ``JobSpec.first_stages``."""
     known, rebalance = layers or MeasuredLayers(), spec.config.rebalance
     if not rebalance.enabled or rebalance.by is not BalanceBy.TIME:
         known = dataclasses.replace(known, seconds=())
@@ -436,7 +436,7 @@ def within_limit(spec: JobSpec, memory: Mapping[str, float]) -> dict[str, float]
 
 
 def holds(spec: JobSpec, room: MixedRoom, memory: GangMemory) -> bool:
-    """Whether the gang fits several pools of an empty cluster, the memory of their GPUs included."""
+    """True if the gang fits several pools of an empty cluster, the memory of their GPUs included."""
     return bool(best_parts(_gang_over(spec, room.gpus, room.sizes[:1], memory), room.gpus))
 
 

@@ -50,7 +50,7 @@ class PoolKind:
 
 
 def pool_kind(pool: NodePool, nodes: Sequence[NodeView]) -> PoolKind:
-    """What counts for ``pool``: its own word, else most of its nodes' labels, else its selector's."""
+    """Kind of ``pool``: as it states, else by most of its nodes' labels, else by its selector's."""
     said: dict[CapacityType, list[tuple[str, str]]] = {}
     for node in nodes:
         found = capacity_type_of(node.labels)
@@ -123,7 +123,7 @@ def pools_closed(spot: SpotUse, kinds: Mapping[str, PoolKind]) -> frozenset[str]
 
 
 def no_pool_left(spot: SpotUse, closed: Collection[str], pools: Collection[str]) -> Refusal | None:
-    """Why a job that may use ``pools`` otherwise cannot be placed; None: some of them are open to it."""
+    """Refusal of a job that may use ``pools`` otherwise; None: some of them are open to it."""
     if not pools or any(pool not in closed for pool in pools):
         return None
     what = "spot machines" if spot is SpotUse.FORBID else "machines that are not spot"
@@ -135,7 +135,7 @@ def no_pool_left(spot: SpotUse, closed: Collection[str], pools: Collection[str])
 
 
 def left_out(spot: SpotUse, closed: Iterable[str]) -> str:
-    """Which pools a job is not offered, as text; empty: none."""
+    """Pools that a job is not offered, as text; empty: none."""
     named = ", ".join(sorted(closed)[:5])
     return f"spec.spot is {spot}: not offered {named}" if named else ""
 

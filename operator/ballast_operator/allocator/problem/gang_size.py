@@ -60,7 +60,7 @@ def live_sizes(view: JobView) -> tuple[int, ...]:
 
 
 def may_change_size(view: JobView) -> bool:
-    """Whether the gang trains and can change its size now, maybe by a restart; no script."""
+    """True if the gang trains and can change its size now, maybe by a restart; no script."""
     allocation = view.running_allocation
     if allocation is None or view.shrinking or allocation.joining or view.leaving:
         return False
@@ -69,7 +69,7 @@ def may_change_size(view: JobView) -> bool:
 
 
 def _same_recipe(view: JobView, spec: JobSpec) -> bool:
-    """Whether new pods would train with the configuration that the gang was launched with.
+    """True if new pods would train with the configuration that the gang was launched with.
 
     Most changes of a spec take effect at the next launch; ranks do not read how many
     stages the gang may have.
@@ -99,7 +99,7 @@ def change_pause(view: JobView) -> float:
 
 
 def may_move(view: JobView) -> bool:
-    """Whether the gang trains, and could save, stop and start in another pool: nothing else is under way."""
+    """True if the gang trains, and could save, stop and start in another pool: nothing else is under way."""
     allocation, spec = view.running_allocation, view.spec
     if allocation is None or spec is None or not view.acknowledged:
         return False
@@ -130,7 +130,7 @@ def most_gpus(view: JobView) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GangMemory:
-    """Which pools have GPUs with enough memory for a job.
+    """Pools whose GPUs have enough memory for a job.
 
     Attributes:
         need: as measured; None: nothing was.
@@ -155,13 +155,13 @@ class GangMemory:
         return 0.0 if self.need is None else self.need.least(self.spec.positions(gpus))
 
     def fits(self, pool: str, gpus: int) -> bool:
-        """Whether a gang of ``gpus`` fits the GPUs of the pool; where something is not known, it does."""
+        """True if a gang of ``gpus`` fits the GPUs of the pool; where something is not known, it does."""
         least = self.least(pool, gpus)
         return least < math.inf and least <= self.pools.get(pool, math.inf) * ROUNDING
 
     @property
     def limits(self) -> bool:
-        """Whether memory may keep the job from a pool at all."""
+        """True if memory may keep the job from a pool at all."""
         spec = self.spec
         return bool(spec.plans) or (bool(self.pools) and bool(spec.memory_per_gpu is not None or self.need))
 
@@ -170,7 +170,7 @@ class GangMemory:
         return frozenset(pool for pool in pools if not self.fits(pool, gpus)) if self.limits else frozenset()
 
     def shortfall(self, gpus: int, allowed: Sequence[str], wide: Sequence[str]) -> str:
-        """What a gang of ``gpus`` needs, and what the ``allowed`` pools have; ``wide`` ones have the GPUs."""
+        """Memory that a gang of ``gpus`` needs and ``allowed`` pools have; ``wide`` ones have the GPUs."""
         if all(self.least(pool, gpus) == math.inf for pool in wide):
             types = ", ".join(sorted({self.types[pool] for pool in wide}))
             return f"no plan is for {gpus} x {types}. To fix: other planner.gpus, minStages or maxStages"
@@ -203,7 +203,7 @@ class GangMemory:
         )
 
     def left_out(self, pools: Iterable[str], gpus: int) -> str:
-        """Which of the pools a gang of ``gpus`` is not offered, as text; empty: it fits all."""
+        """Pools that a gang of ``gpus`` is not offered, as text; empty: it fits all."""
         small = sorted(pool for pool in self.too_small(pools, gpus) if self.least(pool, gpus) < math.inf)
         if not small:
             return ""
@@ -219,7 +219,7 @@ def gigabytes(count: float) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Room:
-    """Where a gang could be placed in an empty cluster.
+    """Space for a gang in an empty cluster.
 
     Attributes:
         gpus: pool -> GPUs on which it may be started, of the pools of types that it allows.
@@ -237,7 +237,7 @@ class Room:
         return max(self.gpus.values(), default=0)
 
     def holds(self, size: int) -> bool:
-        """Whether one of the pools can hold a gang of ``size``."""
+        """True if one of the pools can hold a gang of ``size``."""
         if size > self.most or not self.memory.limits:
             return size <= self.most
         return any(gpus >= size and self.memory.fits(pool, size) for pool, gpus in self.gpus.items())
@@ -297,7 +297,7 @@ def _runnable(spec: JobSpec, sizes: Sequence[int], allowed: Sequence[str]) -> It
 def admission_error(
     spec: JobSpec, pools: Sequence[NodePool], room: Room, allowed: Sequence[str], size: int
 ) -> Refusal | None:
-    """Why no round of this policy can place the job; None: one can."""
+    """Reason that no round of this policy can place the job; None: one can."""
     have = ", ".join(sorted({pool.gpu_type for pool in pools}))
     pipeline = spec.config.pipeline
     if spec.smallest_gang > spec.largest_gang:

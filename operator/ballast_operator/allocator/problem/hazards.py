@@ -69,7 +69,7 @@ class SeenNodes:
 
 
 def _goes(node: NodeView | None) -> bool:
-    """Whether a node is gone, about to go, or not ready."""
+    """True if a node is gone, about to go, or not ready."""
     return node is None or not node.ready or node.leaving is not None
 
 
@@ -136,7 +136,7 @@ def spot_seen(snapshot: Snapshot, spec: Sequence[NodePool], status: Object | Non
 
 
 def _known(status: Object | None) -> tuple[dict[str, PoolHazard], Time | None]:
-    """What an operator has written; nothing where it cannot be read."""
+    """Hazards that an operator has written; none where they cannot be read."""
     read = ClusterPolicyStatus.written(status, "hazard", "billAt")
     if read is None:
         return {}, None

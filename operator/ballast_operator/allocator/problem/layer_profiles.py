@@ -83,7 +83,7 @@ class LayerProfiles:
             self._seconds[view.key] = seconds
 
     def need(self, key: Key, spec: JobSpec) -> MemoryNeed | None:
-        """What jobs of this one's kind have been measured to need; None: none has been measured."""
+        """Memory need measured of jobs of this kind; None: none has been measured."""
         if not self.profiles or not _measured_alike(spec):
             return None
         name = self._name(key, spec)
@@ -95,7 +95,7 @@ class LayerProfiles:
         return needs[cut]
 
     def layers(self, key: Key, spec: JobSpec) -> MeasuredLayers | None:
-        """What is known of the job's layers for its next launch, its own seconds first; None: nothing."""
+        """Profile of the job's layers for its next launch, its own seconds first; None: nothing is known."""
         if not self.profiles or not _measured_alike(spec):
             return None
         found = self.profiles.get(self._name(key, spec))
@@ -122,7 +122,7 @@ class LayerProfiles:
 
 
 def _measured_alike(spec: JobSpec) -> bool:
-    """Whether its layers are alike in each launch: not those of a script, nor with degrees by its GPUs."""
+    """True if its layers are alike in each launch: not those of a script, nor with degrees by its GPUs."""
     return not spec.is_script and not spec.plans
 
 

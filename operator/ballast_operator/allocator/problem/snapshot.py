@@ -76,7 +76,7 @@ class _ByType:
         self.limits = {owner: by_type for owner, by_type in stated.items() if by_type}
 
     def of(self, view: JobView) -> tuple[str, ...]:
-        """Whose limits hold for the job: its namespace's, its team's, and so on outwards."""
+        """Owners whose limits hold for the job: its namespace, its team, and so on outwards."""
         owners, team = [f"namespace {view.key[0]}"], view.spec.asked.entity if view.spec is not None else None
         while team is not None and team in self._teams:
             owners.append(f"team {team}")
@@ -210,7 +210,7 @@ def _with_most(one: Admitted, most: Mapping[str, int]) -> Admitted:
 
 
 def _limits_nothing(tenants: Tenants, jobs: int) -> bool:
-    """Whether there are so few jobs that all take part, of whichever tenant."""
+    """True if there are so few jobs that all take part, of whichever tenant."""
     every = tenants.each_namespace
     of_gpus = tenants.namespaces or every.max_gpus is not None or every.max_running_jobs is not None
     return not of_gpus and jobs <= every.max_waiting_jobs
@@ -329,7 +329,7 @@ def take_snapshot(
     *,
     left_out: Mapping[Key, Exception] | None = None,
 ) -> Snapshot:
-    """What the policy ``spec`` has to decide on, without the jobs for which that raises.
+    """Input of a decision under ``spec``, without the jobs for which that raises.
 
     ``admissions``: of earlier snapshots. ``left_out``: jobs that are known to be at fault, with their errors.
     """
@@ -387,7 +387,7 @@ def _take(
 
 
 def _sick(node: Node, nodes: Mapping[str, NodeView], seen: Observed) -> str:
-    """Why the node is closed or avoided for its health, as text; empty: it is not."""
+    """Reason that the node is closed or avoided for its health, as text; empty: it is not."""
     if node.name in nodes and (why := nodes[node.name].closed) != seen.nodes[node.name].closed:
         return why
     return str(seen.avoided.get(node.name, ""))
@@ -405,7 +405,7 @@ def _leave_out_partners(jobs: Sequence[JobView], left_out: Mapping[Key, Exceptio
 
 
 def wants_gpus(view: JobView, now: Time) -> bool:
-    """Whether the job takes part in the allocation."""
+    """True if the job takes part in the allocation."""
     status = view.status
     if view.deleting or view.spec is None or status.finished:
         return False

@@ -94,7 +94,7 @@ def needed_memory(one: Admitted) -> float | None:
 
 
 def why_alone(one: Admitted) -> str:
-    """Why a job that allows it does not share a GPU, as text; empty: it may."""
+    """Reason that a job that allows it does not share a GPU, as text; empty: it may."""
     spec, allocation = one.spec, one.view.running_allocation
     if spec.smallest_gang != 1 or spec.largest_gang != 1:
         sizes = f"{spec.smallest_gang} to {spec.largest_gang} GPUs"
@@ -109,7 +109,7 @@ def why_alone(one: Admitted) -> str:
 
 
 def sharing_text(one: Admitted, shared: SharedGpus) -> str:
-    """Why the job runs alone although it allows to share its GPU; empty: it does not, or it may share."""
+    """Reason that a job runs alone although it allows sharing; empty: it does not allow it, or may share."""
     if one.spec.asked.shares_gpu is SharesGpu.NEVER:
         return ""
     if not shared.memory:

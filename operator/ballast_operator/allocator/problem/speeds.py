@@ -25,7 +25,7 @@ SizeSpeeds = Mapping[tuple[str, int], Estimate]
 def stated(
     spec: JobSpec, gpu_type: str, stages: int, layer_seconds: tuple[float, ...] = ()
 ) -> Estimate | None:
-    """What the spec says of a gang of ``stages``; None: nothing.
+    """Speed that the spec states for a gang of ``stages``; None: it states none.
 
     Between two stated sizes by these; elsewhere from the nearest one by the pipeline's model, with
     ``layer_seconds`` as :func:`size_ratio` has them.
@@ -48,7 +48,7 @@ def resized(
     layer_seconds: tuple[float, ...] = (),
     kind: SizeSpeeds = MappingProxyType({}),
 ) -> Estimate | None:
-    """What is known of a gang of ``stages`` there; None: nothing.
+    """Speed known of a gang of ``stages`` there; None: none is.
 
     Between two known sizes by these, elsewhere from the nearest one by :func:`speed_ratio`.
     """
@@ -80,7 +80,7 @@ def size_ratio(spec: JobSpec, known: int, stages: int, layer_seconds: tuple[floa
 
 
 def pipeline_shape(spec: JobSpec, layer_seconds: tuple[float, ...] = ()) -> PipelineShape:
-    """What the speed of a job depends on besides its number of GPUs."""
+    """Properties of a job that its speed depends on, besides its number of GPUs."""
     pipeline = spec.config.pipeline
     return PipelineShape(
         schedule=pipeline.schedule,
@@ -151,7 +151,7 @@ def nearest(sizes: Iterable[int], stages: int) -> int:
 
 
 def measured_on(allocation: JobAllocation, plan: Plan) -> SpeedKey:
-    """Where the gang of ``plan`` runs."""
+    """Key of the place in which the gang of ``plan`` runs."""
     if allocation.parts:
         return SpeedKey.of_types((allocation.part_of(rank.pod).gpu_type, 1) for rank in plan.ranks)
     node_of = allocation.node_of
@@ -205,7 +205,7 @@ def reconcile_with_spec(job: GangRequest, reports: Mapping[str, Estimate]) -> di
 
 
 def as_prior(estimate: Estimate) -> Estimate:
-    """What other jobs of the kind have reported, as a job takes it before it reports itself."""
+    """Prior of a job that has not reported itself, from a report of other jobs of the kind."""
     return Estimate(
         steps_per_second=estimate.steps_per_second,
         deviation=math.hypot(estimate.deviation, PRIOR_DEVIATION),

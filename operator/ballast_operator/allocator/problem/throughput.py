@@ -46,7 +46,7 @@ NOT_SEEN = Estimate(steps_per_second=0.0, deviation=math.inf, source="unknown")
 
 @dataclasses.dataclass(slots=True)
 class Measured:
-    """What one job has reported."""
+    """Speeds that one job has reported."""
 
     launch: int = 0
     step: int = -1
@@ -54,7 +54,7 @@ class Measured:
 
 
 class Measurements:
-    """What the trainers have reported, by job and by kind; the allocator saves it with its accounts.
+    """Reports of the trainers, by job and by kind; the allocator saves them with its accounts.
 
     Attributes:
         jobs: job -> what it has reported.
@@ -112,7 +112,7 @@ class Measurements:
             self._layers[kind] = layers
 
     def reported_by(self, key: Key) -> Speeds:
-        """What the job itself has reported."""
+        """Speeds that the job itself has reported."""
         measured = self.jobs.get(key)
         return {} if measured is None else dict(measured.speeds)
 
@@ -172,14 +172,14 @@ class Measurements:
         return {job.key: estimated[name] for job, name in zip(wanted, names, strict=True)}
 
     def _prior(self, job: GangRequest, profile: PackedSpeeds, gpu_type: str) -> Estimate | None:
-        """What the spec states or, where it states nothing, what others of the kind have reported."""
+        """Speed that the spec states or, where it states none, that others of the kind have reported."""
         layers = self._layers_of(job)
         said = stated(job.spec, gpu_type, job.stages, layers)
         known = said or self._at_size(job, profile.known, gpu_type)
         return known or self._guess(job, profile, gpu_type, None)
 
     def _own(self, job: GangRequest, reports: PackedSpeeds, gpu_type: str) -> Estimate | None:
-        """What its own reports say of it, on as few nodes as possible; None: nothing more than is known."""
+        """Speed by its own reports, on as few nodes as possible; None: nothing more than is known."""
         known = self._at_size(job, reports.known, gpu_type)
         if known is not None or not (reports.at_least or reports.at_most):
             return known
@@ -188,7 +188,7 @@ class Measurements:
     def _guess(
         self, job: GangRequest, speeds: PackedSpeeds, gpu_type: str, prior: Estimate | None
     ) -> Estimate | None:
-        """What reports from more or fewer nodes say, where ``prior`` is not within their bounds."""
+        """Speed by reports from more or fewer nodes, where ``prior`` is not within their bounds."""
         at_least = self._at_size(job, speeds.at_least, gpu_type)
         return bounded(prior, at_least, self._at_size(job, speeds.at_most, gpu_type))
 
@@ -291,7 +291,7 @@ def _beside(others: Sequence[JobView]) -> str | None:
 
 
 class Partners:
-    """Who trains beside whom, from decision to decision."""
+    """Partners on shared GPUs, from decision to decision."""
 
     def __init__(self) -> None:
         self._now: dict[Key, tuple[int, str | None]] = {}
@@ -314,7 +314,7 @@ class Partners:
         self._new = changed
 
     def beside(self, view: JobView, alone: SpeedKey) -> SpeedKey | None:
-        """Where the job's newest report was made; None: not known. ``alone``: if it is alone there.
+        """Key of the job's newest report; None: not known. ``alone``: its key where it has no partner.
 
         Reports that have come before it was seen that a partner has come or gone, and the first one after
         them, may be of the time before.

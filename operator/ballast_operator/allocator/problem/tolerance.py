@@ -26,7 +26,7 @@ Signature = tuple[str, NodeRequirements, PodNeed, frozenset[str]]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """Which nodes are alike to every job, and which of them each job may not be started on.
+    """Groups of nodes that are alike to every job, and the groups on which each job may not be started.
 
     Attributes:
         taints: node -> text, equal for nodes that are alike to every job: the taints that a template may
@@ -102,7 +102,7 @@ class Tolerance:
 
 
 class _Rooms:
-    """What the pools' nodes have for pods besides GPUs, but for others' pods: gangs give way."""
+    """Resources of the pools' nodes besides GPUs, less those of others' pods: gangs give way."""
 
     def __init__(self, pools: Sequence[NodePool], members: Mapping[str, Sequence[NodeView]]) -> None:
         self._nodes = [(pool, node) for pool in pools for node in members[pool.name]]

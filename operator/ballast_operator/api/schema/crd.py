@@ -182,7 +182,7 @@ class Column:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """What a CRD says about a kind beyond its schema."""
+    """Description of a kind in its CRD, beyond its schema."""
 
     kind: str
     plural: str

@@ -139,7 +139,7 @@ def _flat(parts: tuple[Condition, ...]) -> Iterable[Condition]:
 
 
 def _has(path: str, optional: Callable[[str], bool]) -> str:
-    """Whether the field is there; a part above it may be missing, too. Empty: it always is."""
+    """CEL that the field is there; a part above it may be missing, too. Empty: it always is."""
     parts = path.split(".")
     prefixes = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
     asked = [f"has(self.{json_path(prefix)})" for prefix in prefixes if optional(prefix)]
@@ -271,7 +271,7 @@ def _needed_with(kind: type[Settings], name: str) -> Iterator[dict[str, str]]:
 
 
 def _optional(kind: Any, path: str) -> bool:
-    """Whether the field at ``path`` may be missing, where the parts above it are there.
+    """True if the field at ``path`` may be missing, where the parts above it are there.
 
     The API server fills in the defaults of an object that is there before it checks its rules. ``path`` is
     dotted, in Python's spelling.
@@ -290,7 +290,7 @@ def _optional(kind: Any, path: str) -> bool:
 
 
 def worth_defaulting(default: Any, *, is_model: bool) -> bool:
-    """Whether the default says something: an empty list or map is as good as an absent one.
+    """True if the default says something: an empty list or map is as good as an absent one.
 
     ``default``: as JSON has it; None: there is none. ``is_model``: the field is an object with fields of its
     own.

@@ -39,7 +39,7 @@ Source = GangSizes | PlannedGang
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """What a text states.
+    """Content of a problem's text.
 
     Attributes:
         problem: the cluster and its jobs; those in ``sources`` have neither throughput nor configurations.

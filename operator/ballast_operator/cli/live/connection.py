@@ -71,7 +71,7 @@ def cluster_errors() -> Iterator[None]:
 def asked(
     kubeconfig: str | None, question: "Callable[[Cluster], Awaitable[Found]]", *, namespace: str = ""
 ) -> Found:
-    """What a question to the cluster finds; ``namespace``: has to be there; empty: none is named.
+    """Answer of the cluster to a question; ``namespace``: has to be there; empty: none is named.
 
     Raises:
         click.ClickException: the cluster cannot be reached or read, or has no such namespace.

@@ -66,7 +66,7 @@ def cost(
     against: tuple[str, ...],
     **recorded: Any,
 ) -> None:
-    """What jobs, teams and pools have cost and will cost, what was saved, and what was wasted.
+    """Show costs of jobs, teams and pools, past and to come, with what was saved and wasted.
 
     Amounts are in the currency of the ClusterPolicy's pricePerGpuHour.
     """

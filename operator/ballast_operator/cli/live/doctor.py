@@ -235,7 +235,7 @@ async def _operator(client: "AsyncClient") -> list[Finding]:
 
 
 def _leader(client: "AsyncClient", lease: Mapping[str, Any]) -> tuple[str, float]:
-    """Who holds a leader's Lease, empty: nobody, and the seconds since it was renewed."""
+    """Holder of a leader's Lease, empty: nobody, and the seconds since it was renewed."""
     from ballast_operator.views.clock import http_date
 
     spec = lease.get("spec") or {}
@@ -352,7 +352,7 @@ async def _own_rights(client: "AsyncClient") -> list[Finding]:
 async def _lacking(
     client: "AsyncClient", kind: str, who: Mapping[str, str], asked: Sequence[Mapping[str, str]]
 ) -> list[str]:
-    """What is not allowed, as text."""
+    """Rights that are missing, as text."""
     turns = asyncio.Semaphore(_AT_ONCE)
 
     async def allowed(right: Mapping[str, str]) -> bool:
@@ -412,7 +412,7 @@ async def _storage(client: "AsyncClient") -> list[Finding]:
 
 
 async def _network(client: "AsyncClient") -> list[Finding]:
-    """Whether ranks reach each other: what NetworkPolicies forbid, and what gangs have shown."""
+    """Findings on the network: what NetworkPolicies forbid, and what gangs have shown."""
     closed, waits, across = [], [], 0
     policies = await _items(client, "/apis/networking.k8s.io/v1/networkpolicies")
     for job in await _jobs(client):
@@ -443,7 +443,7 @@ async def _network(client: "AsyncClient") -> list[Finding]:
 
 
 async def _meets_late(client: "AsyncClient", job: Mapping[str, Any]) -> bool:
-    """Whether the plan by which its ranks meet is old; the condition may have been False for longer."""
+    """True if the plan by which its ranks meet is old; the condition may have been False for longer."""
     from ballast.client import Forbidden, NotFound
     from ballast_policies.contract import plan_config_map_name
 
@@ -493,7 +493,7 @@ def _closed(job: Mapping[str, Any], policies: Sequence[Mapping[str, Any]]) -> li
 
 
 def _lets(rule: Mapping[str, Any], peers: str, labels: Mapping[str, str]) -> bool:
-    """Whether it may let pods of these labels through on every port; networks and other namespaces may."""
+    """True if it may let pods of these labels through on every port; networks and other namespaces may."""
     ports = rule.get("ports") or ()
     return (not ports or any("port" not in port for port in ports)) and (
         not rule.get(peers)

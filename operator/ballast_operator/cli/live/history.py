@@ -54,7 +54,7 @@ file_option = click.option(
 @click.option("--last", default=50, show_default=True, type=click.IntRange(1, 100_000), help="So many jobs.")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def history(job: str, namespace: str, path: str, last: int, output: str) -> None:
-    """What jobs did, also deleted ones, the newest change first; of JOB, what has happened to it, too.
+    """List what jobs did, also deleted ones, the newest change first; of JOB, its events, too.
 
     In the operator's pod: kubectl exec -n ballast-system deploy/ballast -- ballast history
     """
@@ -125,7 +125,7 @@ def twin(path: str, since: float | None, until: float | None, keep: bool, output
 
 
 def recorded(path: str, since: float | None, until: float | None) -> "Recording":
-    """What history has of the time, by default of the last day.
+    """Recording of history over the time, by default of the last day.
 
     Raises:
         UsageError: the time ends before it begins.

@@ -55,7 +55,7 @@ def read_manifests(file: str) -> list[dict[str, Any]]:
 
 
 def _problem(item: Any) -> str:
-    """Why a value is no manifest; empty: it may be one."""
+    """Reason that a value is no manifest; empty: it may be one."""
     if not isinstance(item, dict):
         return f"{item!r:.80} is no manifest. To fix: an object with apiVersion, kind and metadata"
     left, values = [(item, "", 0)], 0

@@ -94,7 +94,7 @@ def submit(
 
 
 def _foretell(made: "list[Job]", kubeconfig: str | None, hours: float, output: str) -> None:
-    """Where, when and at what cost the jobs would run, by the operator's own decisions."""
+    """Print where, when and at what cost the jobs would run, by the operator's own decisions."""
     import asyncio
 
     from ballast_policies.allocation.problem import ProblemError

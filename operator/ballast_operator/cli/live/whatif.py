@@ -155,7 +155,7 @@ def _compared(
 
 
 def _error_bar(twin: Mapping[str, Any] | None) -> str:
-    """How far the simulator was off lately, in a line."""
+    """Error of the simulator lately, in a line."""
     if twin is None or twin.get("timeError") is None:
         return "error bar: not known; an operator that keeps history replays each day (ballast twin)"
     cost = "" if twin.get("costError") is None else f", costs by {twin['costError']:+.1%}"
@@ -167,7 +167,7 @@ def _error_bar(twin: Mapping[str, Any] | None) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LiveCluster:
-    """What the operator would decide on at a moment.
+    """Cluster, policy and jobs that the operator would decide on at a moment.
 
     Attributes:
         resizable: names of the jobs that change their size without a restart, once they train.
@@ -232,7 +232,7 @@ def _policy_in(caches: "Caches", name: str) -> "Object":
 
 
 def _decided_on(caches: "Caches", item: "Object") -> LiveCluster:
-    """What the operator would decide on under the ClusterPolicy ``item``."""
+    """Cluster that the operator would decide on under the ClusterPolicy ``item``."""
     from ballast_policies.allocation.problem import ProblemError
 
     from ballast_operator.allocator.costs.bill import pool_infos

@@ -90,7 +90,7 @@ def demo(
 
 
 def _refusal(error: Exception) -> str:
-    """What the cluster says, with what to change."""
+    """Refusal of the cluster, with what to change."""
     text, fix = str(error), "check the kubeconfig and the connection"
     if isinstance(error, ApiException):
         text = f"HTTP {error.status} {error.reason}"

@@ -179,7 +179,7 @@ def _run_by(
 
 
 def _autoscaler(instance_types: str | None) -> Callable[["LocalCluster"], object]:
-    """What starts Karpenter, found or built before anything runs; None, ``default`` or a path: its types."""
+    """Starter of Karpenter, found or built before anything runs; None, ``default`` or a path: its types."""
     if instance_types is None:
         return lambda cluster: None
     from ballast_localcluster.karpenter.start import (

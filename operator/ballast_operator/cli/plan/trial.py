@@ -83,7 +83,7 @@ def _tried(plan: Mapping[str, Any], config: Mapping[str, Any], steps: int, train
 
 
 def _output(command: list[str], folder: str) -> tuple[str, int | str]:
-    """What it printed, errors included, and its exit code; it is stopped after :data:`_MOST_SECONDS`."""
+    """Printed output, errors included, and exit code; it is stopped after :data:`_MOST_SECONDS`."""
     with subprocess.Popen(
         command, cwd=folder, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as running:

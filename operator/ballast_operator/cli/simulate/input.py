@@ -149,7 +149,7 @@ spot_options = all_of(
 
 
 def is_folder_of_prices(prices: str | None) -> bool:
-    """Whether ``--prices`` names logs; prices themselves are TYPE=USD."""
+    """True if ``--prices`` names logs; prices themselves are TYPE=USD."""
     return prices is not None and (prices == EXCERPT or "=" not in prices or Path(prices).is_dir())
 
 

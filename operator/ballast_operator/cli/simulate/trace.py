@@ -198,7 +198,7 @@ def simulate_trace(options: Mapping[str, Any]) -> None:
 
 
 def _simulation(options: Mapping[str, Any]) -> "Callable[..., Result]":
-    """What runs a workload on a cluster by a table: the operator's decisions, or the laboratory's arrays."""
+    """Simulation of a workload on a cluster by a table: the operator's decisions, or the laboratory's."""
     from ballast_policies.allocation.policy import SpaceSharing
     from ballast_policies.allocation.registry import check_shares, find_policy
     from ballast_policies.simulator.engine import simulate
