@@ -34,7 +34,7 @@ with other work, CPU seconds of the same command vary by a third."""
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What one command cost.
+    """Cost of one command.
 
     Attributes:
         command: of ``quick.txt``.

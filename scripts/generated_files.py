@@ -289,7 +289,7 @@ def _at(defaults: object, path: tuple[str, ...]) -> object:
 
 
 def policies_table() -> str:
-    """What each policy solves, reads and proves."""
+    """Table of the policies: program, inputs and proofs."""
     rows = []
     for name, policy in POLICIES.builtin.items():
         reads = ", ".join(field if " " in field else f"`{field}`" for field in Reads if field in policy.reads)
@@ -317,7 +317,7 @@ def specification() -> str:
 
 
 def methods_table() -> str:
-    """Which method solves which program, what answers where it cannot, and what it saves."""
+    """Table of the solvers' methods by program, with their fallbacks and what each saves."""
     rows = [
         (
             method.task.value,
@@ -332,7 +332,7 @@ def methods_table() -> str:
 
 
 def schedules_table() -> str:
-    """What each schedule that the trainer carries out needs of a job."""
+    """Table of the trainer's schedules and their needs of a job."""
     rows = []
     for name, kind in SCHEDULES.builtin.items():
         if kind.trained:
@@ -352,7 +352,7 @@ def schedules_table() -> str:
 
 
 def balancers_table() -> str:
-    """What each balancer can take in."""
+    """Table of the balancers and the limits that they respect."""
     rows = [
         (
             f"`{name}`",
@@ -368,7 +368,7 @@ def balancers_table() -> str:
 
 
 def dynamics_table() -> str:
-    """What each kind of change needs of a model and a job."""
+    """Table of the changes and their needs of a model and a job."""
     rows = [
         (
             f"`{name}`",
@@ -384,7 +384,7 @@ def dynamics_table() -> str:
 
 
 def planners_table() -> str:
-    """What each planner plans."""
+    """Table of the planners."""
     rows = [
         (
             f"`{name}`",

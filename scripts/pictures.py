@@ -51,7 +51,7 @@ def pictures() -> Mapping[str, str]:
 
 
 def loops() -> str:
-    """Who decides what, and the messages between operator and trainer."""
+    """Loops of decisions, and the messages between operator and trainer."""
     parts = [
         *_box(24, 24, 322, "TrainingJob, ClusterPolicy", "what people write"),
         *_box(454, 24, 322, "model, data, image", "what people bring"),
@@ -83,7 +83,7 @@ SHARES = {"a": {"v100": 0.75, "p100": 0.25}, "b": {"v100": 0.25, "p100": 0.5}, "
 
 
 def rounds(count: int = 8) -> str:
-    """How rounds realise shares, as :func:`decide_round` decides them."""
+    """Rounds that realise shares, decided by :func:`decide_round`."""
     parts = [_text(24, 40, "Shares of a policy", "head"), _text(330, 40, "Rounds that realise them", "head")]
     for row, (job, shares) in enumerate(SHARES.items()):
         y = 62 + 44 * row

@@ -28,7 +28,7 @@ SIZES = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64])
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticFamily:
-    """How elastic instances of one kind are drawn.
+    """Distribution of elastic instances of one kind.
 
     Attributes:
         name: what is special about it.
@@ -55,7 +55,7 @@ class ElasticFamily:
     gangs: float = 0.0
 
     def drawn(self, jobs: int, seed: int = 0) -> Callable[[], Instance]:
-        """What builds an instance from the arrays that are drawn here."""
+        """Builder of an instance from the arrays that are drawn here."""
         draw = np.random.default_rng(seed)
         k, n = self.types, jobs if self.models is None else min(jobs, self.models)
         c = self.configurations

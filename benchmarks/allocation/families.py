@@ -26,7 +26,7 @@ TEAMS = 5
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """How instances of one kind are drawn.
+    """Distribution of instances of one kind.
 
     Attributes:
         name: what is special about it.

@@ -175,7 +175,7 @@ def _per_job(workload: Workload, run: LiveRun, told: Simulated) -> list[dict[str
 
 
 def calibrate(live: Live, table: ThroughputTable, folder: Path, jobs: int) -> measure.Costs:
-    """What starts and stops cost on this machine, by a run of other jobs."""
+    """Costs of starts and stops on this machine, by a run of other jobs."""
     workload = write_trace(
         folder / "calibration.trace",
         table,

@@ -68,7 +68,7 @@ class Change:
 
 
 class Watched:
-    """What the API server tells of jobs and pods, from threads.
+    """Changes of jobs and pods that the API server reports, from threads.
 
     Attributes:
         status: job -> its newest status.

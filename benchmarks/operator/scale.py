@@ -149,7 +149,7 @@ class Run(EmulatedRun):
     _fleet: Fleet
 
     async def _api_server_limit(self) -> None:
-        """How fast the API server takes TrainingJobs, and one status for each, while no operator runs."""
+        """Measure how fast the API server takes TrainingJobs and a status for each, without an operator."""
         items = [objects.waiting_job(index, prefix="limit") for index in range(min(500, self._given.jobs))]
         began, cpu = time.monotonic(), await self._http.cpu_seconds()
         await self._create(items)

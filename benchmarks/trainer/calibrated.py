@@ -116,7 +116,7 @@ class StatedLoads(Dynamic):
         self._tell(min(step, len(self._loads) - 1), layers)
 
     def apply(self, step: int, layers: LayerSet, world: Any) -> bool:
-        """Whether this step's loads are other ones."""
+        """True if this step's loads are other ones."""
         self._tell(step, layers)
         return step > 0 and not np.array_equal(self._loads[step], self._loads[step - 1])
 

@@ -49,7 +49,7 @@ MODELS = {"cpu": {}, "cuda": {"heads": 16, "context": 1024}}
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Where the steps are compared: how many ranks, and what their layers' seconds are."""
+    """Setting of a comparison of steps: number of ranks, and their layers' seconds."""
 
     ranks: int
     layers: str
@@ -64,7 +64,7 @@ class Setting:
 
     @property
     def sleeps(self) -> bool:
-        """Whether layers sleep."""
+        """True if layers sleep."""
         return self.layers == "calibrated by sleeping"
 
 

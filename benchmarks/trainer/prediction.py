@@ -137,7 +137,7 @@ def random_plans(count, seed):
 
 
 class Profiled:
-    """What was measured beforehand: layers by whether forwards are repeated, speeds by kind, and actions."""
+    """Measurements made beforehand: layers by whether forwards are repeated, speeds by kind, and actions."""
 
     def __init__(self, steps):
         even = tuple(LAYERS * rank // len(SPEEDS) for rank in range(len(SPEEDS) + 1))

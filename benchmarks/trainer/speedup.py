@@ -136,7 +136,7 @@ def bounds_of(line):
 
 
 def profile_seconds(layers, ranks, microbatches):
-    """What telling layers apart costs the rank of most layers a step: calls of the meter, timed alone."""
+    """Cost a step of telling layers apart, on the rank of most layers: calls of the meter, timed alone."""
     import torch
 
     meter = Meter(layers, torch.device("cpu"), None)

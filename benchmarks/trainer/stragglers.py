@@ -60,7 +60,7 @@ PAPER = {"ZERO priority": "3.5x at 1.3 %", "ZERO priority, differentiated": "2.1
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """What is trained."""
+    """Size of the model and the run."""
 
     dim: int
     layers: int

@@ -46,7 +46,7 @@ def losses(schedule):
 
 
 def comparison():
-    """What 2BW loses at the end, and that its updates are late at the beginning."""
+    """Loss of 2BW at the end, and the lateness of its updates at the beginning."""
     vanilla, delayed = losses("1F1B"), losses("PipeDream2BW")
     last = [statistics.mean(each[-150:]) for each in (vanilla, delayed)]
     apart = [abs(a - b) / a for a, b in zip(vanilla, delayed, strict=True)]

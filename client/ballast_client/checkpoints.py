@@ -29,7 +29,7 @@ class Checkpoints:
         return found[-1] if found else None
 
     def unfinished(self, step: int) -> Path:
-        """Where a checkpoint of this step is written before it is whole."""
+        """Path of a checkpoint of this step before it is whole."""
         return self._folder / f".step-{step}.new"
 
     def save(self, step: int, write: Callable[[Path], object]) -> Path:

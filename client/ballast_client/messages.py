@@ -58,7 +58,7 @@ def ack(*, epoch: int, step: int, saved: int | None = None) -> str:
 
 
 def termination(*, message: str, step: int) -> str:
-    """Why the process ends, for ``kubectl describe pod``."""
+    """Reason that the process ends, for ``kubectl describe pod``."""
     return _json(reason="CheckpointedAndStopped", message=message[:1000], step=step)
 
 

@@ -141,7 +141,7 @@ def elastic_file(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What is printed of a run.
+    """Printed row of a run.
 
     Attributes:
         finished, jobs: of all that arrived in the time, those that run nowhere included.

@@ -23,7 +23,7 @@ class Point:
 
     @property
     def inside(self) -> bool:
-        """Whether ours is in the band; a value that is not a number is not."""
+        """True if ours is in the band; a value that is not a number is not."""
         return self.low <= self.ours <= self.high
 
 

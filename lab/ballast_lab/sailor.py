@@ -176,7 +176,7 @@ class Profiles:
         return [model for model, kind in self._tables if kind == gpu]
 
     def _repeats(self, model: str, other: str, gpu: str) -> bool:
-        """Whether the profile is another, smaller model's."""
+        """True if the profile is another, smaller model's."""
         if other == model or self._tables.get((model, gpu)) != self._tables[other, gpu]:
             return False
         return SHAPES[other].width < SHAPES[model].width

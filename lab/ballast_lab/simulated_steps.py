@@ -53,7 +53,7 @@ def simulated_step_seconds(
 def fitted_action_seconds(
     step_seconds: float, predict: Callable[[float], float], *, tolerance: float = 1e-3
 ) -> float:
-    """What the runtime needs for each action, from a measured step: the prediction then agrees with it.
+    """Seconds that the runtime takes for each action, from a measured step, which the prediction then meets.
 
     One number stands for bookkeeping, waking up and the network's latency. It is found in the plan in
     force and holds for any other on the same machines.

@@ -151,7 +151,7 @@ def gavel(content: Mapping[str, Mapping[str, Any]]) -> Iterator[Run]:
 
 
 class Fit:
-    """What is fitted on runs: the logarithm of a step over what work and catalogue say of it."""
+    """Model fitted on runs: the logarithm of a step over what work and catalogue say of it."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self._families = sorted({run.family for run in runs})

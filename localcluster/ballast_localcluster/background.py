@@ -42,7 +42,7 @@ class BackgroundCluster:
 
 
 def clusters_folder() -> Path:
-    """Where they are kept: ``$XDG_STATE_HOME`` or ``~/.local/state``, then ``ballast/clusters``."""
+    """Folder that holds them: ``$XDG_STATE_HOME`` or ``~/.local/state``, then ``ballast/clusters``."""
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base else Path.home() / ".local" / "state") / "ballast" / "clusters"
 

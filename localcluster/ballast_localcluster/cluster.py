@@ -256,7 +256,7 @@ class LocalCluster:
 
     @property
     def folder(self) -> Path:
-        """Where the cluster keeps its files."""
+        """Folder of the cluster's files."""
         return self._running()[1].folder
 
     @property

@@ -64,7 +64,7 @@ DISABLED_CONTROLLERS = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What may be chosen about a control plane.
+    """Options of a control plane.
 
     Attributes:
         node_monitor_grace_seconds: a node whose agent is silent for this long is NotReady. Agents renew
@@ -94,7 +94,7 @@ class Ports:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Where the files of a cluster are."""
+    """Paths of a cluster's files."""
 
     folder: Path
 
@@ -115,7 +115,7 @@ class Layout:
 
     @property
     def audit_log(self) -> Path:
-        """Who asked the API server for what, where the settings ask for it."""
+        """Log of all requests to the API server, where the settings ask for it."""
         return self.folder / "audit.log"
 
     def kubeconfig(self, user: str) -> Path:

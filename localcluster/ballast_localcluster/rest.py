@@ -66,7 +66,7 @@ class Rest:
         return self.call("PATCH", path + query, manifest, "application/apply-patch+yaml")
 
     def answers(self, path: str) -> bool:
-        """Whether a GET of ``path`` succeeds now."""
+        """True if a GET of ``path`` succeeds now."""
         try:
             self.call("GET", path)
         except CallError:
@@ -75,7 +75,7 @@ class Rest:
 
 
 def node_is_ready(rest: Rest, node: str) -> bool:
-    """Whether pods may be bound to the node: Ready, and without the taints of one that is not."""
+    """True if pods may be bound to the node: Ready, and without the taints of one that is not."""
     try:
         found = rest.call("GET", f"/api/v1/nodes/{node}")
     except CallError:
@@ -89,7 +89,7 @@ def node_is_ready(rest: Rest, node: str) -> bool:
 
 
 def node_offers_gpus(rest: Rest, node: str, gpus: int) -> bool:
-    """Whether the node's kubelet has heard of that many healthy GPUs."""
+    """True if the node's kubelet has heard of that many healthy GPUs."""
     found = rest.call("GET", f"/api/v1/nodes/{node}")
     return bool(found["status"].get("allocatable", {}).get("nvidia.com/gpu", "0") == str(gpus))
 

@@ -15,7 +15,7 @@ Found = TypeVar("Found")
 
 
 class Limit(enum.Enum):
-    """How long something may take, in seconds, on a busy two-core machine."""
+    """Time limits, in seconds, on a busy two-core machine."""
 
     API_SERVER_READY = 90.0
     CONTROLLERS_READY = 60.0

@@ -26,7 +26,7 @@ _TOLD = (LAYER_NOTE, EVALUATION_NOTE, GIVEN_NOTE, RECEIVED_NOTE, OPTIMIZER_NOTE)
 
 
 def explains_itself(error: BaseException) -> bool:
-    """Whether the error's text is sufficient for the user; other errors need the traceback."""
+    """True if the error's text is sufficient for the user; other errors need the traceback."""
     if not isinstance(error, TrainerError):
         return False
     cause = error.__cause__ if error.shows_cause else None

@@ -50,7 +50,7 @@ def choose_device(
 
 
 def sparse_pays_on(device: torch.device) -> bool:
-    """Whether work on chosen weights or keys alone can be faster there than dense work.
+    """True if work on chosen weights or keys alone can be faster there than dense work.
 
     Not on GPUs. On an H100, CSR products took 16 to 56 times as long as dense ones in bf16 with a tenth of
     the weights kept, and 4 to 17 times with a hundredth (fp32: 2 to 4, and 0.7 to 1.3); chosen keys 6 to 50

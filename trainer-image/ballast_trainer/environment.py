@@ -25,7 +25,7 @@ def seconds_from(environment: Mapping[str, str], name: str) -> float | None:
 
 
 class DeviceChoice(enum.StrEnum):
-    """What ranks compute on; ``AUTO``: GPUs where each rank of the machine has one, else the CPU."""
+    """Device of the ranks; ``AUTO``: GPUs where each rank of the machine has one, else the CPU."""
 
     AUTO = "auto"
     CPU = "cpu"

@@ -149,7 +149,7 @@ class ValidatedJob:
 
     @property
     def mesh(self) -> Mesh:
-        """How ranks are laid out."""
+        """Layout of the ranks."""
         return Mesh(tensor=self.config.parallelism.tensor, data=self.config.parallelism.data)
 
 
@@ -278,7 +278,7 @@ class _Process:
             self._in_place.heartbeat = self._heartbeat
 
     def _going_on(self) -> InPlace | None:
-        """How this rank goes on where others are lost; None: it does not, or it is alone.
+        """Recovery of this rank in place where others are lost; None: it has none, or it is alone.
 
         Raises:
             ConfigurationError: the job asks for it, and it cannot be.

@@ -96,7 +96,7 @@ def chunks(tree: Tree, count: int) -> tuple[Tree, ...]:
 
 
 def learns(tree: Tree) -> bool:
-    """Whether a gradient comes back to any tensor of it."""
+    """True if a gradient comes back to any tensor of it."""
     if isinstance(tree, torch.Tensor):
         return tree.requires_grad
     return any(tensor.requires_grad for tensor in tensors_of(tree))

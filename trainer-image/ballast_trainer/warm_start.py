@@ -160,7 +160,7 @@ class WarmStartServer:
 
 
 def _request_of(data: bytes) -> dict[str, Any]:
-    """What a process asks for; empty where it is no request: the process starts as usual then."""
+    """Request of a process; empty where it is none: the process starts as usual then."""
     # Imported by the server alone: what asks for a fork stays light.
     from ballast_policies.contract.decode import parse_json
     from ballast_policies.contract.errors import ContractError

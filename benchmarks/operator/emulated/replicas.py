@@ -50,7 +50,7 @@ class Replica:
             await asyncio.sleep(0.05)
 
     def restarts(self) -> int:
-        """How often it has started afresh, as its Lease had lapsed."""
+        """Number of times it has restarted, as its Lease had lapsed."""
         return max(0, len(self._ports) - 1)
 
     async def watch_health(self) -> None:

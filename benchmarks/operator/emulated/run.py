@@ -18,7 +18,7 @@ from emulated.replicas import Replica
 
 
 class Seen:
-    """When the API server said what of a job, by job; on the monotonic clock."""
+    """Times at which the API server reported each job's changes, on the monotonic clock."""
 
     def __init__(self) -> None:
         self.created: dict[str, float] = {}
@@ -50,7 +50,7 @@ class Seen:
 
 
 class EmulatedRun:
-    """What the phases of a run share."""
+    """State that the phases of a run share."""
 
     _http: Http
     _apart: Http

@@ -40,7 +40,7 @@ LAYERS = 8
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Seen:
-    """What the API server said of one job; times in Unix seconds.
+    """Reports of the API server on one job; times in Unix seconds.
 
     Attributes:
         submitted: just before it was created.

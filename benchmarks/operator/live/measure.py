@@ -53,7 +53,7 @@ def makespan_seconds(run: LiveRun) -> float:
 
 
 def stretches(run: LiveRun) -> list[list[Stretch]]:
-    """When each job trained where, by what its rank 0 wrote down."""
+    """Stretches of each job's training, with their place, by what its rank 0 wrote down."""
     found = []
     for events in run.events.values():
         begins = {event["launch"]: event for event in events if event["event"] == "training"}
@@ -72,12 +72,12 @@ def stretches(run: LiveRun) -> list[list[Stretch]]:
 
 
 def launches(run: LiveRun) -> list[int]:
-    """How often each job was launched."""
+    """Number of launches of each job."""
     return [len(job.granted) for job in run.jobs.values()]
 
 
 def costs(run: LiveRun, *, round_seconds: float) -> Costs:
-    """What starts and ends cost in ``run``."""
+    """Costs of starts and ends in ``run``."""
     launch, change, notice, end = [], [], [], []
     freed = [
         job.released[number]

@@ -12,7 +12,7 @@ from live_elastic import Watched
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Report:
-    """What a job's status said at a moment (Unix seconds)."""
+    """State of a job's status at a moment (Unix seconds)."""
 
     at: float
     gpus: int
@@ -63,7 +63,7 @@ def costs(
     watched: Noted,
     speeds: Mapping[int, float],
 ) -> Costs:
-    """What starts, growths and ends took.
+    """Seconds of starts, growths and ends.
 
     A report comes late, by an unknown part of a second: of those of one size the earliest line counts.
     """

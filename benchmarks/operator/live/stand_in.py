@@ -58,7 +58,7 @@ class Job:
         fresh.replace(self._ended)
 
     def launch_ended(self) -> ExitReason | None:
-        """What rank 0 has said, if it has."""
+        """Exit reason by rank 0, if there is one."""
         return ExitReason(self._ended.read_text()) if self._ended.exists() else None
 
 

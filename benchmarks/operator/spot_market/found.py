@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclasses.dataclass
 class Part:
-    """What was found so far, over all parts.
+    """Findings so far, over all parts.
 
     Attributes:
         taken: how machines were taken -> how often.
@@ -68,7 +68,7 @@ class Part:
         self.steps[name] = max(saved, (status.get("progress") or {}).get("step") or 0)
 
     def figures(self) -> dict[str, Any]:
-        """What is printed."""
+        """Figures to print."""
         return {
             "preemptions": dict(self.taken),
             "parts": self.parts,

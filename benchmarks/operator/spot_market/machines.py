@@ -60,7 +60,7 @@ class Market:
         return sum(pod.status.phase in ("Pending", "Running") for pod in pods)
 
     def wait(self, reached: Callable[[], bool], seconds: float) -> bool:
-        """Whether it is reached in time."""
+        """True if it is reached in time."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if reached():

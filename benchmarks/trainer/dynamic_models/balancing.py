@@ -104,7 +104,7 @@ def seconds_of(layers, ranks, cut, strength):
 
 @functools.cache
 def table_2_strength():
-    """How uneven pruning has to be so that 24 layers on 8 GPUs gain what the paper prints."""
+    """Strength of pruning at which 24 layers on 8 GPUs gain what the paper prints."""
 
     def gain(strength):
         static = seconds_of(24, 8, lambda row, p: even_partition(len(row), p), strength)

@@ -10,7 +10,7 @@ from ballast_trainer.profiling.profile import LayerCosts
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """What to run.
+    """Job to run.
 
     Attributes:
         loads: seconds of one microbatch, shape (steps, layers, 2): forward, backward. Of a model that
@@ -65,7 +65,7 @@ class Overhead:
 
 @dataclasses.dataclass(frozen=True)
 class Ran:
-    """What rank 0 saw.
+    """Result of a run, as rank 0 saw it.
 
     Attributes:
         lines: of steps and of events.

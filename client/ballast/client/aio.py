@@ -306,7 +306,7 @@ class AsyncClient:
                 yield line
 
     async def cost(self, name: str, *, namespace: str | None = None) -> Cost:
-        """What a job has cost."""
+        """Cost of a job."""
         return (await self.get(name, namespace=namespace)).cost
 
     async def suspend(self, name: str, *, namespace: str | None = None) -> Job:

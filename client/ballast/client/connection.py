@@ -73,7 +73,7 @@ def missing(namespace: str) -> str:
 
 
 def in_pod() -> bool:
-    """Whether this process runs in a pod with a service account."""
+    """True if this process runs in a pod with a service account."""
     return _ACCOUNT.exists()
 
 
@@ -271,7 +271,7 @@ class Connection:
 
 
 def smaller_page(size: int, error: Exception) -> int:
-    """How many items to ask for after a page of ``size`` has failed, where it did not come in time.
+    """Number of items to ask for after a page of ``size`` was late.
 
     Raises:
         Exception: ``error``: of another cause, or of the smallest page.

@@ -34,4 +34,4 @@ class JobFailed(BallastError):  # noqa: N818
 
 
 class WaitedTooLong(BallastError, TimeoutError):  # noqa: N818
-    """What was waited for has not happened in time."""
+    """The awaited event has not happened in time."""

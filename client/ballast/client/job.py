@@ -22,7 +22,7 @@ def _at(value: Any, *path: str) -> Any:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cost:
-    """What a job has cost, in the currency of the ClusterPolicy's prices.
+    """Cost of a job, in the currency of the ClusterPolicy's prices.
 
     Attributes:
         so_far: all of it, up to ``at`` (RFC 3339; empty: nothing yet).
@@ -65,7 +65,7 @@ class Job:
 
     @property
     def created(self) -> str:
-        """When it was made, RFC 3339."""
+        """Time of its creation, RFC 3339."""
         return str(_at(self.raw, "metadata", "creationTimestamp") or "")
 
     @property
@@ -120,18 +120,18 @@ class Job:
 
     @property
     def eta(self) -> str:
-        """When the last step is expected, RFC 3339; empty: not known."""
+        """Time at which the last step is expected, RFC 3339; empty: not known."""
         return str(_at(self.raw, "status", "progress", "eta") or "")
 
     @property
     def restarts(self) -> int:
-        """How often a launch ended early."""
+        """Number of launches that ended early."""
         counts = _at(self.raw, "status", "restarts")
         return sum(counts.values()) if isinstance(counts, Mapping) else 0
 
     @property
     def cost(self) -> Cost:
-        """What it has cost."""
+        """Cost so far."""
         status = _at(self.raw, "status")
         pools = _at(status, "poolCosts") or ()
         return Cost(
@@ -144,7 +144,7 @@ class Job:
 
     @property
     def why(self) -> str:
-        """Why it failed, waits, or has its GPUs: the message of the condition that says so."""
+        """Reason that it failed, waits, or has its GPUs: the message of the condition that says so."""
         conditions = {_at(one, "type"): one for one in _at(self.raw, "status", "conditions") or ()}
         for kind, status in (("Failed", "True"), ("Succeeded", "True"), ("Admitted", "False")):
             if _at(conditions.get(kind), "status") == status:

@@ -146,7 +146,7 @@ async def pods_of(connection: Connection, namespace: str, job: str, rank: int | 
 
 
 async def merged(connection: Connection, pods: list[Pod], tail: int | None) -> AsyncGenerator[LogLine, None]:
-    """What the pods have written until now, in order; a pod that has just gone has nothing more to say."""
+    """Lines of the pods until now, in order; a pod that has just gone has nothing more to say."""
     heads: list[tuple[LogLine, AsyncGenerator[LogLine, None]]] = []
     for pod in pods:
         await _advance(heads, pod.read(connection, follow=False, tail=tail))
@@ -207,7 +207,7 @@ class Follower:
                 self._readers[found.uid] = asyncio.create_task(self._read(pod, tail))
 
     def _reading(self, *, last: bool) -> bool:
-        """Whether there is a pod that may write more; one whose connection was lost is read on."""
+        """True if there is a pod that may write more; one whose connection was lost is read on."""
         reading = False
         for uid, task in list(self._readers.items()):
             if not task.done():
@@ -225,7 +225,7 @@ class Follower:
                 await self._lines.put(line)
 
     async def _come(self, *, wait: bool) -> list[LogLine]:
-        """What has come within a look's time, in order."""
+        """Lines that have come within a look's time, in order."""
         lines = []
         if wait:
             try:

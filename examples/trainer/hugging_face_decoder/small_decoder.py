@@ -106,7 +106,7 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """What ``LlamaForCausalLM`` calls its ``model``."""
+    """The ``model`` of ``LlamaForCausalLM``."""
 
     def __init__(
         self, *, vocab_size: int, hidden_size: int, intermediate_size: int, layers: int, heads: int

@@ -117,7 +117,7 @@ class SimulatedRounds:
         )
 
     def grant(self, active: np.ndarray, running: Grant, room: np.ndarray) -> Grant:
-        """Which of the ``active`` rows run in the round that begins now.
+        """Rows of ``active`` that run in the round that begins now.
 
         Args:
             active: rows of jobs that are not done.

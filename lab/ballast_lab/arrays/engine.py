@@ -85,7 +85,7 @@ class _Run:
         self._round_ends = self.now
 
     def finished(self, progress: OnProgress | None) -> bool:
-        """Whether all measured jobs are done."""
+        """True if all measured jobs are done."""
         ledger, window = self.ledger, self.settings.measure
         done, total = ledger.measured(window)
         finished = done == total and (window is not None or self._next is None)
@@ -277,7 +277,7 @@ class _Run:
 
 
 class _LaunchDelays:
-    """When each running gang does, or did, its first step: until then it holds GPUs that do nothing.
+    """First step of each running gang's launch: until then it holds GPUs that do nothing.
 
     A launch takes time (decide, create pods, load a checkpoint), and so does the exit of the gang whose GPUs
     it gets (save, exit). They matter where they are not small against a round.
@@ -321,7 +321,7 @@ class _LaunchDelays:
         self._first_step[rows] = now + self._stop_seconds + self._launch_seconds
 
     def had_begun(self, rows: np.ndarray) -> np.ndarray:
-        """Which of ``rows`` had done a step of their last launch when the newest starts were recorded."""
+        """``rows`` that had done a step of their last launch when the newest starts were recorded."""
         began: np.ndarray = self._began[rows]
         return began
 

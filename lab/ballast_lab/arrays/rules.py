@@ -26,7 +26,7 @@ class OwnPolicies(Protocol):
     status: str
 
     def answers(self, rows: np.ndarray) -> bool:
-        """Whether they have the policy that is asked for, for these jobs."""
+        """True if they have the policy that is asked for, for these jobs."""
 
     def solve(self, rows: np.ndarray, posed: Callable[[], Problem]) -> tuple[Entries, float]:
         """The entries for ``rows``, and the wall seconds they took."""
@@ -37,7 +37,7 @@ MakeOwnPolicies = Callable[[Ledger, "ArraySettings", PairRates], OwnPolicies]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How rounds are made from allocations.
+    """Rules by which allocations become rounds.
 
     Attributes:
         name: for reports.

@@ -73,7 +73,7 @@ class ShareAccounts:
 
 
 def positions(known: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Where each of ``wanted`` is in ``known``, which is sorted; -1: nowhere."""
+    """Positions of ``wanted`` in ``known``, which is sorted; -1: nowhere."""
     if not len(known):
         return np.full(len(wanted), -1)
     at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)

@@ -99,7 +99,7 @@ def _run_all(data: Path | None) -> None:
 
 
 def _folder(figure: Figure, data: Path | None, *, alone: bool) -> Path | None:
-    """Where the figure's artifact is.
+    """Folder of the figure's artifact.
 
     Raises:
         NotHereError: it is missing, or the program is.

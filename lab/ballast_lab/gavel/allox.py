@@ -15,7 +15,7 @@ from scipy.optimize import linear_sum_assignment
 
 
 class AlloX:
-    """Which job is where, from one allocation to the next."""
+    """Machine of each job, from one allocation to the next."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

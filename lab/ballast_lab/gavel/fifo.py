@@ -18,7 +18,7 @@ PACKING_THRESHOLD = 1.5
 
 
 class Fifo:
-    """Who is where, from one allocation to the next."""
+    """Placement of each job, from one allocation to the next."""
 
     def __init__(
         self,

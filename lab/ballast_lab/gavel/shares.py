@@ -54,7 +54,7 @@ class GavelPolicies:
         self._gandiva = Gandiva(ledger, seed=settings.seed, shared_rates=shared_rates)
 
     def answers(self, rows: np.ndarray) -> bool:
-        """Whether there is an own version of the policy that is asked for, for these jobs."""
+        """True if there is an own version of the policy that is asked for, for these jobs."""
         policy, settings = self._settings.policy, self._settings
         if policy in ("fifo", "gandiva", "max-min-fairness"):
             return True

@@ -37,7 +37,7 @@ class AvailabilityLog:
 
     @property
     def preemptions(self) -> int:
-        """How often a machine was taken away."""
+        """Number of times that a machine was taken away."""
         return sum(span.preempted for span in self.spans)
 
     @property

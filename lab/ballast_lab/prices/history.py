@@ -43,7 +43,7 @@ class Quote:
 
     @property
     def offered(self) -> bool:
-        """Whether there is a price."""
+        """True if there is a price."""
         return not math.isnan(self.usd)
 
 

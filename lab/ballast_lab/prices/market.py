@@ -18,7 +18,7 @@ _COUNTED = re.compile(r"(?P<type>.+) x (?P<gpus>\d{1,4})")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Market:
-    """What can be rented, when and at what price.
+    """Machines to rent, with their times and prices.
 
     Attributes:
         spot: offer -> its price over time.
@@ -65,7 +65,7 @@ class Market:
         return Hazard()
 
     def spans(self, pool: Pool, start: float, end: float, *, seed: int) -> Sequence[Span]:
-        """When the pool's machines can be had between two moments.
+        """Spans between two moments in which the pool's machines can be had.
 
         A pool that was watched: its log, repeated where it is shorter. Another: drawn with ``seed`` at
         its class's hazard rate, and away for as long as the class was on average; always there where no pool

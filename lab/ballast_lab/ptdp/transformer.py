@@ -55,5 +55,5 @@ def best_checkpoints(layers: int, *, intermediate_bytes: float, input_bytes: flo
 def checkpointed_bytes(
     layers: int, checkpoints: float, *, intermediate_bytes: float, input_bytes: float
 ) -> float:
-    """What c checkpoints hold: c Ain + l / c Aint (4.3.5)."""
+    """Bytes of c checkpoints: c Ain + l / c Aint (4.3.5)."""
     return checkpoints * input_bytes + layers / checkpoints * intermediate_bytes

@@ -62,7 +62,7 @@ class Machines:
         return np.array([series.quote(now).usd for series in self.series])
 
     def lost_at(self, k: int, granted: float) -> float:
-        """When a machine granted at that moment is taken away; infinite where it is not.
+        """Moment at which a machine granted then is taken away; infinite where it is not.
 
         It may have gone between the choice and the grant, while the job saved: then it is lost at once.
         """

@@ -9,7 +9,7 @@ Cause = Literal["finished", "preempted", "moved"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RentalEnd:
-    """Where a stay is after some time.
+    """State of a stay after some time.
 
     Attributes:
         at: when it ended, or was looked at.

@@ -51,7 +51,7 @@ class JobOutcome:
 
     @property
     def in_time(self) -> bool | None:
-        """Whether the deadline was kept; None: there is none."""
+        """True if the deadline was kept; None: there is none."""
         if self.job.deadline_seconds is None:
             return None
         return self.finish <= self.arrival + self.job.deadline_seconds
@@ -122,7 +122,7 @@ class SpotResult:
         return math.fsum(each.lost_steps for each in self.outcomes) / steps if steps else 0.0
 
     def deadlines(self) -> dict[str, int]:
-        """How many jobs have one, could keep it on demand, kept it, and missed it though they could."""
+        """Numbers of jobs with one, that could keep it on demand, kept it, missed it though feasible."""
         with_one = [each for each in self.outcomes if each.in_time is not None]
         return {
             "jobs": len(with_one),

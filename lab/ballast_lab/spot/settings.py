@@ -80,7 +80,7 @@ class SpotSettings:
 
     @property
     def preferences(self) -> Preferences:
-        """What the choice is made with; the notice is the shortest of the clouds' unless one is stated."""
+        """Preferences of the choice; the notice is the shortest of the clouds' unless one is stated."""
         notice = min(NOTICE_SECONDS.values()) if self.notice_seconds is None else self.notice_seconds
         return Preferences(
             restart=RestartCosts(
@@ -95,7 +95,7 @@ class SpotSettings:
 
     @property
     def reads_deadlines(self) -> bool:
-        """Whether the policy keeps deadlines."""
+        """True if the policy keeps deadlines."""
         return self.policy in ("min-cost-slo", "on-demand")
 
 

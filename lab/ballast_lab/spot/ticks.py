@@ -59,7 +59,7 @@ class TickJob:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class TickResult:
-    """What came of it.
+    """Result of the ticks.
 
     Attributes:
         usd: in all; looks_usd, egress_usd: of that.
@@ -121,7 +121,7 @@ class _Ticks:
         return self.result
 
     def _look(self, tick: int) -> int:
-        """What is chosen at a tick, after what is lost."""
+        """Choice at a tick, after what is lost."""
         there = np.array([bool(zone.there[tick]) for zone in self.zones])
         prices = np.array([float(zone.spot_usd[tick]) for zone in self.zones])
         looked = np.full(self.n, self.job.look_seconds == 0)

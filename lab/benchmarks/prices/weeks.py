@@ -46,14 +46,14 @@ SLACK = ("tight", "some", "much")
 
 
 def slack(job: SpotJob) -> str:
-    """Which of :data:`SLACK` the job has."""
+    """Class of :data:`SLACK` that the job has."""
     alone = job.steps / max(job.speeds.values())
     times = (job.deadline_seconds or math.inf) / alone
     return SLACK[0 if times <= 1.5 else 1 if times <= 5 else 2]
 
 
 def over_oracle(outcomes: list[JobOutcome]) -> float | None:
-    """What these jobs cost over the bound; None: there are none."""
+    """Cost of these jobs over the bound; None: there are none."""
     bound = math.fsum(each.oracle_usd for each in outcomes)
     return math.fsum(each.usd for each in outcomes) / bound if bound > 0 else None
 

@@ -156,7 +156,7 @@ def published(figure: str, curve: str, at: float, what: str = "") -> float | Non
 def workload_of(
     figure: str, curve: Curve, at: float, seed: int
 ) -> tuple[Workload, SimulatedCluster, ThroughputTable]:
-    """What is run for a point: ``at`` is a rate in jobs/h, or a number of jobs."""
+    """Workload, cluster and table of a point: ``at`` is a rate in jobs/h, or a number of jobs."""
     chosen, table = FIGURES[figure], built_in_table()
     if figure == "physical":
         trace = PHYSICAL_PUBLISHED[curve.key][0]

@@ -137,7 +137,7 @@ def _hierarchies(*kinds: str) -> list[Path]:
 
 
 def _cgroup_fault() -> str:
-    """What is wrong with the control groups; empty: nothing."""
+    """Fault of the control groups; empty: none."""
     if _is_v2():
         lacking = _CONTROLLERS_V2 - _available_v2()
     else:
@@ -156,7 +156,7 @@ def _cgroup_fault() -> str:
 
 
 def _mount_fault(folder: Path) -> str:
-    """Why containers' file systems cannot be mounted below ``folder``; empty: they can."""
+    """Reason that containers' file systems cannot be mounted below ``folder``; empty: they can."""
     while not folder.exists():
         folder = folder.parent
     with tempfile.TemporaryDirectory(prefix="ballast-mount-", dir=folder) as scratch:

@@ -32,7 +32,7 @@ class ApiError(Exception):
 
     @property
     def is_passing(self) -> bool:
-        """Whether the same call may well succeed in a moment.
+        """True if the same call may well succeed in a moment.
 
         So may one that its rights do not allow: an API server that has just started has not read them yet.
         """

@@ -68,7 +68,7 @@ class LogServer:
         return response
 
     def _read(self, request: web.Request) -> "_LogRequest":
-        """What a request asks for. Raises web.HTTPError: no such container, log, or option."""
+        """Log that a request asks for. Raises web.HTTPError: no such container, log, or option."""
         where, query = request.match_info, request.query
         pod = self._find(where["namespace"], where["pod"])
         runner = next((r for r in pod.runners if r.name == where["container"]), None) if pod else None
@@ -127,7 +127,7 @@ class _LogRequest:
 
 
 def _tail_offset(path: Path, lines: int) -> int:
-    """Where the last ``lines`` lines begin."""
+    """Offset of the last ``lines`` lines."""
     data = path.read_bytes()
     position = len(data) - 1 if data.endswith(b"\n") else len(data)
     if lines == 0:

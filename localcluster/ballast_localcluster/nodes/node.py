@@ -142,7 +142,7 @@ class ProcessNode:
         }
 
     def capacity(self) -> dict[str, str]:
-        """What the node offers, all of it allocatable."""
+        """Capacity of the node, all of it allocatable."""
         return {
             "cpu": self.cpu,
             "memory": self.memory,

@@ -30,7 +30,7 @@ _RETRY_SECONDS = 1.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What the pods of a node share."""
+    """Context that the pods of a node share."""
 
     api: Api
     node: ProcessNode

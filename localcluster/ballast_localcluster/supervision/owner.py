@@ -98,7 +98,7 @@ class WardenHandle:
 
 
 def ended(folder: Path) -> list[dict[str, Any]]:
-    """What has ended so far: ``name``, ``pid`` and exit ``code`` of each."""
+    """Processes that have ended: ``name``, ``pid`` and exit ``code`` of each."""
     path = folder / EXITS_NAME
     if not path.exists():
         return []

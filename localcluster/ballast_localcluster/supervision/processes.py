@@ -25,7 +25,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True) if _LINUX else None
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> Callable[[], None]:
-    """What a new child is to run before its program: ask the kernel for ``number`` when this process dies.
+    """Function of a new child before its program: ask the kernel for ``number`` when this process dies.
 
     Call it in the parent, on its main thread (the kernel means the thread that forked).  Elsewhere than on
     Linux there is no such request; there the warden's sweep at the end has to do.

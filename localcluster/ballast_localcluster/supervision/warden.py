@@ -188,7 +188,7 @@ class Warden:
 
 
 def is_alive(folder: Path) -> bool:
-    """Whether a warden holds the folder (by its lock, which no dead process holds)."""
+    """True if a warden holds the folder (by its lock, which no dead process holds)."""
     return warden_pid(folder) is not None
 
 

@@ -165,7 +165,7 @@ class ChannelThread:
 
 
 def _events(report: Report) -> tuple[int | None, ...]:
-    """What of a report is more than progress."""
+    """Fields of a report that are more than progress."""
     return (
         report.epoch,
         report.rebalances,

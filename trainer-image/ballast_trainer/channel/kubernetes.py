@@ -81,7 +81,7 @@ class WatchedObject:
 
     @property
     def live(self) -> bool:
-        """Whether a watch runs."""
+        """True if a watch runs."""
         with self._lock:
             return self._live
 

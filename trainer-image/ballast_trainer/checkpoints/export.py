@@ -288,7 +288,7 @@ def write_model(found: Mapping[str, torch.Tensor], path: Path, kind: ExportForma
 
 
 def _partial(path: Path) -> Path:
-    """What is written until it is complete."""
+    """Path of the file until it is complete."""
     return path.with_name(f".{path.name}.partial")
 
 

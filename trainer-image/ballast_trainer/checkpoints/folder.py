@@ -79,13 +79,13 @@ class CheckpointFolder:
             logger.warning("%s: %s while this run writes to it", self.path, lost)
 
     def is_taken(self, lock: FolderLock | None) -> bool:
-        """Whether another run has the directory, or has had it since this one held its lock."""
+        """True if another run has the directory, or has had it since this one held its lock."""
         if lock is None or lock.held():
             return False
         return not lock.gone() or self._has_others()
 
     def _has_others(self) -> bool:
-        """Whether a checkpoint is newer than this run's, and neither written nor verified by it."""
+        """True if a checkpoint is newer than this run's, and neither written nor verified by it."""
         newest = max(self._sound, default="")
         try:
             # A folder that is gone will not appear by waiting, and training waits, too.
@@ -100,7 +100,7 @@ class CheckpointFolder:
             shutil.rmtree(left, ignore_errors=True)
 
     def make_room(self, final: Path, lock: FolderLock | None = None) -> bool:
-        """Whether a whole checkpoint is there already; one that cannot be used is set aside.
+        """True if a whole checkpoint is there already; one that cannot be used is set aside.
 
         Where this run's ``lock`` was removed, e.g. with the directory, both are made again.
 

@@ -80,14 +80,14 @@ class Owner:
             return None
 
     def gives_way_to(self, other: "Owner") -> bool:
-        """Whether ``other`` may take over without watching whether this owner lives."""
+        """True if ``other`` may take over without watching whether this owner lives."""
         if self.run and self.run == other.run:
             return self.launch <= other.launch
         return self.machine == other.machine != "" and not self.lives_here
 
     @property
     def lives_here(self) -> bool:
-        """Whether it is a process of this machine, and alive."""
+        """True if it is a process of this machine, and alive."""
         return self.machine == _machine() != "" and _started(self.pid) == self.started != ""
 
     def __str__(self) -> str:
@@ -134,7 +134,7 @@ class FolderLock:
         threading.Thread(target=self._touch, name="checkpoint-lock", daemon=True).start()
 
     def held(self) -> bool:
-        """Whether the lock is still this owner's; an unreadable lock counts as held."""
+        """True if the lock is still this owner's; an unreadable lock counts as held."""
         try:
             found = Owner.read(self._path)
         except OSError:
@@ -142,7 +142,7 @@ class FolderLock:
         return found is not None and found.token == self._owner.token
 
     def gone(self) -> bool:
-        """Whether there is no lock: removed with its folder, or by a run that took over and has ended."""
+        """True if there is no lock: removed with its folder, or by a run that took over and has ended."""
         try:
             return not self._path.exists()
         except OSError:
@@ -219,7 +219,7 @@ class FolderLock:
         self._sleep(_SETTLE_SECONDS_HERE if known_gone else _SETTLE_SECONDS)
 
     def _state(self, found: Owner | None) -> str:
-        """What is known of the owner of a lock that is taken over."""
+        """State of the owner of a lock that is taken over, as text."""
         if found is None or not found.gives_way_to(self._owner):
             return f"which did not touch it for {self._stale_seconds:g} s"
         if found.machine == self._owner.machine != "" and not found.lives_here:
@@ -227,7 +227,7 @@ class FolderLock:
         return "which can write no checkpoint here any more, should it still run on a node that was lost"
 
     def _is_stale(self, found: Owner | None, first: tuple[int, int]) -> bool:
-        """Whether the lock stays untouched for long enough; False where it is given back.
+        """True if the lock stays untouched for long enough; False where it is given back.
 
         Raises:
             CheckpointError: it is touched.
@@ -249,7 +249,7 @@ class FolderLock:
         return True
 
     def _touched(self) -> tuple[int, int] | None:
-        """When the file was touched and which file it is; opened, so that no cache of the client answers."""
+        """Time and inode of the file's last touch; opened, so that no cache of the client answers."""
         try:
             with self._path.open() as file:
                 status = os.fstat(file.fileno())
@@ -275,7 +275,7 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str | None:
-    """When a process started, in ticks since boot; None where it is gone."""
+    """Start of a process, in ticks since boot; None where it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -36,7 +36,7 @@ _ALLOWED = {
 
 
 def _member(kind: Any, name: Any) -> Any:
-    """What ``getattr`` may find: Python 3.11.2, as Debian 12 has it, pickles members of enums by it."""
+    """Member of an enum for ``getattr``: Python 3.11.2, as Debian 12 has it, pickles members by it."""
     if not isinstance(kind, enum.EnumType) or name not in kind.__members__:
         raise pickle.UnpicklingError(f"it asks {str(kind)[:80]} for {str(name)[:80]}, which no index does")
     return kind[name]

@@ -88,7 +88,7 @@ def _tied(ties: tuple[str, ...]) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Flaw:
-    """Why a checkpoint cannot be used; ``corrupt``: its bytes are wrong, else storage did not give them."""
+    """Fault of a checkpoint; ``corrupt``: its bytes are wrong, else storage did not give them."""
 
     reason: str
     corrupt: bool

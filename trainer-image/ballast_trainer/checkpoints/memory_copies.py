@@ -27,7 +27,7 @@ from ballast_trainer.layers.layer import LayerSet
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """What a job goes on from, besides its tensors; the same on every rank but for the times.
+    """State from which a job goes on, besides its tensors; the same on every rank but for the times.
 
     Attributes:
         manifest: as a checkpoint of it has.
@@ -217,7 +217,7 @@ def _transfer(world: World, source: int, target: int, tag: int, value: torch.Ten
 
 
 def alone_on_their_pods(column: int, plan: Plan) -> str | None:
-    """Why no rank can hold another's copy, where ``column`` ranks are lost together; None: it can."""
+    """Reason that no rank can hold another's copy, where ``column`` ranks are lost together; None: it can."""
     apart = _apart(column, plan)
     if len(plan.ranks) >= 2 * apart:
         return None
@@ -225,7 +225,7 @@ def alone_on_their_pods(column: int, plan: Plan) -> str | None:
 
 
 def _apart(column: int, plan: Plan) -> int:
-    """How many ranks further a copy lies: pods, and positions of the pipeline, are lost as a whole."""
+    """Distance of a copy in ranks: pods, and positions of the pipeline, are lost as a whole."""
     return math.lcm(column, len(plan.ranks) // len(plan.pods))
 
 

@@ -125,7 +125,7 @@ def fill(world: World, layers: LayerSet, state: Mapping[str, torch.Tensor], sour
 
 
 def _difference(stored: Mapping[str, torch.Tensor], layer: Layer) -> str:
-    """Which tensors of a layer's module have other names or shapes than the stored ones; empty: not known."""
+    """Tensors of a layer's module whose names or shapes differ from the stored ones; empty: not known."""
     if layer.is_sharded or not stored:
         return ""
     own = layer.module.state_dict()

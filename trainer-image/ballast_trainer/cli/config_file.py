@@ -87,7 +87,7 @@ def _assign(config: dict[str, Any], assignment: str) -> None:
 
 
 def _place(key: str, target: Any, part: str) -> Any:
-    """What ``part`` of a key selects in a mapping, or, as a number from 0, in a list."""
+    """Key that ``part`` selects in a mapping, or, as a number from 0, in a list."""
     if isinstance(target, dict):
         return part
     if not part.isdecimal() or int(part) >= len(target):

@@ -41,7 +41,7 @@ def _speeds(context: click.Context, parameter: click.Parameter, value: str | Non
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastInput:
-    """What both commands are given, by their options."""
+    """Input of both commands, by their options."""
 
     config_path: Path
     assignments: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class ForecastInput:
 
     @property
     def machines(self) -> Machines:
-        """What the ranks run on."""
+        """Machines that the ranks run on."""
         return Machines(speeds=self.speeds, bandwidth=self.bandwidth, action_seconds=self.action_seconds)
 
     def layers(self, value: dict[str, Any], config: JobConfig) -> tuple[ProfiledLayer, ...]:
@@ -95,7 +95,7 @@ class ForecastInput:
             raise ConfigurationError("--profile", reason) from error
 
     def ranks_of(self, config: JobConfig, layers: int) -> int:
-        """How many ranks to forecast for."""
+        """Number of ranks of the forecast."""
         if self.ranks is not None:
             return self.ranks
         if config.pipeline.replicas:

@@ -212,7 +212,7 @@ def _train(job_name: str, pod: str, local_rank: int, stop: StopSignal, log: Path
 
 
 def _termination_log() -> Path | None:
-    """Where the operator or the kubelet expects the termination message; None outside of pods."""
+    """Path of the termination message for the operator or the kubelet; None outside of pods."""
     named = os.environ.get(TERMINATION_LOG_ENV)
     if named:
         return Path(named)

@@ -85,7 +85,7 @@ class _Rank:
         os.close(self.message[1])
 
     def termination(self) -> TerminationMessage | None:
-        """What it wrote as its termination message; None: nothing that can be read."""
+        """Termination message that it wrote; None: nothing that can be read."""
         os.set_blocking(self.message[0], False)
         try:
             text = os.read(self.message[0], _LONGEST_LINE).decode()

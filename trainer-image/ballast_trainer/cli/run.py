@@ -71,7 +71,7 @@ def _unpartitioned(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _restarts(config: Mapping[str, Any], *, follows_plans: bool) -> int | None:
-    """How often a lost rank is started again; None: no rank goes on without one.
+    """Number of times that a lost rank is started again; None: no rank goes on without one.
 
     Not where somebody else plans, or pods are several
     ranks, which would have to come back together.
@@ -110,7 +110,7 @@ def _open_store(launched: TorchrunRank, stop: StopSignal, seconds: float) -> Any
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
-    """How to train, by the options of the command."""
+    """Options of the command."""
 
     log: str
     single_process: bool

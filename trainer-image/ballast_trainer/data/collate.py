@@ -23,7 +23,7 @@ IGNORED = -100
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BatchForm:
-    """How a batch is made of samples, and where its inputs and targets are.
+    """Form of a batch of samples, and the places of its inputs and targets.
 
     Attributes:
         field: of the configuration that names the data, e.g. ``data``.
@@ -169,7 +169,7 @@ class BatchForm:
 
 
 def _are_at(places: int, tokens: Any, targets: torch.Tensor) -> bool:
-    """Whether the targets that count are the tokens so many places ahead."""
+    """True if the targets that count are the tokens so many places ahead."""
     if not isinstance(tokens, torch.Tensor) or tokens.shape != targets.shape or not tokens.dim():
         return False
     ahead, targets = tokens[..., places:], targets[..., : tokens.shape[-1] - places]

@@ -144,7 +144,7 @@ _SHARED_MEMORY = "/dev/shm"
 
 
 def is_of_shared_memory(error: BaseException) -> bool:
-    """Whether a loader's error is that the memory that its processes share is full."""
+    """True if a loader's error is that the memory that its processes share is full."""
     # Torch's message of a process that a full one has killed is the cause of another.
     return any(
         isinstance(one, RuntimeError) and "shared memory" in str(one) for one in (error, error.__cause__)

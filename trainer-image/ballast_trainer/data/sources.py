@@ -47,17 +47,17 @@ _RECENT_BATCHES = 4
 
 
 def is_dataset(source: Any) -> bool:
-    """Whether it has samples by index."""
+    """True if it has samples by index."""
     return hasattr(source, "__getitem__") and hasattr(source, "__len__") and not isinstance(source, Mapping)
 
 
 def is_loader(source: Any) -> bool:
-    """Whether it can be read several times."""
+    """True if it can be read several times."""
     return isinstance(source, Iterable) and not isinstance(source, Mapping | Iterator)
 
 
 def yields_samples(source: Any) -> bool:
-    """Whether it yields samples one by one, not batches."""
+    """True if it yields samples one by one, not batches."""
     return isinstance(source, torch.utils.data.IterableDataset)
 
 
@@ -106,12 +106,12 @@ def no_length(source: Any, error: Exception, field: str = FIELD) -> Configuratio
 
 
 def is_read_in_order(batch: BatchFunction) -> bool:
-    """Whether a batch can be had only after those of the steps before it."""
+    """True if a batch can be read only after those of the steps before it."""
     return isinstance(batch, ReplayedLoader)
 
 
 def has_one_shape(batch: BatchFunction) -> bool:
-    """Whether all batches have the same shape, as far as is known; ``one_shape`` of a function says so."""
+    """True if all batches have the same shape, as far as is known; ``one_shape`` of a function says so."""
     source = batch.args[0] if isinstance(batch, functools.partial) and batch.func is _checked else batch
     if isinstance(source, ShuffledDataset):
         return source.stacks
@@ -186,7 +186,7 @@ def read_batch(
 
 
 class BadSamples:
-    """What cannot be read and is left out, up to a number.
+    """Samples that cannot be read and are left out, up to a number.
 
     Attributes:
         most: how many may be left out.
@@ -278,11 +278,11 @@ class ShuffledDataset:
 
     @property
     def stacks(self) -> bool:
-        """Whether a batch is nothing but its samples, one above the other."""
+        """True if a batch is nothing but its samples, one above the other."""
         return self._form.multiple is None and self._form.collate is None and self._form.rows is None
 
     def indices(self, seed: int, step: int, size: int) -> list[int]:
-        """Which samples the batch of ``step`` is made of."""
+        """Indices of the samples in the batch of ``step``."""
         first = self.samples_before(seed, step, size)
         found = []
         for position in range(first, first + size):
@@ -326,7 +326,7 @@ class ShuffledDataset:
                     return self._form.checked(self._form.of_samples(samples), size)
 
     def told(self) -> Any:
-        """What :meth:`agree` needs of the other ranks."""
+        """Data that :meth:`agree` needs of the other ranks."""
         return dict(self.bad.known)
 
     def agree(self, told: Sequence[Any]) -> bool:
@@ -344,7 +344,7 @@ class OrderedDataset(ShuffledDataset):
     """One that is not shuffled: batch s has the samples s * size to (s + 1) * size - 1."""
 
     def indices(self, seed: int, step: int, size: int) -> list[int]:
-        """Which samples the batch is made of."""
+        """Indices of the samples in the batch."""
         return list(range(step * size, (step + 1) * size))
 
 
@@ -409,7 +409,7 @@ class _SampleBatches:
 
 
 def _drops_its_buffer(source: Any) -> bool:
-    """Whether it is a stream of Hugging Face with a shuffle buffer, or a loader of one."""
+    """True if it is a stream of Hugging Face with a shuffle buffer, or a loader of one."""
     # Not the attribute of a stream of the user's own, whose state may have its buffer.
     parts = [getattr(getattr(source, "dataset", source), "_ex_iterable", None)]
     while parts:
@@ -422,14 +422,14 @@ def _drops_its_buffer(source: Any) -> bool:
 
 
 def _has_ended(batches: Iterator[Any]) -> bool:
-    """Whether an iterator that has raised has nothing left for that reason, as generators."""
+    """True if an iterator that has raised has nothing left for that reason, as generators."""
     inner = batches.samples if isinstance(batches, _SampleBatches) else batches
     return isinstance(inner, types.GeneratorType) and inner.gi_frame is None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LoaderPosition:
-    """Where a loader is after a batch, by its own account.
+    """Position of a loader after a batch, by its own account.
 
     Attributes:
         step: whose batch is next.
@@ -530,7 +530,7 @@ class ReplayedLoader:
         return self._form.checked(self._recent[step], size)
 
     def told(self) -> Any:
-        """What :meth:`agree` needs of the other ranks."""
+        """Data that :meth:`agree` needs of the other ranks."""
         return self._left_out, dict(self.bad.known)
 
     def agree(self, told: Sequence[Any]) -> bool:
@@ -549,7 +549,7 @@ class ReplayedLoader:
         return len(set(counts)) > 1
 
     def position(self, seed: int, step: int) -> LoaderPosition | None:
-        """Where it is before the batch of ``step``; None: it has no state, or ``step`` is long gone."""
+        """Position before the batch of ``step``; None: it has no state, or ``step`` is long gone."""
         return self._positions.get(seed, {}).get(step)
 
     def continue_from(self, seed: int, position: LoaderPosition) -> None:

@@ -148,6 +148,6 @@ class _Exchange(torch.autograd.Function):
 
 
 def exchanged(value: torch.Tensor, there: Exchange, back: Exchange) -> torch.Tensor:
-    """What ``there`` makes of a tensor among ranks; ``back`` makes the tensor's gradient of the result's."""
+    """Result of ``there`` on a tensor among ranks; ``back`` makes the tensor's gradient of the result's."""
     out: torch.Tensor = _Exchange.apply(value, there, back)  # type: ignore[no-untyped-call]
     return out

@@ -55,7 +55,7 @@ def record_collectives() -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HangLimits:
-    """How long ranks wait for each other.
+    """Limits on how long ranks wait for each other.
 
     Attributes:
         hang_seconds: a rank whose counter has not grown for this long is hung.
@@ -180,7 +180,7 @@ class RankHeartbeat:
                 return
 
     def _own_work(self) -> str:
-        """What this rank is busy with and for how long, as text; warns where that is long."""
+        """Work that this rank is busy with and its duration, as text; warns where that is long."""
         doing, now = ACTIVITY.now, self._clock()
         if doing is not self._doing:
             self._doing, self._doing_since, self._told = doing, now, False

@@ -61,7 +61,7 @@ def wait_until_called(
 
 
 def new_ranks_ready(world: World, plan: Plan) -> bool:
-    """Whether all ranks of ``plan`` that are not in ``world`` have announced themselves."""
+    """True if all ranks of ``plan`` that are not in ``world`` have announced themselves."""
     missing = [f"{_key(plan, 'ready')}/{process}" for process in _new(world, plan)]
     return not missing or (world.store is not None and bool(world.store.check(missing)))
 

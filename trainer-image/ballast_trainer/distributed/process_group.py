@@ -74,7 +74,7 @@ def peer_failures() -> Iterator[None]:
 
 
 def is_peer_failure(error: BaseException) -> bool:
-    """Whether an error tells that another rank is gone."""
+    """True if an error tells that another rank is gone."""
     notes = notes_of(error)
     words = _FAILURES_IN_LAYERS if notes else _PEER_FAILURES
     of_torch = isinstance(error, dist.DistError) or (isinstance(error, ConnectionError) and not notes)
@@ -249,7 +249,7 @@ def _connecting(address: str, port: int, timeout_seconds: float) -> "Future[dist
 
 
 def told_once(store: Any, key: str, value: Any, *, tells: bool) -> Any:
-    """What the first that ``tells`` has told under a key, in JSON; its own ``value`` where it is this one.
+    """Value that the first that ``tells`` has stored under a key, in JSON; its own where it is this one.
 
     Ranks read what a launch needs at different times, and its user may change it: all must do the same.
 

@@ -28,7 +28,7 @@ LEAVE_SECONDS = 2.0
 
 
 class StopSignal:
-    """Whether this process was told to stop; ``seconds`` from SIGTERM to its kill, None: it is not killed."""
+    """Request to this process to stop; ``seconds`` from SIGTERM to its kill, None: it is not killed."""
 
     def __init__(self, *, handover_seconds: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
         """Not told yet; after SIGTERM this rank may wait ``handover_seconds`` for a plan that releases it."""
@@ -66,7 +66,7 @@ class StopSignal:
             threading.Thread(target=self._watch, args=arguments, name="stop-deadline", daemon=True).start()
 
     def votes(self, rank: int, ranks: int, saving_seconds: float) -> int:
-        """What this rank adds to a sum over all: the job stops where that reaches ``ranks``.
+        """Votes of this rank in a sum over all: the job stops where that reaches ``ranks``.
 
         0: it was not told to stop; 1: it was, and can wait for a plan that releases it; ``ranks``: the job
         has to stop now, since rank 0 is never released, or no more than twice the time to save is left.
@@ -79,7 +79,7 @@ class StopSignal:
         return ranks if rank == 0 or self._clock() - self._at >= waits else 1
 
     def last_words_until(self) -> float:
-        """When, by its clock, a job that is done gives up telling so; after SIGTERM, in half of its time."""
+        """Time, by its clock, until which a job that is done says so; after SIGTERM, in half of its time."""
         if not self.received:
             return float("inf")
         return self._at + (0.0 if self.seconds is None else max(0.0, self.seconds - LEAVE_SECONDS) / 2)
@@ -126,7 +126,7 @@ def stop_seconds(environment: Mapping[str, str] = os.environ) -> float | None:
 
 
 def handover_seconds(environment: Mapping[str, str] = os.environ) -> float:
-    """How long after SIGTERM this process may wait for a plan that releases it; 0: no such plan will come.
+    """Seconds after SIGTERM that this process may wait for a plan that releases it; 0: none will come.
 
     Raises:
         ConfigurationError: the environment has something else than a number of seconds.

@@ -27,7 +27,7 @@ _POLL_SECONDS = 0.02
 
 
 def tell_name(store: Any, process: str) -> None:
-    """What this process is called, for its parent."""
+    """Store the name of this process for its parent."""
     store.set(_named(os.getpid()), process)
 
 
@@ -38,7 +38,7 @@ def process_of(store: Any, pid: int) -> str | None:
 
 
 class Fate(enum.StrEnum):
-    """What the store has of a process."""
+    """Fate of a process in the store."""
 
     ENTERED = "entered"
     """It is in a group of the job, or was."""
@@ -60,7 +60,7 @@ class Fate(enum.StrEnum):
             store.add(_NEWS, 1)
 
     def is_of(self, store: Any, process: str) -> bool:
-        """Whether a process has it."""
+        """True if a process has it."""
         return bool(store.check([self.key(process)]))
 
 
@@ -179,7 +179,7 @@ class Survivors:
         decide: Callable[[Mapping[str, str]], str],
         left_out: Callable[[], Collection[str]] = tuple,
     ) -> str:
-        """How those of the group that are left go on; each of them calls this.
+        """Agreement of those of the group that are left on how to go on; each of them calls this.
 
         Args:
             told: what whoever decides has to know of this process.
@@ -192,7 +192,7 @@ class Survivors:
         return self._agree(told, lambda: self._decided(decide, left_out))
 
     def come_back(self, told: str, members: Sequence[str]) -> str:
-        """How the others go on with this process, which was killed and has started again under its name.
+        """Agreement of the others to go on with this process, restarted under its name after a kill.
 
         ``members``: the processes of the newest plan; all of them may have been killed.
 

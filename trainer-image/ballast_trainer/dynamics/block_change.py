@@ -53,7 +53,7 @@ class BlockChange(Dynamic):
         raise NotImplementedError
 
     def lacks(self, index: int, module: nn.Module) -> str:
-        """Why a layer stays as it is; empty: it is changed."""
+        """Reason that a layer stays as it is; empty: it is changed."""
         if index < self.first_layer:
             return f"an index below firstLayer: {self.first_layer}"
         if index % self.every_blocks:

@@ -149,7 +149,7 @@ class ExitingBlock(ChangingModule):
         return torch.cat([states, out.to(states.dtype).unsqueeze(-1)], dim=-1)
 
     def _leaving(self, confidence: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Who leaves [B, S]: the most confident first, as many as may still leave."""
+        """Mask of the positions that leave [B, S]: the most confident first, as many as may still leave."""
         length = out.shape[1]
         most = min(math.floor(self.strength * length), length - 1)
         if most == 0:

@@ -64,7 +64,7 @@ def sketch(layer: Layer) -> torch.Tensor:
 
 
 def is_cut(module: nn.Module) -> bool:
-    """Whether this rank holds a part of the layer."""
+    """True if this rank holds a part of the layer."""
     return bool(slicings(module))
 
 
@@ -86,7 +86,7 @@ _FIRST_LOOKS = 2
 
 @dataclasses.dataclass(slots=True)
 class _Place:
-    """What a layer remembers from look to look, as the head of its buffer."""
+    """State of a layer from look to look, as the head of its buffer."""
 
     frozen: float = 0.0
     held: float = 0.0
@@ -131,7 +131,7 @@ class Freezing(Dynamic):
             self.outputs = FrozenOutputs(self._settings.cache_bytes)
 
     def frozen_count(self, step: int) -> int:
-        """How many layers the schedule has frozen when ``step`` runs."""
+        """Number of layers that the schedule has frozen when ``step`` runs."""
         if self._steps.last_at(step) is None:
             return 0
         count = math.floor(self._share * self._steps.progress(step) + 1e-9)
@@ -188,7 +188,7 @@ class Freezing(Dynamic):
                 place.write(layer.module)
 
     def measured(self, layers: LayerSet) -> dict[str, dict[int, Any]]:
-        """Which layers are frozen, and the criterion's newest figure of those that learn."""
+        """State of each layer, frozen or not, and the criterion's newest figure of those that learn."""
         found: dict[str, dict[int, Any]] = {
             "layers": {
                 layer.index: float(not any(p.requires_grad for p in layer.module.parameters()))
@@ -262,7 +262,7 @@ class Freezing(Dynamic):
         return after is not None and step - place.frozen_at >= after
 
     def _seen(self, layers: LayerSet, world: World) -> dict[int, torch.Tensor]:
-        """What the criterion looks at, of whole layers that learn; collective over a tensor group."""
+        """Tensors that the criterion reads, of whole layers that learn; collective over a tensor group."""
         parts: dict[int, torch.Tensor] = {}
         for layer in layers:
             place = _Place.of(layer.module)
@@ -279,7 +279,7 @@ class Freezing(Dynamic):
         return parts
 
     def _figure(self, layer: Layer, place: _Place, seen: torch.Tensor | None) -> float:
-        """What the criterion compares with the threshold; infinite where it cannot tell yet."""
+        """Figure that the criterion compares with the threshold; infinite where it cannot tell yet."""
         if not any(True for _ in layer.module.parameters()):
             return 0.0
         if self._settings.criterion == FreezingCriterion.PLASTICITY:
@@ -316,7 +316,7 @@ def as_remembered(tensors: dict[str, torch.Tensor], module: nn.Module) -> dict[s
 
 
 def most_frozen(config: DynamicConfig, layer_count: int) -> int:
-    """How many layers may be frozen at once: the last one always learns."""
+    """Most layers that may be frozen at once: the last one always learns."""
     target = 1.0 if config.target is None else config.target
     return min(math.floor(target * layer_count + 1e-9), layer_count - 1)
 

@@ -92,7 +92,7 @@ class MixtureOfDepths(BlockChange):
         return RoutedBlock(block, self._settings)
 
     def measured(self, layers: LayerSet) -> dict[str, dict[int, Any]]:
-        """What each routed block computes, and how often its predictor says what its router does."""
+        """Share that each routed block computes, and how often its predictor agrees with its router."""
         return {
             "layers": {index: block.agreement for index, block in self.parts(layers)},
             "computed": {index: block.computed for index, block in self.parts(layers)},

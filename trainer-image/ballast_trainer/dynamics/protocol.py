@@ -32,11 +32,11 @@ class Dynamic:
     every_layer_between = False
 
     def lacks(self, index: int, module: nn.Module) -> str:
-        """What a layer has not that the change needs, as text after "has"; empty: it is changed."""
+        """Property that the change needs and a layer lacks, as text after "has"; empty: it is changed."""
         return ""
 
     def without_effect(self, total_steps: int) -> str:
-        """Why its settings let it change nothing in a job of so many steps; empty: they do not."""
+        """Reason that its settings change nothing in a job of so many steps; empty: they do."""
         return ""
 
     def prepare(self, index: int, module: nn.Module) -> nn.Module:
@@ -58,7 +58,7 @@ class Dynamic:
         return {}
 
     def idle(self, figures: Mapping[str, Mapping[int, Any]]) -> str:
-        """Why it changes nothing by the newest figures of all layers, as text; empty: it does."""
+        """Reason that it changes nothing by the newest figures of all layers, as text; empty: it does."""
         return ""
 
     def after_backward(self, layers: LayerSet) -> None:
@@ -69,7 +69,7 @@ class Dynamic:
 
 
 def is_built_in(dynamic: Dynamic) -> bool:
-    """Whether it is one of this package's, whose changes of a layer read nothing of other layers."""
+    """True if it is one of this package's, whose changes of a layer read nothing of other layers."""
     return type(dynamic).__module__.startswith(__name__.partition(".")[0] + ".")
 
 

@@ -149,7 +149,7 @@ def check_cached_outputs(model: Model, configs: Sequence[DynamicConfig]) -> None
 
 
 def drawing_part(module: nn.Module) -> str:
-    """What in a layer draws random numbers or keeps statistics of batches, as text; empty: nothing known."""
+    """Part of a layer that draws random numbers or keeps statistics of batches, as text; empty: none."""
     for name, part in module.named_modules():
         rates = [getattr(part, attribute, 0.0) for attribute in ("dropout", "attention_dropout")]
         if isinstance(part, _DropoutNd):

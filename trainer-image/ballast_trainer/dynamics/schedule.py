@@ -25,7 +25,7 @@ class ChangeSteps:
         return cls(start=config.start_step, end=end, every=config.every_steps)
 
     def acts_at(self, step: int) -> bool:
-        """Whether the change acts before ``step`` runs."""
+        """True if the change acts before ``step`` runs."""
         return self.start <= step <= self.end and ((step - self.start) % self.every == 0 or step == self.end)
 
     def last_at(self, step: int) -> int | None:
@@ -37,7 +37,7 @@ class ChangeSteps:
         return step - (step - self.start) % self.every
 
     def too_late(self, total_steps: int) -> str:
-        """Why nothing happens in a job of so many steps; empty: something does."""
+        """Reason that nothing happens in a job of so many steps; empty: something does."""
         return (
             "" if self.start < total_steps else f"startStep {self.start}, and the job has {total_steps} steps"
         )
@@ -51,5 +51,5 @@ class ChangeSteps:
 
 
 def looks_at_the_model(config: DynamicConfig) -> bool:
-    """Whether a criterion that is measured at each acting step decides, not the step."""
+    """True if a criterion that is measured at each acting step decides, not the step."""
     return config.freezing is not None and config.freezing.criterion != FreezingCriterion.SCHEDULE

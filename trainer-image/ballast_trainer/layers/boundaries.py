@@ -91,7 +91,7 @@ class Boundary:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether any gradient comes back."""
+        """True if any gradient comes back."""
         return any(sent.requires_grad for sent in self.tensors)
 
     def travelling(self, *, backward: bool) -> list[Sent]:
@@ -103,7 +103,7 @@ class Boundary:
         return unflatten(self.structure, (sent.example(device) for sent in self.tensors))
 
     def takes(self, tensors: Sequence[torch.Tensor], structure: Structure) -> bool:
-        """Whether these fill the room that the next stage has for them."""
+        """True if these fit the buffers that the next stage has for them."""
         return structure == self.structure and all(
             tuple(tensor.shape) == sent.shape and tensor.dtype == sent.dtype
             for tensor, sent in zip(tensors, self.tensors, strict=True)

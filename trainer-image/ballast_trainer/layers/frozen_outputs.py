@@ -31,7 +31,7 @@ class Compute(Protocol):
 
 
 class FrozenOutputs:
-    """What this rank has kept, up to a number of bytes; ``refusals``: why not, by last frozen layer."""
+    """Outputs that this rank has kept, in a limit of bytes; ``refusals``: why not, by last frozen layer."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
@@ -54,7 +54,7 @@ class FrozenOutputs:
 
     @property
     def runs(self) -> bool:
-        """Whether a step of training runs."""
+        """True if a step of training runs."""
         return bool(self._microbatches)
 
     def keep_only(self, layers: Collection[int]) -> None:
@@ -132,7 +132,7 @@ class FrozenOutputs:
             self._bytes += row.nbytes
 
     def _unsuited(self, source: Tree, first: int, samples: int, compute: Compute) -> str:
-        """Why the layers' output is no function of the sample alone, as one sample shows; empty: it is."""
+        """Reason that the layers' output is no function of the sample alone, by one sample; empty: it is."""
         if not isinstance(source, torch.Tensor):
             return f"their input is a {type(source).__name__}, no single tensor"
         if source.dim() == 0 or len(source) != samples:

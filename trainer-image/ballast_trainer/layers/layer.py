@@ -160,7 +160,7 @@ class Layer:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether this replica has a part of its weights, and :meth:`gather` gets the others."""
+        """True if this replica has a part of its weights, and :meth:`gather` gets the others."""
         return bool(self.weight_shares)
 
     def gather(self) -> None:
@@ -169,7 +169,7 @@ class Layer:
             self._whole.of(self._by_parameter)
 
     def kept(self, name: str) -> nn.Parameter | None:
-        """What has a parameter's values between two steps: itself, or this replica's share, if any."""
+        """Holder of a parameter's values between two steps: itself, or this replica's share, if any."""
         return self.weight_shares[name].own if self.is_sharded else self.module.get_parameter(name)
 
     def taken(self, value: Tree) -> Tree:
@@ -177,11 +177,11 @@ class Layer:
         return inputs_in_bf16(value) if self.index == 0 and self.config.dtype == "bf16" else value
 
     def learnt(self, name: str) -> nn.Parameter | None:
-        """What has a parameter's gradient after a step: itself, or this replica's share, if any."""
+        """Holder of a parameter's gradient after a step: itself, or this replica's share, if any."""
         return self.shares[name].own if self.shares else self.module.get_parameter(name)
 
     def _updated(self, name: str) -> nn.Parameter | None:
-        """What the optimizer updates for a parameter: its master, or what has its gradient."""
+        """Tensor that the optimizer updates for a parameter: its master, or what has its gradient."""
         return self._masters[name] if name in self._masters else self.learnt(name)
 
     def gradients(self) -> dict[str, torch.Tensor]:
@@ -200,7 +200,7 @@ class Layer:
 
     @property
     def arrives(self) -> bool:
-        """Whether its optimizer's state may still be on its way from another rank."""
+        """True if its optimizer's state may still be on its way from another rank."""
         return self._arrival is not None
 
     @property

@@ -138,7 +138,7 @@ class LayerStack(nn.Module):
         )
 
     def _frozen_layers(self) -> int:
-        """How many of the first layers are frozen, and keep no state that a forward changes."""
+        """Number of first layers that are frozen, and keep no state that a forward changes."""
         if self.frozen_outputs is None or not self.frozen_outputs.runs:
             return 0
         if self._frozen is None:
@@ -300,7 +300,7 @@ def own_function(node: Any) -> str | None:
 
 
 def _has_own_backward(results: tuple[Any, ...], sources: tuple[Any, ...]) -> bool:
-    """Whether a ``torch.autograd.Function`` that is not the trainer's is between sources and results."""
+    """True if a ``torch.autograd.Function`` that is not the trainer's is between sources and results."""
     seen, left = set(sources), list(results)
     while left:
         node = left.pop()
@@ -314,7 +314,7 @@ def _has_own_backward(results: tuple[Any, ...], sources: tuple[Any, ...]) -> boo
 
 
 def _sendable(layer: int, output: Tree) -> Tree:
-    """What a layer has returned: a tensor, or a tree of them."""
+    """Output of a layer, checked: a tensor, or a tree of them."""
     if not isinstance(output, torch.Tensor):
         try:
             flatten(output)
@@ -327,7 +327,7 @@ def _sendable(layer: int, output: Tree) -> Tree:
 
 
 def _is_of_torch(layer: nn.Module) -> bool:
-    """Whether no code of the user's runs in a layer's forward: it draws neither from numpy nor Python."""
+    """True if no code of the user's runs in a layer's forward: it draws neither from numpy nor Python."""
     return all(
         type(part).__module__.startswith("torch.nn.modules.")
         and not (part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part))
@@ -381,7 +381,7 @@ def forward_to_repeat(
 
 
 class _Place:
-    """Where autograd finds a tensor that it has saved; empty until the forward is repeated."""
+    """Place of a tensor that autograd has saved; empty until the forward is repeated."""
 
     __slots__ = ("__weakref__", "tensor")
 

@@ -73,7 +73,7 @@ def update_instead(
 
 
 def is_plain(optimizer: torch.optim.Optimizer, kinds: Collection[type]) -> bool:
-    """Whether it is of one of these classes, and its steps do nothing else: no hook, no own ``step``."""
+    """True if it is of one of these classes, and its steps do nothing else: no hook, no own ``step``."""
     return (
         type(optimizer) in kinds
         and not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
@@ -84,7 +84,7 @@ def is_plain(optimizer: torch.optim.Optimizer, kinds: Collection[type]) -> bool:
 def kept_elsewhere(
     optimizer: torch.optim.Optimizer, within: tuple[torch.optim.Optimizer, ...] = ()
 ) -> dict[str, Any]:
-    """What it keeps beside the state by parameter, by where: a change since its construction would be lost.
+    """State that it keeps beside that by parameter, by place: a change since its construction would be lost.
 
     Values in its parameter groups but those that the trainer sets; numbers and tensors in its attributes, and
     what optimizers that it has there keep; ``within``: those that have it.
@@ -103,7 +103,7 @@ def kept_elsewhere(
 
 
 def _print_of(value: Any, within: tuple[torch.optim.Optimizer, ...], learnt: Container[int]) -> Any:
-    """What differs once the numbers in a value, or the tensors that are no parameters, have changed."""
+    """Fingerprint of a value that differs once its numbers, or tensors that are no parameters, change."""
     if isinstance(value, torch.Tensor):
         if value.untyped_storage().data_ptr() in learnt:
             return None

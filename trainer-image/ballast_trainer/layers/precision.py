@@ -118,7 +118,7 @@ class LossScale:
         return scaled_loss
 
     def step_is_sound(self, squared_norm: float, *, step: int) -> bool:
-        """Whether the gradients of a step may reach the weights; moves the factor.
+        """True if the gradients of a step may reach the weights; moves the factor.
 
         Args:
             squared_norm: sum of squares of the scaled gradients, over all ranks.

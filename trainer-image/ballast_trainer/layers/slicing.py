@@ -72,7 +72,7 @@ def _sliced(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def slicings(module: nn.Module) -> dict[str, Slicing]:
-    """How the parameters of a layer are cut, by their name in the layer; whole ones are left out."""
+    """Slicings of a layer's parameters, by their name in the layer; whole ones are left out."""
     found = {}
     for prefix, child in _sliced(module):
         for name, slicing in child.slicings.items():

@@ -47,7 +47,7 @@ class Share:
 
     @property
     def is_cut(self) -> bool:
-        """Whether each replica has a part."""
+        """True if each replica has a part."""
         return self.place[1] > 1
 
     def own_part(self, value: torch.Tensor) -> torch.Tensor:
@@ -227,7 +227,7 @@ def _empty(parameter: nn.Parameter, share: Share) -> None:
 
 
 def _memory(parameter: nn.Parameter, length: int) -> torch.Tensor:
-    """What lies in memory from a parameter's first number on, flat; its version is not the parameter's."""
+    """Memory from a parameter's first number on, flat; its version is not the parameter's."""
     flat = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
     return flat.set_(parameter.untyped_storage(), parameter.storage_offset(), (length,), (1,))
 
@@ -262,12 +262,12 @@ def _updates(
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether updates differ by rounding alone, however small they are."""
+    """True if updates differ by rounding alone, however small they are."""
     return bool((one - other).abs().max() <= 1e-3 * other.abs().max())
 
 
 def mixes_parameters(make: _Maker, parameters: Sequence[nn.Parameter]) -> bool:
-    """Whether an optimizer's update of one of these parameters depends on the others' gradients, tried."""
+    """True if an optimizer's update of one of these parameters depends on the others' gradients, tried."""
     with host_seeded(0):
         gradients = _gradients(parameters, _TRIALS[0][1])
     together, kept = _updates(make, parameters, gradients)
@@ -281,7 +281,7 @@ def mixes_parameters(make: _Maker, parameters: Sequence[nn.Parameter]) -> bool:
 
 
 def mixes_numbers(make: _Maker, device: torch.device) -> bool:
-    """Whether an optimizer updates parts of a matrix or vector otherwise than in the whole one, tried."""
+    """True if an optimizer updates parts of a matrix or vector otherwise than in the whole one, tried."""
     return any(_mixes(make, length, steps, device) for length, steps in _TRIALS)
 
 

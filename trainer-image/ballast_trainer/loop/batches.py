@@ -144,7 +144,7 @@ class Batches:
             self._newest = None
 
     def position(self, step: int) -> str:
-        """Where the data are before ``step``: a loader's own account, else how many samples were before.
+        """Position of the data before ``step``: a loader's own account, else the number of samples before.
 
         Raises:
             ConfigurationError: it cannot be saved.

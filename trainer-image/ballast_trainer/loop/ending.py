@@ -37,7 +37,7 @@ class EarlyEnd:
 
 
 class JobEnd:
-    """Whether the job ends ``early``: the callback's reason, the same on every rank; None: it does not."""
+    """End of the job before its last step, ``early``: the callback's reason on every rank; None: no end."""
 
     def __init__(self, model: ModelState, run: RunState, request: EndRequest) -> None:
         """Prepare; ``request`` is where this rank's callback asks for the end."""
@@ -55,7 +55,7 @@ class JobEnd:
         return self._request.reason is not None
 
     def agree(self) -> bool:
-        """Whether a rank's callback has asked for the end; collective, in jobs with a callback."""
+        """True if a rank's callback has asked for the end; collective, in jobs with a callback."""
         model = self._model
         if model.config.callback is None or self.reached:
             return self.early is not None

@@ -187,7 +187,7 @@ class Evaluator:
         self._usual_weight = 1.0
 
     def due(self) -> bool:
-        """Whether the step that is done is one of ``evaluation.everySteps``."""
+        """True if the step that is done is one of ``evaluation.everySteps``."""
         evaluation, step = self._model.config.evaluation, self._run.step
         return evaluation is not None and step > 0 and step % evaluation.every_steps == 0
 

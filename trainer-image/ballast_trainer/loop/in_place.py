@@ -147,7 +147,7 @@ class InPlace:
         return chosen
 
     def _agree(self, plan: Plan, smaller: "_SmallerPlan", decide: Callable[[Mapping[str, str]], str]) -> str:
-        """How the ranks that are left go on; they meet at another store if the present one was lost."""
+        """Agreement of the ranks that are left on how to go on; at another store if this one was lost."""
         if self._regrouped is not None:
             # Their parent tells who is gone.
             return self.survivors.agree(self._told(), decide)
@@ -198,7 +198,7 @@ class InPlace:
                 return self._follow(decision, noticed, None)
 
     def _told(self) -> str:
-        """What whoever decides has to know of this rank."""
+        """State of this rank that whoever decides has to know."""
         return json.dumps(
             {
                 "copies": self.memory.told(),
@@ -225,7 +225,7 @@ class InPlace:
         return chosen
 
     def _decide(self, model: ModelState, plan: Plan, left: Mapping[str, str], before: Plan) -> str:
-        """How these processes go on, as text for :meth:`_follow` of each.
+        """Decision on how these processes go on, as text for :meth:`_follow` of each.
 
         ``plan``: of those that are to go on; ``before``: which may have had more.
         """

@@ -46,7 +46,7 @@ class MigrationFailed(RuntimeError):  # noqa: N818
 
 
 class _Message:
-    """What goes between two ranks for a move, under way."""
+    """Message between two ranks for a move, under way."""
 
     def __init__(self, parts: list[tuple[torch.Tensor, Any]]) -> None:
         self._parts = parts
@@ -61,7 +61,7 @@ class _Message:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Messages:
-    """What this rank sends and receives, by number of the move."""
+    """Tensors that this rank sends and receives, by number of the move."""
 
     sent: dict[int, list[torch.Tensor]] = dataclasses.field(default_factory=dict)
     received: dict[int, list[torch.Tensor]] = dataclasses.field(default_factory=dict)
@@ -92,7 +92,7 @@ class _Messages:
 
 
 class _Parcels:
-    """What goes between this rank and others, and the talk that comes before it, between neighbours alone.
+    """Layers on their way between this rank and others, with the messages before, between neighbours alone.
 
     A source says how many bytes each layer has; a target makes room for them and says so; then they travel.
     Only the end of a migration needs the answer of all ranks.

@@ -84,12 +84,12 @@ class PlanFollower:
         return None
 
     def _takes_for_lost(self, plan: Plan) -> bool:
-        """Whether a plan takes rank 0 for lost: the others follow it as soon as they miss it."""
+        """True if a plan takes rank 0 for lost: the others follow it as soon as they miss it."""
         first = self._model.world.processes[0]
         return plan.launch == self._run.plan.launch and plan.rank_of(first) is None
 
     def is_news(self, epoch: int) -> bool:
-        """Whether the plan of ``epoch`` has yet to be followed."""
+        """True if the plan of ``epoch`` has yet to be followed."""
         return epoch > max(self._run.plan.epoch, self._refused_epoch)
 
     def follow_plan(self, epoch: int) -> SessionOutcome | None:
@@ -244,7 +244,7 @@ class PlanFollower:
         model.profile.forget()
 
     def _loads(self, costs: LayerCosts) -> dict[str, Any]:
-        """What the layers take, and what the decision reads of them, for ``simulate --loads``."""
+        """Costs of the layers, and what the decision reads of them, for ``simulate --loads``."""
         coming = self._model.profile.expected(coming=True)
         rows = [costs.total, (coming or costs).total, *self._model.profile.measured()]
         seconds, expected, *measured = [[float(f"{value:.4g}") for value in row] for row in rows]
@@ -256,7 +256,7 @@ class PlanFollower:
         }
 
     def _move_seconds(self) -> float | None:
-        """What a move costs, in the seconds in which layers are measured; None before the first."""
+        """Cost of a move, in the seconds in which layers are measured; None before the first."""
         taken = self._progress.move_seconds
         return None if taken is None else taken / self.monitor.stretch()
 

@@ -138,7 +138,7 @@ class Progress:
         self._trained_seconds = 0.0
 
     def timing(self) -> tuple[float, float]:
-        """When the job began, by the monotonic clock, and the seconds since in which steps ran."""
+        """Start of the job, by the monotonic clock, and the seconds since in which steps ran."""
         return self._began, self._trained_seconds
 
     def continue_timing(self, began: float, trained_seconds: float) -> None:

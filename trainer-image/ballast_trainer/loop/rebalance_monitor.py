@@ -56,7 +56,7 @@ class RebalanceMonitor:
             self._waiting = self._waiting.after_step(self.stretch() * lost)
 
     def due(self) -> bool:
-        """Whether rank 0 wants to look, or to revert the last move."""
+        """True if rank 0 wants a check, or to revert the last move."""
         model = self._model
         if model.world.rank != 0 or not model.config.rebalance.enabled:
             return False
@@ -109,7 +109,7 @@ class RebalanceMonitor:
             self._reverted[stages] = costs.total
 
     def was_worse(self, stages: tuple[Stage, ...]) -> bool:
-        """Whether these stages measured worse than predicted, of layers that cost what they cost now."""
+        """True if these stages measured worse than predicted, of layers that cost what they cost now."""
         then, now = self._reverted.get(stages), self._model.profile.expected()
         if then is None or now is None:
             return False
@@ -117,7 +117,7 @@ class RebalanceMonitor:
         return all(alike)
 
     def _lost_seconds(self, stages: tuple[Stage, ...], costs: LayerCosts) -> float:
-        """What a step of the stages in force loses."""
+        """Seconds that a step of the stages in force loses."""
         model, capacity = self._model, rank_capacity(self._model)
         costs = unit_costs(model, costs)
         try:

@@ -58,7 +58,7 @@ def measured_layers(model: ModelState, sizes: LayerSizes) -> MeasuredLayers:
 
 
 def pipeline_form(model: ModelState, ranks: int) -> PipelineForm:
-    """What the memory of the job's pipeline over ``ranks`` ranks depends on besides its layers."""
+    """Properties of the job's pipeline over ``ranks`` ranks that its memory depends on besides its layers."""
     pipeline = model.config.pipeline
     replicas = tuple(used_replicas(pipeline.replicas, ranks))
     return PipelineForm(
@@ -98,7 +98,7 @@ def staged_pipeline(
     capacity: RankCapacity = UNLIMITED,
     sizes: LayerSizes | None = None,
 ) -> StagedPipeline | None:
-    """What plays the job's schedule where ranks hold several stages; None: one stage a rank.
+    """Simulation of the job's schedule where ranks hold several stages; None: one stage a rank.
 
     With ``sizes``, ranks keep to ``rebalance.memoryBytes``.
     """
@@ -200,7 +200,7 @@ def rebalance_decision(
     move_seconds: float | None,
     link_seconds: Sequence[float] | None = None,
 ) -> RebalanceDecision | None:
-    """Whether to move layers now, over the steps that are left, by what layers are expected to cost.
+    """Decision to move layers now, over the steps that are left, by their expected costs.
 
     None before anything was measured, and where no partition fits the memory (which is logged).
     ``move_seconds``: of the last move; ``link_seconds``: of one transfer over each link, for the balancer

@@ -172,7 +172,7 @@ class Saver:
 
     @property
     def written(self) -> bool:
-        """Whether no checkpoint is being written by this rank."""
+        """True if no checkpoint is being written by this rank."""
         return self._in_flight is None or self._in_flight.flight.result.done()
 
     def wait_for_copy(self) -> None:
@@ -234,7 +234,7 @@ class Saver:
         )
 
     def wanted(self) -> bool:
-        """Whether rank 0 wants a checkpoint after the step in progress; told to the others with its sum."""
+        """True if rank 0 wants a checkpoint after the step in progress; told to the others with its sum."""
         model = self._model
         if model.world.rank != 0 or not self._chosen or self._run.save_again_at is not None:
             return False

@@ -39,7 +39,7 @@ from ballast_trainer.trees import tensors_of
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class RunState:
-    """Where the run is, the same on every rank.
+    """Progress and plan of the run, the same on every rank.
 
     Attributes:
         plan: in force.
@@ -119,7 +119,7 @@ class ModelState:
 
     @property
     def frozen_outputs(self) -> FrozenOutputs | None:
-        """Where outputs of frozen layers are kept; None: they are not."""
+        """Outputs of frozen layers that are kept; None: none are."""
         kept = [dynamic.outputs for dynamic in self.dynamics if isinstance(dynamic, Freezing)]
         return kept[0] if kept else None
 
@@ -175,12 +175,12 @@ class ModelState:
 
     @property
     def _reads(self) -> bool:
-        """Whether this rank's stages need the data, or it has to read along."""
+        """True if this rank's stages need the data, or it has to read along."""
         return self.is_an_end or is_read_in_order(self.definition.batch)
 
     @property
     def is_an_end(self) -> bool:
-        """Whether this rank holds the first stage or the last one."""
+        """True if this rank holds the first stage or the last one."""
         return self.world.position in self.holders[0] + self.holders[-1]
 
     def batch(self, step: int) -> Batch:
@@ -272,7 +272,7 @@ class ModelState:
 
     @property
     def _reduces_early(self) -> bool:
-        """Whether nothing but backwards adds to gradients, or talks to the replicas while these run."""
+        """True if nothing but backwards adds to gradients, or talks to the replicas while these run."""
         tensor, stragglers = self.config.parallelism.tensor, self.config.parallelism.stragglers
         return (
             self.world.data.size > 1
@@ -362,7 +362,7 @@ class ModelState:
 
     @property
     def copies(self) -> int:
-        """How many positions hold the layers that this one holds."""
+        """Number of positions that hold the layers that this one holds."""
         return max(len(holders) for holders in self.holders if self.world.position in holders)
 
     def held_layers(self) -> list[int]:

@@ -75,7 +75,7 @@ class _Sum:
 
 
 def _buffers_of(loss: object) -> dict[str, tuple[int, int]]:
-    """What tells whether a buffer of the loss was written, by name; none where it is no module."""
+    """Versions of the loss's buffers by name, which tell if one was written; none where it is no module."""
     named = loss.named_buffers() if isinstance(loss, nn.Module) else ()
     return {name: (id(buffer), buffer._version) for name, buffer in named}
 
@@ -203,7 +203,7 @@ class TrainingStep:
         }
 
     def _agreed(self, summed: dict[str, list[float]]) -> Agreed:
-        """What all ranks know from their summed figures. Raises DataError: their targets differ."""
+        """Figures of all ranks from their sums. Raises DataError: their targets differ."""
         model = self._model
         model.batches.refuse_other_targets(summed["targets"], self._run.step)
         one = {name: row[0] for name, row in summed.items() if row}

@@ -89,7 +89,7 @@ def validation_data(config: JobConfig, model: Model) -> ValidationData | None:
 
 
 def _count(evaluation: EvaluationConfig, available: int | None, size: int) -> int:
-    """How many batches an evaluation has, of those that are available; None: it is not known."""
+    """Number of batches of an evaluation, of those that are available; None: it is not known."""
     if available == 0:
         reason = f"has no whole batch of {size} samples (pipeline.globalBatchSize). To fix: more data"
         raise ConfigurationError(FIELD, reason)

@@ -42,7 +42,7 @@ MEMBERS = {
 
 
 def lacking(module: nn.Module, members: tuple[str, ...]) -> str:
-    """Which of ``members``, of :data:`MEMBERS`, a layer lacks, as text; empty: none."""
+    """Members of ``members``, of :data:`MEMBERS`, that a layer lacks, as text; empty: none."""
     missing = [MEMBERS[name] for name in members if not hasattr(module, name)]
     if missing:
         return f"no {' and no '.join(text.removeprefix('the ') for text in missing)}"
@@ -63,7 +63,7 @@ def set_submodule(module: nn.Module, path: str, part: nn.Module) -> None:
 
 
 def is_conv1d(module: nn.Module) -> bool:
-    """Whether it is transformers' linear layer of GPT-2, which has inputs first."""
+    """True if it is transformers' linear layer of GPT-2, which has inputs first."""
     return type(module).__name__ == "Conv1D"
 
 
@@ -72,7 +72,7 @@ _CHOICES = {"top_k_index", "router_indices"}
 
 
 def chosen_experts_are_given(parts: list[nn.Module]) -> bool:
-    """Whether the one part of these that has the experts takes the choice, and computes the chosen rows."""
+    """True if the one part of these that has the experts takes the choice, and computes the chosen rows."""
     return len(parts) == 1 and bool(_CHOICES & inspect.signature(type(parts[0]).forward).parameters.keys())
 
 
@@ -127,7 +127,7 @@ def expert_loads(layer: nn.Module) -> list[int]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lacking:
-    """Why the layer ``layer``, of class ``kind``, cannot be changed: it has no ``what``."""
+    """Reason that the layer ``layer``, of class ``kind``, cannot be changed: it has no ``what``."""
 
     layer: int
     kind: str

@@ -39,7 +39,7 @@ class _Reached(BaseException):
 
 
 class _Seat:
-    """What the stand-ins of one part share.
+    """State that the stand-ins of one part share.
 
     Attributes:
         hidden: the hidden states that the part is given.
@@ -109,7 +109,7 @@ class _Absent(nn.Module):
 
 
 class Chain:
-    """How a module runs the layers of its list at ``path``, found by running it once."""
+    """Calls of a module on the layers of its list at ``path``, found by running it once."""
 
     def __init__(self, module: nn.Module, inputs: torch.Tensor, options: Mapping[str, Any]) -> None:
         """Run the module once, in evaluation mode.
@@ -155,20 +155,20 @@ class Chain:
         self._first, self._last = (calls.index(id(self.layers[at])) for at in (0, -1))
 
     def first(self) -> nn.Module:
-        """What comes before the layers: inputs to hidden states."""
+        """Part before the layers: inputs to hidden states."""
         seat = _Seat()
         seat.first = True
         kept = self._copy(self._module, "", seat, lambda part: self._when(part) != "after")
         return BeforeLayers(kept, seat, self._options)
 
     def last(self) -> nn.Module:
-        """What follows the layers: hidden states to outputs."""
+        """Part after the layers: hidden states to outputs."""
         seat = _Seat()
         kept = self._copy(self._module, "", seat, lambda part: self._when(part) != "before")
         return AfterLayers(kept, seat, self._options, self._inputs)
 
     def calls(self) -> "LayerCalls":
-        """What the layers get beside hidden states."""
+        """Arguments of the layers beside hidden states."""
         seat = _Seat()
         seat.last = len(self.layers) - 1
         kept = self._copy(self._module, "", seat, lambda part: next(part.parameters(), None) is None)
@@ -186,7 +186,7 @@ class Chain:
         return found
 
     def _when(self, part: nn.Module) -> str:
-        """Whether a module is used before the layers, or after them; one that is never called goes last."""
+        """Place of a module: ``before`` or ``after`` the layers, or ``both``; ``after`` if never called."""
         at = [place for place, called in enumerate(self._calls) if called == id(part)]
         if at and at[0] < self._first:
             return "both" if at[-1] > self._last else "before"
@@ -266,7 +266,7 @@ class AfterLayers(nn.Module):
 
 
 class LayerCalls:
-    """What the layers get beside hidden states; shared by all layers of a process, and no part of any."""
+    """Arguments of the layers beside hidden states; shared by all layers of a process, and no part of any."""
 
     def __init__(
         self, model: nn.Module, seat: _Seat, options: Mapping[str, Any], inputs: torch.Tensor

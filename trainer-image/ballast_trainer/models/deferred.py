@@ -95,7 +95,7 @@ class _GeneratorState:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Operation:
-    """What has written to memories.
+    """Operation that has written to memories.
 
     Attributes:
         number: in the order of all operations.
@@ -136,7 +136,7 @@ def values_follow() -> Iterator[None]:
 
 
 def build_to_follow(build: Callable[[], nn.Module]) -> nn.Module:
-    """What ``build`` makes from the generators as they are, and where values follow, maybe without values.
+    """Module that ``build`` makes from the generators as they are; where values follow, maybe without them.
 
     Operations in place on parameters that modules have registered, e.g. of ``torch.nn.init``, are then left
     out.  Where anything but the values of its parameters could differ by that, since something else draws
@@ -160,7 +160,7 @@ def deferred_weights() -> "DeferredWeights | None":
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """Where a tensor's data are; the same of two tensors only where they are the same."""
+    """Address of a tensor's data; the same of two tensors only where they are the same."""
     view = None if (weights := _BUILDING.get()) is None else weights.view_of(tensor)
     if view is not None:
         return -1 - (view.memory << 48) - view.offset
@@ -244,12 +244,12 @@ class DeferredWeights(TorchDispatchMode):
         return sum(real) + sum(storage.nbytes() for storage in self._kept.values())
 
     def view_of(self, tensor: torch.Tensor) -> _View | None:
-        """Where a deferred tensor is; None: it has its value."""
+        """View of a deferred tensor; None: it has its value."""
         with torch._C.DisableTorchFunction():
             return self._view(tensor) if tensor.is_meta else None
 
     def either_deferred(self, tensors: Iterable[torch.Tensor]) -> bool:
-        """Whether some of them are."""
+        """True if some of them are."""
         return any(self.view_of(one) is not None for one in tensors)
 
     def value(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -277,7 +277,7 @@ class DeferredWeights(TorchDispatchMode):
                     new[name] = values[id(one)]  # type: ignore[assignment]
 
     def read(self, run: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """What ``run`` returns, which it will return again."""
+        """Value of ``run``, which it will return again."""
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             made = run()
             self._add(_Operation(self._next(), run, made={self._note(made): 0}))
@@ -367,7 +367,7 @@ class DeferredWeights(TorchDispatchMode):
         return plain and self._view(tensor) is None
 
     def _view(self, tensor: torch.Tensor) -> _View | None:
-        """Where a tensor is; None: in memory whose value cannot be computed again."""
+        """View of a tensor; None: in memory whose value cannot be computed again."""
         if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
             return None
         known = self._known.get(StorageWeakRef(tensor.untyped_storage()).cdata)
@@ -381,7 +381,7 @@ class DeferredWeights(TorchDispatchMode):
             self._versions[view.memory] = max(tensor._version + more, self._versions.get(view.memory, 0))
 
     def _was_written(self, tensor: torch.Tensor, view: _View) -> bool:
-        """Whether there were writes that were not seen: only operations of the builder's own thread are."""
+        """True if there were writes that were not seen: only operations of the builder's own thread are."""
         return not tensor.is_inference() and tensor._version > self._versions.get(view.memory, 0)
 
     def _add(self, operation: _Operation, changed: Collection[int] = ()) -> None:
@@ -481,7 +481,7 @@ class DeferredWeights(TorchDispatchMode):
         return func(one, other)
 
     def _keep_value(self, written: torch.Tensor, view: _View | None) -> None:
-        """What was written cannot be computed again: it stays where it is a parameter's, else is unknown."""
+        """Keep a written value that cannot be computed again, if a parameter's; else it is unknown."""
         if view is None:
             return
         if view.memory not in self._deferred:
@@ -607,7 +607,7 @@ class _Unwritten(TorchDispatchMode):
             yield
 
     def all_come(self, module: nn.Module) -> bool:
-        """Whether nothing is left without its value but what a load of the module's state overwrites."""
+        """True if nothing is left without its value but what a load of the module's state overwrites."""
         saved = module.state_dict(keep_vars=True)
         coming = {
             StorageWeakRef(one.untyped_storage()).cdata
@@ -619,7 +619,7 @@ class _Unwritten(TorchDispatchMode):
         )
 
     def holds(self, tensor: Any) -> bool:
-        """Whether a tensor is in the memory of such a parameter."""
+        """True if a tensor is in the memory of such a parameter."""
         if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
             return False
         with torch._C.DisableTorchFunction():
@@ -707,7 +707,7 @@ def _facts(func: Any) -> tuple[tuple[tuple[int, str], ...], bool, bool]:
 
 
 def _overwrites(func: Any, targets: list[torch.Tensor], memories: list[int]) -> bool:
-    """Whether nothing is left of what its target had before; ``memories``: of all its arguments."""
+    """True if nothing is left of what its target had before; ``memories``: of all its arguments."""
     return (
         func._schema.name in _OVERWRITING
         and len(targets) == 1

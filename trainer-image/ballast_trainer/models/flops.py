@@ -102,7 +102,7 @@ def _as_written(layer: nn.Module) -> nn.Module:
 
 
 def peak_flops(device: torch.device, precision: Precision) -> float | None:
-    """What the GPU's data sheet promises, operations/s; None: not in the catalogue, or no GPU."""
+    """Peak by the GPU's data sheet, operations/s; None: not in the catalogue, or no GPU."""
     if device.type != "cuda":
         return None
     gpu = gpu_named(torch.cuda.get_device_name(device))

@@ -281,7 +281,7 @@ def _layers_of(
 
 
 def _windows(config: Any) -> bool:
-    """Whether some layers attend through masks other than the causal one."""
+    """True if some layers attend through masks other than the causal one."""
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     others = (
         "alibi",

@@ -18,7 +18,7 @@ LossWeight = Callable[[torch.Tensor], float]
 
 
 def counted_targets(targets: torch.Tensor) -> float:
-    """How many targets are not -100: the weight of a mean cross entropy."""
+    """Number of targets that are not -100: the weight of a mean cross entropy."""
     return float((targets != IGNORED).sum())
 
 

@@ -236,7 +236,7 @@ class _LastLayer(nn.Module):
         self.layer, self.loss = layer, loss
 
     def forward(self, value: Any) -> dict[str, Any]:
-        """What the layer computes, and the parameters as the loss of this microbatch takes them."""
+        """Output of the layer, and the parameters as the loss of this microbatch takes them."""
         # Copies: replicas that share weights let go of theirs after the forward.
         own = {name: parameter.clone() for name, parameter in self.loss.named_parameters()}
         return {"output": self.layer(value), "parameters": own}
@@ -256,7 +256,7 @@ class _TrainedLoss(nn.Module):
 
 
 def _learns(loss: object) -> TypeGuard[nn.Module]:
-    """Whether a loss has parameters to train."""
+    """True if a loss has parameters to train."""
     return isinstance(loss, nn.Module) and any(one.requires_grad for one in loss.parameters())
 
 

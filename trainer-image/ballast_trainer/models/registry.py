@@ -120,7 +120,7 @@ def build_model(
 
 
 def _with_deferred_weights(name: str, build: Callable[[], Any], seed: int) -> Any:
-    """What a builder returns, whose layers have memory for their weights once they are built."""
+    """Model of a builder, whose layers have memory for their weights once they are built."""
     weights, reason = DeferredWeights(), ""
     try:
         with host_seeded(seed), weights.building():
@@ -163,7 +163,7 @@ def _with_fix(error: BaseException) -> str:
 
 
 def batch_form(data: DataConfig, model: Model, microbatches: int, field: str = "data") -> BatchForm:
-    """How batches of so many microbatches are made of what the configuration names.
+    """Form of batches of so many microbatches from the data that the configuration names.
 
     Raises:
         ConfigurationError: there is no such ``collate``, or the model takes no packed samples.
@@ -189,7 +189,7 @@ def batch_form(data: DataConfig, model: Model, microbatches: int, field: str = "
 
 
 def data_source(data: DataConfig, field: str = "data", *, seed: int = 0) -> Any:
-    """What the callable that a configuration names returns: a batch function, a dataset or a loader.
+    """Data of the callable that a configuration names: a batch function, a dataset or a loader.
 
     Args:
         data: the callable and its arguments.

@@ -14,7 +14,7 @@ from ballast_trainer.errors import ConfigurationError
 
 
 def is_asynchronous(name: str) -> bool:
-    """Whether the schedule has no flush."""
+    """True if the schedule has no flush."""
     return SCHEDULES.find(name, ScheduleError).asynchronous
 
 
@@ -50,7 +50,7 @@ class ScheduleRequest:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether the schedule has no flush."""
+        """True if the schedule has no flush."""
         return is_asynchronous(self.name)
 
     def one_step(self) -> Schedule:
@@ -156,5 +156,5 @@ def next_drain(config: JobConfig, step: int) -> int:
 
 
 def steps_between_drains(config: JobConfig) -> int:
-    """How many steps share one filling and draining of the pipeline; 1 with a flush."""
+    """Number of steps that share one filling and draining of the pipeline; 1 with a flush."""
     return next_drain(config, 0) if is_asynchronous(config.pipeline.schedule) else 1

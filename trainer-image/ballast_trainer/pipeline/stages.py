@@ -100,7 +100,7 @@ class PipelineBuilder:
 
     @property
     def _copies(self) -> str | None:
-        """What there is of a layer's weights, where it is several."""
+        """Kind of the copies of a layer's weights, where there are several."""
         if self.schedule.asynchronous and self.schedule.ranks > 1:
             return "versions"
         # Tensor ranks have the same microbatches.
@@ -109,7 +109,7 @@ class PipelineBuilder:
 
     @property
     def _sends_parts(self) -> bool:
-        """Whether the ranks of a tensor group send a part of a layer's output each."""
+        """True if the ranks of a tensor group send a part of a layer's output each."""
         return self.tensor is not None and self.tensor.size > 1
 
     @functools.cached_property

@@ -36,7 +36,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Findings:
-    """What a rank saw of layers it tried: outputs that are tensors, modules whose buffers forwards write."""
+    """Findings of a rank on layers it tried: tensor outputs, and modules whose buffers forwards write."""
 
     outputs: Mapping[int, Boundary]
     stateful: Mapping[int, tuple[str, ...]]
@@ -85,7 +85,7 @@ class PartitionCache:
         return None if None in known else tuple(one for one in known if one is not None)
 
     def all_ran(self, stages: Sequence[Stage]) -> bool:
-        """Whether every cut was part of a partition that worked, one stage a rank.
+        """True if every cut was part of a partition that worked, one stage a rank.
 
         Then no layer needs one of another stage: each cut has separated all layers before it from all behind.
         """

@@ -62,7 +62,7 @@ class Profile:
         return len(self._steps)
 
     def wants(self, step: int) -> bool:
-        """Whether ``step`` is to be measured: the first ones after a change, then one in MEASURED_EVERY.
+        """True if ``step`` is to be measured: the first ones after a change, then one in MEASURED_EVERY.
 
         And the one after a step that differs: where the content decides what layers compute, no step is
         known in advance at which their costs change.  While they drift, more steps are measured: twice as
@@ -113,7 +113,7 @@ class Profile:
         self._expected.clear()
 
     def _drifts(self) -> bool:
-        """Whether the layers' seconds differ between the older and the newer half of the steps kept."""
+        """True if the layers' seconds differ between the older and the newer half of the steps kept."""
         steps, both = list(self._steps), range(2 * self.layer_count)
         halves = steps[: KEPT_STEPS // 2], steps[KEPT_STEPS // 2 :]
         older, newer = (
@@ -170,7 +170,7 @@ class Profile:
         return [[sum(step[layer::n]) for layer in range(n)] for step in self._steps]
 
     def expected(self, *, coming: bool = False) -> LayerCosts | None:
-        """What a step costs by now; the median where there is no trend, and None before the first measured.
+        """Cost of a step by now; the median where there is no trend, and None before the first measured.
 
         It changes with a measured step alone: "now" is midway to the next one.
 

@@ -26,7 +26,7 @@ def numbers_per_unit(pair: ParallelPair) -> int:
 
 
 def handed_over(pairs: Sequence[ParallelPair], fraction: float) -> list[int]:
-    """How many units of each pair of a layer a rank hands over, for about ``fraction`` of its work there.
+    """Number of units of each pair of a layer to hand over, for about ``fraction`` of its rank's work.
 
     A head is a coarse unit: as many as fit are taken, and inner units of the MLP for the rest.  One
     unit of each pair stays, so that its rank takes part in the backward.
@@ -83,7 +83,7 @@ class _Part:
 
 
 class GradientReturn:
-    """Returns the gradients of a pair's migrated units on the last backward all-reduce of a step.
+    """Return of the gradients of a pair's migrated units on the last backward all-reduce of a step.
 
     Attributes:
         returned: on a late rank, [units handed over, numbers per unit], once they are there.

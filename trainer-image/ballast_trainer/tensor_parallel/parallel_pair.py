@@ -29,7 +29,7 @@ from ballast_trainer.tensor_parallel.product import ColumnSelection, GemmTimer, 
 
 
 class SharedInput:
-    """What column-cut maps of the same input share: one all-reduce of its gradient for all of them.
+    """State that column-cut maps of one input share: one all-reduce of its gradient for all of them.
 
     Where latent queries and keys are two inputs, each has one.
 
@@ -274,7 +274,7 @@ class ParallelPair:
 
     @property
     def learns(self) -> bool:
-        """Whether some of its weights have gradients."""
+        """True if some of its weights have gradients."""
         return any(one.requires_grad for member in self.members for _, one, _ in member.cut())
 
     @property

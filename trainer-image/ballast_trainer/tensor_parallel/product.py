@@ -74,7 +74,7 @@ class GemmTimer:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class ColumnSelection:
-    """Which columns of a layer's matrix are computed, kept from the forward to the backward.
+    """Columns of a layer's matrix to compute, kept from the forward to the backward.
 
     Attributes:
         columns: L, length of the contraction.

@@ -29,12 +29,12 @@ def _parameter_of(name: str) -> str:
 
 
 def _slicing_of(name: str, value: torch.Tensor, cut: dict[str, Slicing]) -> Slicing | None:
-    """How a tensor of a layer's state is cut: as its parameter, unless it is a mere number."""
+    """Slicing of a tensor of a layer's state: as its parameter's, unless it is a mere number."""
     return None if value.dim() == 0 else cut.get(_parameter_of(name))
 
 
 def _share_of(name: str, layer: Layer) -> Share | None:
-    """How the replicas share a tensor of a layer's state; None: each of them has it."""
+    """Share of the replicas in a tensor of a layer's state; None: each of them has it."""
     of = layer.shares if name.startswith(OPTIMIZER) else layer.weight_shares
     return of.get(_parameter_of(name))
 
@@ -57,7 +57,7 @@ def stored_tensors(layer: Layer, axis: Axis) -> dict[str, torch.Tensor]:
 
 
 def is_share(key: str) -> bool:
-    """Whether a stored key is of a tensor that one replica has alone."""
+    """True if a stored key is of a tensor that one replica has alone."""
     return _SHARE.fullmatch(key) is not None
 
 
@@ -137,7 +137,7 @@ def assembled(
 
 
 def _fits(part: re.Match[str] | None, share: re.Match[str], axis: Axis, replicas: Axis) -> bool:
-    """Whether a replica's own share of a tensor is what it has now: neither is cut in another way."""
+    """True if a replica's own share of a tensor is what it has now: neither is cut in another way."""
     as_cut_now = (1 if part is None else int(part["size"])) == axis.size
     return as_cut_now and 1 < int(share["size"]) == replicas.size
 

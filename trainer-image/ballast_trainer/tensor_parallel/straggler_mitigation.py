@@ -234,7 +234,7 @@ class StragglerMitigation:
 
     @property
     def active(self) -> bool:
-        """Whether anything is done about late ranks."""
+        """True if anything is done about late ranks."""
         return self._config.policy != "none"
 
     def as_json(self) -> dict[str, Any]:

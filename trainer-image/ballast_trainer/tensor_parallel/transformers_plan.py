@@ -108,7 +108,7 @@ _HEADS = ("num_attention_heads", "num_key_value_heads")
 
 
 def _plan_of(module: DecoderLayer, parts: dict[str, nn.Module], axis: Axis) -> dict[str, tuple[str, str]]:
-    """How parts of the layer are cut, by path, and with which others: as its family says, and MLPs anyway."""
+    """Slicing of the layer's parts, by path, with their group: as its family says, and MLPs anyway."""
     kind = getattr(module.config, "model_type", "")
     stated = module.plan | _OF_FAMILIES.get(kind, {})
     every = [*parts, *(name for name, _ in module.layer.named_parameters())]
@@ -145,14 +145,14 @@ def _plan_of(module: DecoderLayer, parts: dict[str, nn.Module], axis: Axis) -> d
 
 
 def _is_norm_of(norm: nn.Module | None, linear: nn.Module | None) -> bool:
-    """Whether it is an RMS norm of all that a map makes."""
+    """True if it is an RMS norm of all that a map makes."""
     weight = getattr(norm, "weight", None)
     made = getattr(linear, "out_features", None)
     return hasattr(norm, "variance_epsilon") and weight is not None and weight.shape == (made,)
 
 
 def _maps(path: str, part: nn.Module, way: str) -> dict[str, nn.Module]:
-    """What is cut of a linear map: it; with an adapter (LoRA), also the half of that on the cut side."""
+    """Maps that are cut of a linear one: it; with an adapter (LoRA), also the half on the cut side."""
     base = getattr(part, "base_layer", None)
     if base is None:
         return {path: part}
@@ -163,7 +163,7 @@ def _maps(path: str, part: nn.Module, way: str) -> dict[str, nn.Module]:
 
 @dataclasses.dataclass(slots=True)
 class _Group:
-    """What lies in one part of a layer, and may be a pair."""
+    """Maps and norms of one part of a layer, which may be a pair."""
 
     given: SharedInput
     columns: list[ColumnLinear] = dataclasses.field(default_factory=list)
@@ -274,7 +274,7 @@ def _attends(layer: nn.Module, path: str) -> bool:
 
 
 def _heads_of(module: DecoderLayer) -> dict[str, int]:
-    """How many heads an attention has, and of keys, by field of the configuration."""
+    """Number of heads of an attention, and of keys, by field of the configuration."""
     found = {name: getattr(module.config, name, None) for name in _HEADS}
     return {name: heads for name, heads in found.items() if isinstance(heads, int)}
 
@@ -406,7 +406,7 @@ def _cut_experts(part: nn.Module, path: str, kind: str, plan: dict[str, tuple[st
 
 
 class _Meeting:
-    """Where threads exchange tensors, in the place of ranks."""
+    """Exchange of tensors between threads, in the place of ranks."""
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size)
@@ -455,7 +455,7 @@ def _decoder(module: nn.Module) -> DecoderLayer | None:
 
 
 def kind_of_layer(module: nn.Module) -> Any:
-    """What layers of transformers have in common that are cut alike; None: it is none."""
+    """Key of transformers' layers that are cut alike; None: it is none."""
     layer = _decoder(module)
     if layer is None:
         return None

@@ -45,7 +45,7 @@ def cloud_of_zone(zone: str) -> str:
 
 
 def parse_availability(text: str, *, source: str) -> Mapping[Pool, AvailabilityLog]:
-    """What each pool's machines went through.
+    """Availability of each pool's machines over time.
 
     A machine is lost in the middle of the time between the last look that found it running and the first
     that did not. Where several machines of a pool were watched, the pool is up while any of them runs.

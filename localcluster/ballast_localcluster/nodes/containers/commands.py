@@ -136,13 +136,13 @@ class CommandBuilder:
         )
 
     async def _sub_path_variables(self, container: Manifest) -> dict[str, str]:
-        """What ``subPathExpr`` may refer to: the variables that the container declares."""
+        """Variables that ``subPathExpr`` may refer to, those that the container declares."""
         if not any(mount.get("subPathExpr") for mount in container.get("volumeMounts") or []):
             return {}
         return (await self._declared(container, {}))[0]
 
     def _cluster_environment(self, mounts: Mapping[str, Path], home: Path) -> dict[str, str]:
-        """Where the API server is, and the pod's own credentials where it is given a token."""
+        """Address of the API server, and the pod's own credentials where it is given a token."""
         server = urlsplit(self.host_api.server)
         variables = {
             "KUBERNETES_SERVICE_HOST": server.hostname or "",

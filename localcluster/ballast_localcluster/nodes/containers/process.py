@@ -74,7 +74,7 @@ class ContainerProcess:
 
 
 def termination_message(path: Path, log: Path, *, policy: str, exit_code: int) -> str:
-    """What the process left in its termination file; else, by policy and if it failed, its log's end."""
+    """Content of the termination file; else, by policy and if the process failed, its log's end."""
     if path.is_file() and (left := path.read_bytes()[:TERMINATION_MESSAGE_BYTES]):
         return left.decode(errors="replace")
     if policy == "FallbackToLogsOnError" and exit_code != 0 and log.is_file():

@@ -31,7 +31,7 @@ CALM_SECONDS = 60.0
 
 
 def restarts(policy: str, exit_code: int) -> bool:
-    """What ``restartPolicy`` says about a process that ended with ``exit_code``."""
+    """True if ``restartPolicy`` restarts a process that ended with ``exit_code``."""
     return policy == "Always" or (policy == "OnFailure" and exit_code != 0)
 
 
@@ -42,7 +42,7 @@ class Backoff:
     _next: float = 0.0
 
     def seconds(self, ran_seconds: float) -> float:
-        """How long to wait after a run of ``ran_seconds``; the first restart does not wait."""
+        """Seconds to wait after a run of ``ran_seconds``; the first restart does not wait."""
         if ran_seconds >= CALM_SECONDS:
             self._next = 0.0
         wait = self._next

@@ -47,7 +47,7 @@ class WarmStart:
         return None if self._process is None else self._process.pid
 
     async def variables(self, argv: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-        """What to add to the environment of ``argv``; nothing where it is not the trainer."""
+        """Variables to add to the environment of ``argv``; none where it is not the trainer."""
         program = (Path(argv[0]).name, *argv[1 : len(_PROGRAM)])
         if program != _PROGRAM or WARM_START_VARIABLE in environment or not await self._listens():
             return {}

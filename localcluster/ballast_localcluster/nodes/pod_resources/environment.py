@@ -26,12 +26,12 @@ def search_path() -> str:
 
 
 def inherited_environment() -> dict[str, str]:
-    """What the agent hands on of its own environment."""
+    """Variables that the agent hands on of its own environment."""
     return {name: os.environ[name] for name in _INHERITED if name in os.environ}
 
 
 def base_environment(*, pod: Manifest, address: str, home: Path, temporary: Path) -> dict[str, str]:
-    """What every process of the pod gets before its own variables."""
+    """Variables of every process of the pod, before its own."""
     return {
         "PATH": search_path(),
         "HOME": str(home),

@@ -23,7 +23,7 @@ class References:
         self._found: dict[tuple[str, str], Manifest | None] = {}
 
     async def data(self, kind: str, source: Manifest) -> dict[str, bytes]:
-        """What the ConfigMap or Secret (``kind``) has that ``source`` names; nothing of an optional one."""
+        """Content of the ConfigMap or Secret (``kind``) that ``source`` names; none of an optional one."""
         name = source["secretName" if "secretName" in source else "name"]
         found = await self._get(f"{kind}s", name, source.get("optional", False)) or {}
         secret = kind == "secret"

@@ -63,7 +63,7 @@ def _units(
 
 
 def lacks(block: nn.Module, attention: nn.Module) -> str:
-    """Why heads of a block's attention cannot be removed; empty: they can.
+    """Reason that heads of a block's attention cannot be removed; empty: they can.
 
     A block is run once with a head less: its forward may count heads itself, norm all of them together, or
     have another order of heads, queries, keys and values in one map.
@@ -107,7 +107,7 @@ def _inner(attention: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def _fails(block: nn.Module, heads: Units) -> str:
-    """Why a block does not compute the same with a head less as with a head that gives nothing."""
+    """Difference between a block with a head less and one with a head that gives nothing; empty: none."""
     with host_seeded(0):
         tried = _alone(block)
         width = heads.into[0][0].in_features

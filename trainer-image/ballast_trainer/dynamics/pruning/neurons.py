@@ -52,7 +52,7 @@ def as_linear(module: nn.Module) -> nn.Linear | None:
 
 
 def came_from_conv1d(module: nn.Module) -> bool:
-    """Whether it is a linear layer, not loaded yet, that :func:`as_linear` has made of ``Conv1D``."""
+    """True if it is a linear layer, not loaded yet, that :func:`as_linear` has made of ``Conv1D``."""
     return hasattr(module._parameters.get("weight"), _ORIGIN)
 
 
@@ -96,7 +96,7 @@ class Units:
 
     @property
     def kept(self) -> int:
-        """How many are left."""
+        """Number of units that are left."""
         return int(self.out.weight.shape[1]) // self.columns
 
     def scores(self) -> torch.Tensor:
@@ -190,13 +190,13 @@ def cut(layer: Layer | None, linear: nn.Linear, name: str, keep: torch.Tensor, d
 
 
 def lacks(block: nn.Module, mlp: nn.Module) -> str:
-    """Why the inner neurons of a block's MLP cannot be told apart; empty: they can."""
+    """Reason that the inner neurons of a block's MLP cannot be told apart; empty: they can."""
     found = _narrows_at(mlp)
     return found if isinstance(found, str) else ""
 
 
 def _narrows_at(mlp: nn.Module) -> int | str:
-    """Which of the linear layers, as the MLP defines them, narrows again; as text why none can be found.
+    """Index of the linear layer, as the MLP defines them, that narrows again; a text if none is found.
 
     An MLP is run with a neuron less to find out, since it may name what narrows first, and what lies between
     may be of the width that all neurons have.
@@ -224,12 +224,12 @@ def _narrows_at(mlp: nn.Module) -> int | str:
 
 
 def _widen(shapes: list[tuple[int, ...]], at: int, narrow: tuple[int, ...]) -> bool:
-    """Whether all other layers have the shape that goes with one that narrows."""
+    """True if all other layers have the shape that goes with one that narrows."""
     return all(shape == narrow[::-1] for other, shape in enumerate(shapes) if other != at)
 
 
 def _error(mlp: nn.Module, linears: Mapping[str, nn.Linear], narrows_at: int, *, fewer: int) -> str:
-    """What an MLP raises with so many neurons less, run on tensors without data; empty: nothing."""
+    """Error of an MLP with so many neurons less, run on tensors without data; empty: none."""
     tensors = {
         name: torch.empty_like(value, device="meta")
         for name, value in (*mlp.named_parameters(), *mlp.named_buffers())

@@ -56,7 +56,7 @@ class GradualPruning(Dynamic):
         return self._steps.too_late(total_steps) or ("" if sparsity > 0 else "target 0 prunes nothing")
 
     def counts(self, layer: Layer) -> tuple[int, int]:
-        """How many units a layer had, and how many are left."""
+        """Number of units that a layer had, and of those left."""
         raise NotImplementedError
 
     def magnitudes(self, layer: Layer) -> torch.Tensor:

@@ -24,7 +24,7 @@ benchmarks/trainer/sparse.py."""
 
 
 class _Structure:
-    """Where the kept weights of a mask are, row-major and column-major."""
+    """Positions of the kept weights of a mask, row-major and column-major."""
 
     def __init__(self, mask: torch.Tensor) -> None:
         rows, columns = mask.shape
@@ -238,7 +238,7 @@ def as_pruned_now(tensors: dict[str, torch.Tensor], module: nn.Module) -> dict[s
 
 
 def _outputs_first(tensors: dict[str, torch.Tensor], path: str) -> bool | None:
-    """Which way round a weight was saved; None: it is square, and does not tell."""
+    """True if a weight was saved with outputs first; None: it is square, and does not tell."""
     prefix = f"{MODULE}{path}." if path else MODULE
     if f"{prefix}mask" in tensors:
         return True

@@ -220,7 +220,7 @@ class Executor:
 
     @property
     def ended(self) -> bool:
-        """Whether this rank has done all steps of the run."""
+        """True if this rank has done all steps of the run."""
         return self._step > self._last_step
 
     def advance(self) -> float | None:

@@ -39,11 +39,11 @@ class Message:
 
     @property
     def backward(self) -> bool:
-        """Whether it is a gradient."""
+        """True if it is a gradient."""
         return self.producer.kind is not Kind.FORWARD
 
     def shows(self, sent: "Message") -> bool:
-        """Whether ``sent`` has arrived, now that this has: its rank needed it to compute this one."""
+        """True if ``sent`` has arrived, now that this has: its rank needed it to compute this one."""
         return sent.needed_at <= self.made_at
 
 
@@ -111,7 +111,7 @@ class RankOrder:
 
     @functools.cached_property
     def lead(self) -> int:
-        """How many steps past the one that it finishes any rank may have begun."""
+        """Steps past the one that it finishes that any rank may have begun."""
         lead = 0
         for rank in range(self.schedule.ranks):
             order = self if rank == self.rank else RankOrder(self.schedule, rank, self.steps)

@@ -139,5 +139,5 @@ class AsynchronousPipeline(ExecutedPipeline):
                     )
 
     def lead(self, steps: int) -> int:
-        """How many steps past the one that it finishes a rank may have begun, in a run of ``steps``."""
+        """Steps past the one that it finishes that a rank may have begun, in a run of ``steps``."""
         return self._orders[steps][0].lead
