@@ -199,7 +199,7 @@ class LocalCluster:
         self._agents[agent] = tuple(node.name for node in nodes)
         warden.start(
             agent,
-            [sys.executable, "-m", "ballast_localcluster.nodes", str(path)],
+            [sys.executable, "-m", "ballast_localcluster.nodes.agent", str(path)],
             layout.logs / f"{agent}.log",
             grace=_AGENT_GRACE_SECONDS,
         )

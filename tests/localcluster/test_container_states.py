@@ -9,11 +9,10 @@ from ballast_localcluster.nodes.containers.runner import (
 )
 from ballast_localcluster.nodes.containers.states import (
     ContainerView,
-    Running,
-    Terminated,
-    Waiting,
     pod_phase,
     pod_status,
+    terminated,
+    waiting,
 )
 
 
@@ -45,12 +44,12 @@ def view(state, **more):
 
 
 def ended(code):
-    return Terminated(exit_code=code, reason="")
+    return terminated(code, "", since="")
 
 
-UP = Running(started_at="")
+UP = {"running": {"startedAt": ""}}
 
-WAIT = Waiting(reason="ContainerCreating")
+WAIT = waiting("ContainerCreating")
 
 
 @pytest.mark.parametrize(
@@ -63,7 +62,7 @@ WAIT = Waiting(reason="ContainerCreating")
         ([], [view(ended(0)), view(ended(1))], "Failed"),
         ([], [view(ended(0)), view(UP)], "Running"),
         ([], [view(ended(1), will_restart=True)], "Running"),
-        ([], [view(Waiting(reason="CrashLoopBackOff"), last_state=ended(1))], "Running"),
+        ([], [view(waiting("CrashLoopBackOff"), last_state=ended(1))], "Running"),
         ([view(UP)], [view(WAIT)], "Pending"),
         ([view(ended(0))], [view(UP)], "Running"),
         ([view(ended(1))], [view(WAIT)], "Failed"),

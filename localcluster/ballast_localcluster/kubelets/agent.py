@@ -376,3 +376,7 @@ def main() -> int:
     finally:
         node.end()
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

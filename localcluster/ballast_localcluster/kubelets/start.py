@@ -232,7 +232,7 @@ class RealNodes:
         return path
 
 
-_KEEPER = (sys.executable, "-m", "ballast_localcluster.kubelets")
+_KEEPER = (sys.executable, "-m", "ballast_localcluster.kubelets.agent")
 _PAIR = (".crt", ".key")
 
 

@@ -192,7 +192,11 @@ async def _watch_parent(task: asyncio.Task[None]) -> None:
 
 
 def main() -> int:
-    """``python -m ballast_localcluster.nodes CONFIGURATION``."""
+    """``python -m ballast_localcluster.nodes.agent CONFIGURATION``."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     asyncio.run(serve(AgentConfiguration.read(Path(sys.argv[1]))))
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

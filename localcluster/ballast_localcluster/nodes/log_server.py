@@ -79,7 +79,7 @@ class LogServer:
         if query.get("timestamps") == "true":
             raise web.HTTPBadRequest(text="process nodes do not keep the time of a line\n")
         previous = query.get("previous") == "true"
-        run = runner.previous_run if previous else runner.restarts
+        run = runner.previous_run if previous else runner.view.restarts
         path = pod.log_folder / runner.name / f"{run}.log"
         if run is None or not path.is_file():
             text = f"container {runner.name} has no {'previous ' if previous else ''}log\n"
@@ -123,7 +123,7 @@ class _LogRequest:
                     return
 
     def _runs(self) -> bool:
-        return self.runner.pid is not None and self.runner.restarts == self.run
+        return self.runner.pid is not None and self.runner.view.restarts == self.run
 
 
 def _tail_offset(path: Path, lines: int) -> int:

@@ -190,8 +190,7 @@ class Pod:
             deadline = asyncio.get_running_loop().call_later(seconds, self._pass_deadline, seconds)
         try:
             for runner in self.init:
-                ended = await runner.run("OnFailure" if policy == "Always" else policy)
-                if ended.exit_code != 0:
+                if await runner.run("OnFailure" if policy == "Always" else policy) != 0:
                     return
             await asyncio.gather(*(runner.run(policy) for runner in self.containers))
         finally:

@@ -16,11 +16,11 @@ from ballast_localcluster.nodes.containers.process import (
 )
 from ballast_localcluster.nodes.containers.states import (
     ContainerView,
-    Running,
     State,
-    Terminated,
-    Waiting,
+    exit_code,
     now,
+    terminated,
+    waiting,
 )
 from ballast_localcluster.nodes.pod_resources.references import ConfigurationError
 
@@ -85,96 +85,66 @@ class ContainerRunner:
         self._prepare = prepare
         self._changed = changed
         self._report = report
-        self._state: State = Waiting(reason="PodInitializing" if waits_for_init else "ContainerCreating")
-        self._last_state: Terminated | None = None
-        self._last_run: int | None = None
-        self._will_restart = False
+        first = waiting("PodInitializing" if waits_for_init else "ContainerCreating")
+        self.view = ContainerView(name=self.name, image=container.get("image", ""), state=first)
+        self.previous_run: int | None = None
         self._process: ContainerProcess | None = None
         self._stopping = asyncio.Event()
-        self.restarts = 0
-        self.container_id = ""
-
-    @property
-    def view(self) -> ContainerView:
-        """The container as it is now."""
-        return ContainerView(
-            name=self.name,
-            image=self._container.get("image", ""),
-            state=self._state,
-            last_state=self._last_state,
-            restarts=self.restarts,
-            container_id=self.container_id,
-            will_restart=self._will_restart,
-        )
 
     @property
     def pid(self) -> int | None:
         """Process id of the first process; None while none runs."""
-        return self._process.pid if self._process and isinstance(self._state, Running) else None
-
-    @property
-    def previous_run(self) -> int | None:
-        """Number of the run that ``lastState`` describes; None before the first restart."""
-        return self._last_run
+        return self._process.pid if self._process and "running" in self.view.state else None
 
     def resume(self, previous: Manifest) -> None:
         """Take over a gone agent's processes; ``previous``: the container's status that it wrote last."""
-        self.restarts = previous.get("restartCount", 0)
+        self.view.restarts = previous.get("restartCount", 0)
         state = previous.get("state", {})
-        if ended := state.get("terminated"):
-            self._state = Terminated(
-                exit_code=ended["exitCode"],
-                reason=ended.get("reason", ""),
-                message=ended.get("message", ""),
-                started_at=ended.get("startedAt", ""),
-                finished_at=ended.get("finishedAt", ""),
-                container_id=ended.get("containerID", ""),
-            )
-        elif running := state.get("running"):
-            self._state = Terminated(
-                exit_code=137,
-                reason="NodeLost",
-                message="the node went down with the process",
-                started_at=running.get("startedAt", ""),
-                finished_at=now(),
-                container_id=previous.get("containerID", ""),
+        if "terminated" in state:
+            self.view.state = state
+        elif "running" in state:
+            self.view.state = terminated(
+                137,
+                "NodeLost",
+                "the node went down with the process",
+                since=state["running"].get("startedAt"),
+                container=previous.get("containerID", ""),
             )
 
-    async def run(self, policy: str) -> Terminated:
-        """Run it under a restart policy until it is done or stopped; how it ended."""
-        backoff, run = Backoff(), self.restarts
-        if isinstance(self._state, Terminated):  # resumed
-            if not restarts(policy, self._state.exit_code):
+    async def run(self, policy: str) -> int:
+        """Run it under a restart policy until it is done or stopped; its exit code."""
+        backoff, run, view = Backoff(), self.view.restarts, self.view
+        if (before := exit_code(view.state)) is not None:  # resumed
+            if not restarts(policy, before):
                 await self._changed()
-                return self._state
-            self._keep_as_last(self._state)
-            self._will_restart, run = True, run + 1
+                return before
+            self._keep_as_last(view.state)
+            view.will_restart, run = True, run + 1
         while True:
             began = time.monotonic()
             ended = await self._run_once(run)
-            if self._stopping.is_set() or not restarts(policy, ended.exit_code):
-                self._state, self._will_restart = ended, False
+            code: int = ended["terminated"]["exitCode"]
+            if self._stopping.is_set() or not restarts(policy, code):
+                view.state, view.will_restart = ended, False
                 await self._changed()
-                return ended
-            self._state, self._will_restart = ended, True
+                return code
+            view.state, view.will_restart = ended, True
             wait = backoff.seconds(time.monotonic() - began)
             if wait:
                 self._keep_as_last(ended)
-                self._state = Waiting(
-                    reason="CrashLoopBackOff",
-                    message=f"back-off {wait:g}s restarting failed container={self.name}",
-                )
+                message = f"back-off {wait:g}s restarting failed container={self.name}"
+                view.state = waiting("CrashLoopBackOff", message)
                 self._report("Warning", "BackOff", f"Back-off restarting failed container {self.name}")
             await self._changed()
             if await self._stopped_within(wait):
-                self._state, self._will_restart = ended, False
-                return ended
+                view.state, view.will_restart = ended, False
+                return code
             self._keep_as_last(ended)
             run += 1
 
-    def _keep_as_last(self, ended: Terminated) -> None:
+    def _keep_as_last(self, ended: State) -> None:
         """The run that ended becomes ``lastState``; the next one counts from the start of its process."""
-        self._last_state, self._last_run = ended, self.restarts
+        self.view.last_state, self.previous_run = ended, self.view.restarts
 
     def terminate(self) -> None:
         """Ask it to end (SIGTERM), and start it no more."""
@@ -188,33 +158,28 @@ class ContainerRunner:
         if self._process is not None:
             self._process.kill()
 
-    async def _run_once(self, run: int) -> Terminated:
-        started_at = now()
+    async def _run_once(self, run: int) -> State:
+        since = now()
         command = await self._command(run)
         if command is None:
-            return Terminated(exit_code=137, reason="Error", message="stopped before it started")
+            return terminated(137, "Error", "stopped before it started", since=None)
         try:
             self._termination_file.write_bytes(b"")  # a kubelet's is there and empty
             self._process = await ContainerProcess.start(command)
         except ProcessStartError as error:
-            self.restarts = run
+            self.view.restarts = run
             self._report("Warning", "Failed", f"Error: {error}")
-            return Terminated(
-                exit_code=START_ERROR_EXIT_CODE,
-                reason="StartError",
-                message=str(error),
-                started_at=started_at,
-                finished_at=now(),
-            )
-        self.container_id = f"process://{self._process.pid}"
-        self._state, self._will_restart, self.restarts = Running(started_at=started_at), False, run
-        self._report("Normal", "Started", f"Started container {self.name} as process {self._process.pid}")
+            return terminated(START_ERROR_EXIT_CODE, "StartError", str(error), since=since)
+        view, pid = self.view, self._process.pid
+        view.state, view.will_restart, view.restarts = {"running": {"startedAt": since}}, False, run
+        view.container_id = f"process://{pid}"
+        self._report("Normal", "Started", f"Started container {self.name} as process {pid}")
         if self._stopping.is_set():  # it was asked to end while it was starting
             self._process.terminate()
-        waiting = asyncio.ensure_future(self._process.wait())
+        waits = asyncio.ensure_future(self._process.wait())
         try:
             await self._changed()
-            code = await asyncio.shield(waiting)
+            code = await asyncio.shield(waits)
         except asyncio.CancelledError:
             self._process.kill()
             raise
@@ -224,14 +189,8 @@ class ContainerRunner:
             policy=self._container.get("terminationMessagePolicy", "File"),
             exit_code=code,
         )
-        return Terminated(
-            exit_code=code,
-            reason="Completed" if code == 0 else "Error",
-            message=message,
-            started_at=started_at,
-            finished_at=now(),
-            container_id=self.container_id,
-        )
+        reason = "Completed" if code == 0 else "Error"
+        return terminated(code, reason, message, since=since, container=view.container_id)
 
     async def _command(self, run: int) -> Command | None:
         """The command of this run, as soon as all it refers to exists; None once it is to stop."""
@@ -239,9 +198,9 @@ class ContainerRunner:
             try:
                 return await self._prepare(run)
             except ConfigurationError as error:
-                problem = Waiting(reason="CreateContainerConfigError", message=str(error))
-                if problem != self._state:
-                    self._state = problem
+                problem = waiting("CreateContainerConfigError", str(error))
+                if problem != self.view.state:
+                    self.view.state = problem
                     self._report("Warning", "Failed", f"Error: {error}")
                     await self._changed()
             await self._stopped_within(_CONFIGURATION_RETRY_SECONDS)

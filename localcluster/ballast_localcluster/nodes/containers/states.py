@@ -7,52 +7,42 @@ import dataclasses
 import datetime
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 from ballast_localcluster.nodes.api import Manifest
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """Not running, and not done: ``reason`` in one word, ``message`` for people."""
-
-    reason: str
-    message: str = ""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
-    """Its process runs; ``started_at`` is an RFC 3339 time."""
-
-    started_at: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Terminated:
-    """Its process has ended."""
-
-    exit_code: int
-    reason: str
-    message: str = ""
-    started_at: str = ""
-    finished_at: str = ""
-    container_id: str = ""
-
 
 _REPLACE = {"$patch": "replace"}
 """In a list of a strategic merge patch: the list as given, not merged with what an agent before wrote."""
 
-State = Waiting | Running | Terminated
+State = Mapping[str, Manifest]
+"""``waiting``, ``running`` or ``terminated`` -> its fields, as a pod's status has them."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+def waiting(reason: str, message: str = "") -> State:
+    """Not running, and not done: ``reason`` in one word, ``message`` for people."""
+    return {"waiting": {"reason": reason, "message": message}}
+
+
+def terminated(code: int, reason: str, message: str = "", *, since: str | None, container: str = "") -> State:
+    """Its process has ended now; ``since``: when it started, None: it did not; ``container``: its id."""
+    finished = None if since is None else now()
+    ended = {"exitCode": code, "reason": reason, "message": message, "containerID": container}
+    return {"terminated": {**ended, "startedAt": since, "finishedAt": finished}}
+
+
+def exit_code(state: State) -> int | None:
+    """How its process has ended; None: it has not."""
+    ended = state.get("terminated")
+    return None if ended is None else int(ended["exitCode"])
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
 class ContainerView:
     """One container of a pod, as its status shows it.
 
     Attributes:
         name, image: from the pod's spec.
         state: now.
-        last_state: how its process ended last, once it was restarted.
+        last_state: how its process ended last, once it was restarted; else empty.
         restarts: how often it was.
         container_id: of the process that runs or ran last; empty before the first.
         will_restart: a terminated container that the restart policy starts again.
@@ -61,10 +51,15 @@ class ContainerView:
     name: str
     image: str
     state: State
-    last_state: Terminated | None = None
+    last_state: State = dataclasses.field(default_factory=dict)
     restarts: int = 0
     container_id: str = ""
     will_restart: bool = False
+
+    @property
+    def ended(self) -> int | None:
+        """Its exit code, if it is not started again; None: it runs, or will."""
+        return None if self.will_restart else exit_code(self.state)
 
 
 def now() -> str:
@@ -75,17 +70,14 @@ def now() -> str:
 def pod_phase(init: list[ContainerView], containers: list[ContainerView]) -> str:
     """Pending, Running, Succeeded or Failed."""
     for view in init:
-        if isinstance(view.state, Terminated) and not view.will_restart:
-            if view.state.exit_code != 0:
-                return "Failed"
-        else:
+        if view.ended is None:
             return "Pending"
-    final = [
-        view.state for view in containers if isinstance(view.state, Terminated) and not view.will_restart
-    ]
-    if len(final) == len(containers):
-        return "Succeeded" if all(state.exit_code == 0 for state in final) else "Failed"
-    if all(isinstance(v.state, Waiting) and v.last_state is None for v in containers):
+        if view.ended:
+            return "Failed"
+    codes = [view.ended for view in containers]
+    if None not in codes:
+        return "Failed" if any(codes) else "Succeeded"
+    if all("waiting" in view.state and not view.last_state for view in containers):
         return "Pending"
     return "Running"
 
@@ -124,7 +116,7 @@ def pod_status(
 
 
 def _initialized(init: list[ContainerView], previous: Manifest) -> Manifest:
-    incomplete = [view.name for view in init if not _succeeded(view)]
+    incomplete = [view.name for view in init if exit_code(view.state) != 0]
     why = {
         "reason": "ContainersNotInitialized",
         "message": f"containers with incomplete status: [{' '.join(incomplete)}]",
@@ -134,7 +126,7 @@ def _initialized(init: list[ContainerView], previous: Manifest) -> Manifest:
 
 def _readiness(phase: str, containers: list[ContainerView], previous: Manifest) -> list[Manifest]:
     """The conditions ContainersReady and Ready, which are the same without readiness gates."""
-    not_ready = [view.name for view in containers if not isinstance(view.state, Running)]
+    not_ready = [view.name for view in containers if "running" not in view.state]
     if phase == "Succeeded":
         why = {"reason": "PodCompleted"}
     else:
@@ -161,38 +153,16 @@ def _condition(kind: str, holds: bool, why: dict[str, str], previous: Manifest) 
     }
 
 
-def _succeeded(view: ContainerView) -> bool:
-    return isinstance(view.state, Terminated) and view.state.exit_code == 0
-
-
 def _container_status(view: ContainerView, *, init: bool) -> Manifest:
+    runs = "running" in view.state
     return {
         "name": view.name,
         "image": view.image,
         "imageID": "",
         "containerID": view.container_id,
-        "ready": _succeeded(view) if init else isinstance(view.state, Running),
-        "started": isinstance(view.state, Running),
+        "ready": exit_code(view.state) == 0 if init else runs,
+        "started": runs,
         "restartCount": view.restarts,
-        "state": _state(view.state),
-        "lastState": _state(view.last_state) if view.last_state else {},
+        "state": dict(view.state),
+        "lastState": dict(view.last_state),
     }
-
-
-def _state(state: State) -> dict[str, Any]:
-    match state:
-        case Waiting():
-            return {"waiting": {"reason": state.reason, "message": state.message}}
-        case Running():
-            return {"running": {"startedAt": state.started_at}}
-        case Terminated():
-            return {
-                "terminated": {
-                    "exitCode": state.exit_code,
-                    "reason": state.reason,
-                    "message": state.message,
-                    "startedAt": state.started_at or None,
-                    "finishedAt": state.finished_at or None,
-                    "containerID": state.container_id,
-                }
-            }
