@@ -4,6 +4,7 @@ The fields that the trainer acts on are the contract's :class:`~ballast_policies
 the others are here.  The CRD, its documentation and what the operator reads are made from both.
 """
 
+import dataclasses
 import enum
 import math
 from typing import Annotated, Literal
@@ -160,18 +161,41 @@ PLANNER_RULES = tuple(
 )
 
 
+_A_SPEED = Rule(
+    condition=Cel(
+        f"self.stepsPerSecond == 0.0 || self.stepsPerSecond >= {LEAST_RATE}",
+        lambda known: not 0 < known.steps_per_second < LEAST_RATE,
+    ),
+    field="steps_per_second",
+    reason="a step would take more than thirty years",
+    fix="0, where it cannot run",
+)
+
+
+class SpreadSpeed(ApiModel):
+    """A speed on more nodes than would hold the gang."""
+
+    RULES = (dataclasses.replace(_A_SPEED, fix="leave these nodes out"),)
+
+    nodes: Annotated[int, Field(ge=2, le=1024)]
+    """That it is on."""
+    steps_per_second: Annotated[float, Field(gt=0, le=1e9)]
+    """At most as on fewer."""
+
+
 class KnownThroughput(ApiModel):
     """A speed that is known before the job has run; the trainer's reports replace it."""
 
     RULES = (
+        _A_SPEED,
         Rule(
             condition=Cel(
-                f"self.stepsPerSecond == 0.0 || self.stepsPerSecond >= {LEAST_RATE}",
-                lambda known: not 0 < known.steps_per_second < LEAST_RATE,
+                "!has(self.spread) || self.spread.all(s, s.stepsPerSecond <= self.stepsPerSecond)",
+                lambda known: all(s.steps_per_second <= known.steps_per_second for s in known.spread),
             ),
-            field="steps_per_second",
-            reason="a step would take more than thirty years",
-            fix="0, where it cannot run",
+            field="spread",
+            reason="spread over more nodes it is faster than at stepsPerSecond, on as few as hold it",
+            fix="state the faster speed as stepsPerSecond",
         ),
     )
 
@@ -181,6 +205,8 @@ class KnownThroughput(ApiModel):
     """Number of stages; of a job without ``model``, number of ranks."""
     steps_per_second: Annotated[float, Field(ge=0, le=1e9)]
     """Optimizer steps per second of the whole gang; 0: it cannot run there."""
+    spread: Annotated[tuple[SpreadSpeed, ...], listed(16, "nodes")] = ()
+    """Speeds on more nodes than hold it. Absent: as its kind was measured there, else the same."""
 
 
 _Level = Annotated[str, Field(min_length=1, max_length=316)]
@@ -264,6 +290,24 @@ class TrainingJobSpec(ApiModel, JobConfig):
             field="grow",
             reason="grow: a job without a model changes its size by a restart, not while it trains",
             fix="leave grow out",
+        ),
+        Rule(
+            condition=Cel(
+                "!has(self.throughput) || has(self.pipeline.replicas) || self.throughput.all(known, "
+                "!has(known.spread) || known.spread.all(s, s.nodes <= known.stages * "
+                "(has(self.parallelism) ? self.parallelism.tensor * self.parallelism.data : 1)))",
+                lambda spec: (
+                    bool(spec.pipeline.replicas)
+                    or all(
+                        s.nodes <= known.stages * spec.parallelism.ranks_per_position
+                        for known in spec.throughput
+                        for s in known.spread
+                    )
+                ),
+            ),
+            field="throughput",
+            reason="throughput[].spread has more nodes than the gang has GPUs: one GPU is on one node",
+            fix="leave these nodes out",
         ),
         *MIXED_POOLS_RULES,
         Rule(

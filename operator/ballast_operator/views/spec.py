@@ -52,6 +52,7 @@ class JobSpec:
         template: PodTemplateSpec, with what the administrator fills in.
         gpu_types: allowed types; empty: any.
         throughput: steps/s by GPU type and number of GPUs, as stated or planned.
+        spread: (GPU type, GPUs) -> nodes -> steps/s, as stated; of 1: on fewer nodes than the others.
         plans: GPU type -> GPUs -> how a launch there divides the work; empty: as ``config`` says.
         mixes: GPUs of several types -> how a launch there does, in several pools.
         in_parts: GPUs of a type -> how a launch on those of several pools may, the fastest first.
@@ -64,6 +65,7 @@ class JobSpec:
     template: Mapping[str, Any]
     gpu_types: tuple[str, ...] = ()
     throughput: Mapping[str, Mapping[int, float]] = dataclasses.field(default_factory=dict)
+    spread: Mapping[tuple[str, int], Mapping[int, float]] = dataclasses.field(default_factory=dict)
     plans: Mapping[str, Mapping[int, LaunchDegrees]] = dataclasses.field(default_factory=dict)
     mixes: Mapping[TypesByRank, PlannedLaunch] = dataclasses.field(default_factory=dict)
     in_parts: Mapping[TypesByRank, tuple[PlannedLaunch, ...]] = dataclasses.field(default_factory=dict)
@@ -333,7 +335,8 @@ class JobSpec:
     @functools.cached_property
     def variant(self) -> str:
         """As :attr:`kind`; jobs that state other speeds are told apart."""
-        speeds = [[t, sorted(by_stages.items())] for t, by_stages in sorted(self.throughput.items())]
+        speeds: list[Any] = [[t, sorted(known.items())] for t, known in sorted(self.throughput.items())]
+        speeds += [[at, sorted(by_nodes.items())] for at, by_nodes in sorted(self.spread.items())]
         return f"{self.kind}-{_digest(speeds)[:8]}" if speeds else self.kind
 
     def pipeline_form(self, positions: int = 1) -> PipelineForm:
@@ -513,15 +516,20 @@ def spec_of_launch(plan_config: str, team: str) -> JobSpec:
 def _spec(asked: TrainingJobSpec, measured: tuple[MeasuredOnType, ...] = ()) -> JobSpec:
     pipeline, parallelism = asked.pipeline, asked.parallelism
     throughput: dict[str, dict[int, float]] = {}
+    spread: dict[tuple[str, int], dict[int, float]] = {}
     for known in asked.throughput:
         gpus = sum(pipeline.used_replicas) or known.stages * parallelism.ranks_per_position
         throughput.setdefault(known.gpu_type, {})[gpus] = known.steps_per_second
+        if known.spread:
+            by_nodes = {each.nodes: each.steps_per_second for each in known.spread}
+            spread[known.gpu_type, gpus] = {1: known.steps_per_second, **by_nodes}
     found = JobSpec(
         asked=asked,
         config=asked.config,
         template=filled_in(asked.template.as_object(), trainer_template()),
         gpu_types=asked.planned_types or asked.gpu_types,
         throughput=throughput,
+        spread=spread,
     )
     return found if asked.planner is None else _planned(found, asked.planner, measured)
 

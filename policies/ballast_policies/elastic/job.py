@@ -23,6 +23,7 @@ class ElasticJob:
         configurations: at least one.
         resize_seconds: pause of a change to other numbers of the same GPU types; None: it is a restart.
         weight: of its completion time, above 0.
+        spread: (GPU type, GPUs) -> nodes -> units/s, where the gang is on more nodes than would hold it.
     """
 
     name: str
@@ -32,6 +33,7 @@ class ElasticJob:
     configurations: tuple[Configuration, ...]
     resize_seconds: float | None = None
     weight: float = 1.0
+    spread: Mapping[tuple[str, int], Mapping[int, float]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         problems = []

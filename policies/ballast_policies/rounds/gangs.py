@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ballast_policies.allocation.policy import Surplus
 from ballast_policies.planning.launch import LaunchedPipeline, RankGpu, step_seconds
@@ -350,6 +350,40 @@ class SpreadGang:
     def speed_after_restart(self, stay_seconds: float) -> float:
         """Mean steps/s over its stay, where it restarts on the fewest nodes."""
         return self.packed_speed * max(0.0, 1.0 - self.restart_seconds / max(stay_seconds, 1e-9))
+
+
+def speeds_where_it_is(
+    at: Placement,
+    packed: Mapping[int, float],
+    room: float,
+    fewest: Callable[[int], int | None],
+    speed_on: Callable[[int, int, float], float],
+) -> dict[int, float]:
+    """GPUs -> steps/s of a running elastic gang, if it shrinks and grows from where it is.
+
+    It shrinks to the nodes of its first ranks, and grows on its own nodes if these have room, else on more.
+
+    Args:
+        at: where it is.
+        packed: GPUs -> steps/s on as few nodes as possible.
+        room: GPUs that its own nodes have for it.
+        fewest: GPUs -> nodes that hold them; None: not known.
+        speed_on: of a number of GPUs, of nodes, and the speed on the fewest: steps/s there.
+    """
+    here, losses, spread = dict(packed), dict[int, float](), []
+    gpus, own = len(at.nodes), len(set(at.nodes))
+    for size, rate in packed.items():
+        nodes = len(set(at.nodes[:size])) if size < gpus else own + (size > room)
+        needs = fewest(size)
+        if needs is not None and nodes > needs and rate > 0:
+            spread.append(size)
+            known = speed_on(size, nodes, rate)
+            if known != rate:
+                losses[size] = known / rate
+    for size in spread if losses else ():
+        # What another size loses on more nodes is the best guess for one that has not run there.
+        here[size] *= losses[min(losses, key=lambda other: (abs(other - size), other))]
+    return here
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 from ballast_policies.accounting import price_part
 from ballast_policies.allocation.policy import Reads
@@ -82,7 +82,7 @@ class ClusterGang(SimulatedGang):
     @classmethod
     def of(
         cls, one: ClusterJob, prices: Mapping[str, float], began: float, *, live: bool, arrived: float = 0.0
-    ) -> "ClusterGang":
+    ) -> Self:
         """The job as it arrives."""
         gang, alone = one.elastic, dataclasses.replace(one, beside_speed=1.0)
         return cls(

@@ -7,7 +7,8 @@ resized for one another. A start, and a move to another GPU type, takes the job'
 size on its type is live and takes a pause. A gang that grows holds its new GPUs from the decision on, and
 trains at its old size until its new pods are there.
 
-A GPU type is one pool. Where the parts of a gang are has no influence on its speed.
+A GPU type is one pool. Under the operator's rules a gang on more nodes than hold it has the speed that the
+file states there; otherwise each is on as few as hold it.
 """
 
 import dataclasses
@@ -22,8 +23,8 @@ from ballast_policies.contract.limits import FILE, Limits
 from ballast_policies.elastic.assignment import sizes_of
 from ballast_policies.elastic.completion_time import ELASTIC_POLICIES, advanced, changed, seconds_left
 from ballast_policies.elastic.job import ElasticCluster, ElasticJob, JobState
-from ballast_policies.rounds.gangs import ElasticGang
-from ballast_policies.rounds.values import Node
+from ballast_policies.rounds.gangs import ElasticGang, SpreadGang, speeds_where_it_is
+from ballast_policies.rounds.values import Node, Placement
 from ballast_policies.scheduling import ClusterJob, SchedulingPolicy
 from ballast_policies.simulator.clock import Clock, OnProgress, SimulationError, SimulationProgress
 from ballast_policies.simulator.decisions import ClusterGang, OperatorDecisions, cluster_of
@@ -112,10 +113,14 @@ def read_workload(text: str, *, workload: str | None = None, sizes: Sizes = "sta
     )
 
 
-def _configurations(file: _File, model: str, sizes: Sizes) -> tuple[Configuration, ...]:
+_Spread = Mapping[tuple[str, int], Mapping[int, float]]
+
+
+def _configurations(file: _File, model: str, sizes: Sizes) -> tuple[tuple[Configuration, ...], _Spread]:
+    """Of the model, with its speeds on more nodes than hold a gang, as :class:`ElasticJob` has both."""
     if not {"gpus", "samples_per_s"} <= set(file.option_columns):
         raise ContractError(Problem("option_columns", "must have 'gpus' and 'samples_per_s'"))
-    found = []
+    found, spread = [], dict[tuple[str, int], dict[int, float]]()
     for gpu_type, speeds in file.models[model].types.items():
         if gpu_type not in file.cluster:
             continue
@@ -131,13 +136,29 @@ def _configurations(file: _File, model: str, sizes: Sizes) -> tuple[Configuratio
                 continue
             if sizes == "stated" and stated is not None and int(gpus) not in stated:
                 continue
-            found.append((gpu_type, int(gpus), speed))
-    return tuple(Configuration.of_one_type(*each) for each in sorted(found))
+            fewest = math.ceil(gpus / kind.gpus_per_node)
+            nodes = fewest if row.get("nodes") is None else _number(row["nodes"], "nodes", path)
+            if nodes != int(nodes) or not fewest <= nodes <= gpus:
+                reason = f"nodes is {nodes:g}: {gpus:g} GPUs are on {fewest} to {gpus:g} nodes of {gpu_type}"
+                raise ContractError(Problem(path, reason))
+            if nodes > fewest:
+                spread.setdefault((gpu_type, int(gpus)), {})[int(nodes)] = speed
+            else:
+                found.append((gpu_type, int(gpus), speed))
+    packed = {(gpu_type, gpus): speed for gpu_type, gpus, speed in found}
+    for (gpu_type, gpus), by_nodes in spread.items():
+        most, at = packed.get((gpu_type, gpus)), f"models.{model}.types.{gpu_type}"
+        if most is None or max(by_nodes.values()) > most:
+            reason = f"{gpus} GPUs at {max(by_nodes.values()):g} over {min(by_nodes)} nodes or more"
+            known = "no row says" if most is None else f"{most:g} is"
+            fix = "To fix: a row without nodes, of a speed no lower"
+            raise ContractError(Problem(at, f"{reason}; {known} the speed on fewer. {fix}"))
+    return tuple(Configuration.of_one_type(*each) for each in sorted(found)), spread
 
 
 def _job(
     file: _File,
-    configurations: Mapping[str, tuple[Configuration, ...]],
+    configurations: Mapping[str, tuple[tuple[Configuration, ...], _Spread]],
     row: Mapping[str, Any],
     path: str,
     sizes: Sizes,
@@ -155,7 +176,7 @@ def _job(
         raise ContractError(
             Problem(path, f"there is no model {model!r}. To fix: one of {_some(configurations)}")
         )
-    chosen = configurations[model]
+    chosen, spread = configurations[model]
     if sizes == "requested":
         chosen = _nearest(chosen, _number(row["requested_gpus"], "requested_gpus", path))
     elif isinstance(sizes, int):
@@ -167,6 +188,7 @@ def _job(
             work=_number(row["work_samples"], "work_samples", path),
             restart_seconds=file.models[model].restart_s,
             configurations=chosen,
+            spread=spread,
         )
     except ContractError as error:
         raise ContractError(problem.below(path) for problem in error.problems) from error
@@ -497,6 +519,51 @@ def simulate_rules(
     )
 
 
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _Gang(ClusterGang):
+    """A job of a file; ``per_node``: GPU type -> GPUs of a node."""
+
+    spread: _Spread = dataclasses.field(default_factory=dict)
+    per_node: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    def speed_on(self, gpu_type: str, gpus: int, nodes: int, packed: float) -> float:
+        """Units/s on ``nodes`` nodes, as stated of the nearest number beyond those that hold it."""
+        by_nodes = self.spread.get((gpu_type, gpus))
+        if not by_nodes or nodes <= math.ceil(gpus / self.per_node[gpu_type]):
+            return packed
+        return by_nodes[min(by_nodes, key=lambda known: (abs(known - nodes), known))]
+
+    def as_cluster_job(self, now: float) -> ClusterJob:
+        """Also with its speeds where it is."""
+        found, at = ClusterGang.as_cluster_job(self, now), self.placement
+        if at is None or not self.spread:
+            return found
+        gpus, per_node = len(at.nodes), self.per_node[at.gpu_type]
+        packed, fewest = self.one.speed(at), math.ceil(gpus / per_node)
+        if len(set(at.nodes)) > fewest:
+            speed = self.speed_at(at)
+            gang = SpreadGang(
+                at=at,
+                fewest=fewest,
+                speed=speed,
+                packed_speed=packed,
+                restart_seconds=self.restart_seconds,
+                may_move=self.trains,
+            )
+            found = dataclasses.replace(found, spread=gang)
+        if (elastic := found.elastic) is not None and at.gpu_type in elastic.speeds:
+            here = speeds_where_it_is(
+                at,
+                elastic.speeds[at.gpu_type],
+                math.inf,
+                lambda size: math.ceil(size / per_node),
+                lambda size, nodes, rate: self.speed_on(at.gpu_type, size, nodes, rate),
+            )
+            elastic = dataclasses.replace(elastic, speeds={**elastic.speeds, at.gpu_type: here})
+            found = dataclasses.replace(found, elastic=elastic)
+        return found
+
+
 def _gang(job: ElasticJob, workload: ElasticWorkload, rules: OperatorRules) -> ClusterGang:
     """To policies its speed is that at the least size, on the types that have it."""
     sizes = sizes_within(job, workload.cluster.gpus)
@@ -514,13 +581,21 @@ def _gang(job: ElasticJob, workload: ElasticWorkload, rules: OperatorRules) -> C
         ),
         elastic=elastic if any(len(by_size) > 1 for by_size in sizes_from_least.values()) else None,
     )
-    return dataclasses.replace(
-        ClusterGang.of(one, {}, 0.0, live=True, arrived=job.arrival),
+    gang = dataclasses.replace(
+        _Gang.of(one, {}, 0.0, live=True, arrived=job.arrival),
         restart_seconds=job.restart_seconds,
         pause_seconds=rules.pause_seconds,
         growth_seconds=rules.growth_seconds,
         ending=rules.end_seconds,
+        spread=job.spread,
+        per_node=workload.cluster.gpus_per_node,
     )
+
+    def speed_at(at: Placement) -> float:
+        return gang.speed_on(at.gpu_type, len(at.nodes), len(set(at.nodes)), one.speed(at))
+
+    gang.speed_at = speed_at
+    return gang
 
 
 def sizes_within(job: ElasticJob, gpus: Mapping[str, int]) -> dict[str, dict[int, float]]:

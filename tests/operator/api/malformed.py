@@ -42,6 +42,12 @@ def _planner(**changes: Any) -> dict[str, Any]:
     }
 
 
+def _spread(nodes: int, rate: float, *, stages: int) -> dict[str, Any]:
+    """Two steps a second on a V100's node, and ``rate`` over ``nodes``."""
+    over = [{"nodes": nodes, "stepsPerSecond": rate}]
+    return {"gpuType": "v100", "stages": stages, "stepsPerSecond": 2.0, "spread": over}
+
+
 JOBS = table(
     (
         "mixed pools of unknown layers",
@@ -236,6 +242,16 @@ JOBS = table(
         [{"gpuType": "v100", "stages": 4, "stepsPerSecond": 1e-300}],
         "more than thirty years",
         "spec.throughput[0].stepsPerSecond",
+    ),
+    *(
+        (name, "spec.throughput", [_spread(nodes, rate, stages=stages)], said, f"spec.throughput{field}")
+        for name, nodes, rate, stages, said, field in (
+            ("one GPU on two nodes", 2, 1.0, 1, "one GPU is on one node", ""),
+            ("a speed spread over one node", 1, 1.0, 4, "greater than or equal to 2", "[0].spread[0].nodes"),
+            ("faster on more nodes", 2, 3.0, 4, "faster than at stepsPerSecond", "[0].spread"),
+            ("spread at no speed", 2, 0.0, 4, "greater than 0", "[0].spread[0].stepsPerSecond"),
+            ("spread for thirty years", 2, 1e-300, 4, "thirty years", "[0].spread[0].stepsPerSecond"),
+        )
     ),
     ("no checkpoint", "spec.checkpoint", REMOVED, "missing"),
     ("a budget as text", "spec.budget", "100 USD", "number"),

@@ -56,7 +56,14 @@ SCRIPT: dict[str, Any] = {
     "spec": {
         "totalSteps": 1000,
         "pipeline": {"minStages": 2, "maxStages": 32},
-        "throughput": [{"gpuType": "v100", "stages": 4, "stepsPerSecond": 2.5}],
+        "throughput": [
+            {
+                "gpuType": "v100",
+                "stages": 4,
+                "stepsPerSecond": 2.5,
+                "spread": [{"nodes": 2, "stepsPerSecond": 1.5}],
+            }
+        ],
         "template": {
             "spec": {"containers": [{"name": "train", "image": "mine:1", "command": ["python", "train.py"]}]}
         },

@@ -175,6 +175,61 @@ def test_a_file_that_cannot_be_used_is_refused_with_its_field(change, expected):
     assert expected in str(refused.value)
 
 
+def spread_file(*rows):
+    """Two nodes of four GPUs, of which two long jobs take three each, and a job of 400 samples."""
+    return json.dumps(
+        {
+            "cluster": {"fast": {"nodes": 2, "gpus_per_node": 4}},
+            "option_columns": ["gpus", "samples_per_s", "nodes"],
+            "job_columns": ["name", "arrival_s", "application", "batch_size", "work_samples"],
+            "models": {
+                "long@1": {"restart_s": 1.0, "types": {"fast": {"options": [[3, 10.0, None]]}}},
+                "pair@1": {"restart_s": 1.0, "types": {"fast": {"options": [[2, 5.0], *rows]}}},
+            },
+            "workloads": {
+                "w": [
+                    ["first", 0, "long", 1, 20_000],
+                    ["second", 0, "long", 1, 20_000],
+                    ["spread", 1, "pair", 1, 400],
+                ]
+            },
+        }
+    )
+
+
+def test_a_gang_that_is_spread_runs_at_the_speed_that_the_file_states():
+    """A GPU is free on each of two nodes: 5 samples/s on one, 2 over two; where nothing is stated, 5."""
+
+    def seconds(*rows):
+        workload = read_workload(spread_file(*rows))
+        rules = OperatorRules(policy="max-min-fairness", round_seconds=3600.0)
+        result = simulate_rules(workload, rules)
+        return {job.name: job.completion_time for job in result.jobs}["spread"]
+
+    assert seconds() == pytest.approx(1 + 400 / 5.0)
+    assert seconds([2, 2.0, 2]) == pytest.approx(1 + 400 / 2.0)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ([2, 2.0, 3], "2 GPUs are on 1 to 2 nodes of fast"),
+        ([1, 2.0, 2], "1 GPUs are on 1 to 1 nodes"),
+        ([2, 2.0, 1.5], "nodes is 1.5"),
+        (
+            [2, 9.0, 2],
+            "2 GPUs at 9 over 2 nodes or more; 5 is the speed on fewer. To fix: a row without nodes",
+        ),
+        ([4, 9.0, 2], "no row says the speed on fewer"),
+    ],
+)
+def test_a_speed_spread_over_nodes_that_contradicts_the_file_is_refused(row, said):
+    """Nodes that the GPUs cannot be on, and gangs that the network makes faster."""
+    with pytest.raises(ContractError) as refused:
+        read_workload(spread_file(row))
+    assert said in str(refused.value)
+
+
 def test_requested_sizes_need_a_requested_number():
     """A job without one is not taken for a job of one GPU."""
     value = json.loads(file(3, seed=2))

@@ -119,7 +119,8 @@ class Admitted:
     def request(self, nodes: NodeSizes) -> GangRequest:
         """Its least gang, whose speed is asked; ``nodes``: of the pools."""
         barred = self.not_tolerated
-        return GangRequest(key=self.view.key, spec=self.spec, stages=self.gpus, nodes=nodes, barred=barred)
+        asked = GangRequest(key=self.view.key, spec=self.spec, stages=self.gpus, nodes=nodes, barred=barred)
+        return asked.on_its_nodes
 
 
 class Admissions:

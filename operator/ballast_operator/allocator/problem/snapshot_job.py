@@ -3,13 +3,19 @@
 import dataclasses
 import itertools
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ballast_policies.allocation.problem import Job
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.rounds.divisions import mixtures
-from ballast_policies.rounds.gangs import ElasticGang, MixedGang, SharedGpus, SharingJob, SpreadGang
+from ballast_policies.rounds.gangs import (
+    ElasticGang,
+    MixedGang,
+    SharedGpus,
+    SharingJob,
+    SpreadGang,
+    speeds_where_it_is,
+)
 from ballast_policies.rounds.values import NodeRequest, Placement
 from ballast_policies.scheduling import ClusterJob
 from ballast_policies.throughput.paired import FIRST_GUESS, PairSpeeds
@@ -312,33 +318,21 @@ def from_where_it_is(
 ) -> dict[str, Mapping[int, float]]:
     """The speeds of a running elastic gang, if it shrinks and grows from where it is.
 
-    It shrinks to the nodes of its first ranks, and grows on its own nodes if these have room, else on more.
     ``by_size``: GPU type -> GPUs -> steps/s on as few nodes as possible.
     """
-    held, found = view.held_placement, dict(by_size)
+    held = view.held_placement
     if held is None or held.parts or held.gpu_type not in by_size:
-        return found
-    own = Counter(held.placement.nodes)
+        return dict(by_size)
+    gpu_type, own = held.gpu_type, set(held.placement.nodes)
     free = (node.gpus - capacity.in_use.get(node.name, 0) for node in capacity.nodes if node.name in own)
-    room = held.gpus + sum(free)
-    here, losses = dict(by_size[held.gpu_type]), dict[int, float]()
-    spread = []
-    for size, rate in here.items():
-        fewest = request.fewest_nodes(held.gpu_type, size)
-        nodes = len(own) + (size > room)
-        if size < held.gpus:
-            nodes = len(set(held.placement.nodes[:size]))
-        if fewest is not None and nodes > fewest and rate > 0:
-            spread.append(size)
-            known = measurements.speed_on(request, held.gpu_type, size, nodes, rate)
-            if known != rate:
-                losses[size] = known / rate
-    for size in spread:
-        # What another size loses on more nodes is the best guess for one that has not run there.
-        if losses:
-            here[size] *= losses[min(losses, key=lambda other: (abs(other - size), other))]
-    found[held.gpu_type] = here
-    return found
+    here = speeds_where_it_is(
+        held.placement,
+        by_size[gpu_type],
+        held.gpus + sum(free),
+        lambda size: request.fewest_nodes(gpu_type, size),
+        lambda size, nodes, rate: measurements.speed_on(request, gpu_type, size, nodes, rate),
+    )
+    return {**by_size, gpu_type: here}
 
 
 def as_job(view: JobView, spec: JobSpec, *, gpus: int, rates: Mapping[str, float], now: Time) -> Job:

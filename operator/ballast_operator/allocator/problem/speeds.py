@@ -179,10 +179,43 @@ class GangRequest:
     nodes: NodeSizes = NO_NODES
     barred: frozenset[str] = frozenset()
 
+    @property
+    def on_its_nodes(self) -> "GangRequest":
+        """The request whose spec states each size's speed on as many nodes as hold that size."""
+        if not self.spec.spread:
+            return self
+        throughput = {gpu_type: dict(by_size) for gpu_type, by_size in self.spec.throughput.items()}
+        for (gpu_type, gpus), by_nodes in self.spec.spread.items():
+            throughput[gpu_type][gpus] = _rate_on(by_nodes, self.fewest_nodes(gpu_type, gpus) or 1)
+        return dataclasses.replace(self, spec=dataclasses.replace(self.spec, throughput=throughput))
+
+    def stated_spread(self, gpu_type: str, gpus: int) -> dict[SpeedKey, Estimate]:
+        """What :attr:`on_its_nodes` states by nodes, or as the nearest stated size loses by them."""
+        sizes = [size for of_type, size in self.spec.spread if of_type == gpu_type]
+        fewest, packed = self.fewest_nodes(gpu_type, gpus), stated(self.spec, gpu_type, gpus)
+        if not sizes or fewest is None or packed is None:
+            return {}
+        by_nodes = self.spec.spread[gpu_type, nearest(sizes, gpus)]
+        here = _rate_on(by_nodes, fewest)
+        return {
+            SpeedKey.of(gpu_type, gpus, nodes): dataclasses.replace(
+                packed, steps_per_second=packed.steps_per_second * _rate_on(by_nodes, nodes) / here
+            )
+            for nodes in range(fewest, max(fewest, *by_nodes) + 1)
+        }
+
     def fewest_nodes(self, gpu_type: str, gpus: int) -> int | None:
         """Nodes on which a gang of ``gpus`` is as close together as pools allow; None: unknown."""
         per_pod = self.spec.gpus_per_pod
         return self.nodes.fewest(gpu_type, gpus, per_pod=per_pod, barred=self.barred)
+
+
+def _rate_on(by_nodes: Mapping[int, float], nodes: int) -> float:
+    """Steps/s on ``nodes`` nodes: of 1 below the first other that is stated, beyond the last as there."""
+    beyond = {stated_on: rate for stated_on, rate in by_nodes.items() if stated_on > 1}
+    if nodes < min(beyond):
+        return by_nodes[1]
+    return between(beyond, min(nodes, max(beyond))) or by_nodes[1]
 
 
 def reconcile_with_spec(job: GangRequest, reports: Mapping[str, Estimate]) -> dict[str, Estimate]:

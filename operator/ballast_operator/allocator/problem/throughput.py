@@ -197,18 +197,25 @@ class Measurements:
         return resized(speeds, gpu_type, job.stages, job.spec, self._layers_of(job), kind)
 
     def _packed(self, job: GangRequest, speeds: Speeds) -> PackedSpeeds:
-        return packed_speeds(speeds, job.fewest_nodes, self._speeds_of_kind(job))
+        gangs = (key.alone_in_pool for key in speeds)
+        like = self._speeds_of_like_jobs(job, {gang for gang in gangs if gang is not None})
+        return packed_speeds(speeds, job.fewest_nodes, like)
 
     def _packed_kind(self, job: GangRequest) -> PackedSpeeds:
-        at = job.spec.kind, job.spec.gpus_per_pod, job.barred
+        like = job.spec.variant if job.spec.spread else job.spec.kind
+        at = like, job.spec.gpus_per_pod, job.barred
         known = self._packed_kinds.get(at)
         if known is None or known[0] is not job.nodes:
-            speeds = self._speeds_of_kind(job)
+            speeds = self.kinds.get(job.spec.kind, {})
             known = self._packed_kinds[at] = job.nodes, self._packed(job, speeds)
         return known[1]
 
-    def _speeds_of_kind(self, job: GangRequest) -> Speeds:
-        return self.kinds.get(job.spec.kind, {})
+    def _speeds_of_like_jobs(self, job: GangRequest, gangs: Iterable[tuple[str, int]]) -> Speeds:
+        """What its kind has reported, and in its place what its spec states of ``gangs`` by their nodes."""
+        reported = self.kinds.get(job.spec.kind, {})
+        if not job.spec.spread:
+            return reported
+        return {**reported, **{at: known for gang in gangs for at, known in job.stated_spread(*gang).items()}}
 
     def speed_on(
         self, job: GangRequest, gpu_type: str, gpus: int, nodes: int, packed: float, fewest: int | None = None
@@ -224,7 +231,7 @@ class Measurements:
             packed=packed,
             fewest=fewest or job.fewest_nodes(gpu_type, gpus) or nodes,
             own=self.reported_by(job.key),
-            like=self._speeds_of_kind(job),
+            like=self._speeds_of_like_jobs(job, [(gpu_type, gpus)]),
         )
 
     def _layers_of(self, job: GangRequest) -> tuple[float, ...]:

@@ -74,3 +74,45 @@ def test_the_fewest_nodes_are_counted_in_whole_pods_on_nodes_that_the_job_may_us
     assert nodes.fewest("v100", 8, per_pod=4, barred=frozenset({"x"})) == 2
     assert nodes.in_pool("q", 4) == 1
     assert (nodes.in_pool("q", 5), nodes.fewest("k80", 1)) == (None, None)
+
+
+def stated_spread(job="a", nodes=LARGE, **options):
+    """Four V100s: 4 steps/s on one node, 3 over two, 1 over four; and the request as its nodes have it."""
+    spec = a_kind(throughput={"v100": {4: 4.0}}, spread={("v100", 4): {1: 4.0, 2: 3.0, 4: 1.0}}, **options)
+    return spec, GangRequest(key=("team", job), spec=spec, stages=4, nodes=nodes).on_its_nodes
+
+
+def test_a_stated_speed_on_more_nodes_is_that_of_the_gang_there():
+    """On three nodes between two and four; eight ranks lose as much as the four of which it is stated."""
+    measurements, (_, request) = Measurements(), stated_spread()
+    on = [measurements.speed_on(request, "v100", 4, nodes, 4.0) for nodes in (1, 2, 4)]
+    assert on == pytest.approx([4.0, 3.0, 1.0])
+    assert 1.0 < measurements.speed_on(request, "v100", 4, 3, 4.0) < 3.0
+    assert measurements.speed_on(request, "v100", 8, 2, 6.0) == pytest.approx(4.5)
+
+
+@pytest.mark.parametrize(("gpus_of_a_node", "speed"), [(8, 4.0), (2, 3.0), (1, 1.0)])
+def test_policies_see_the_stated_speed_on_as_many_nodes_as_hold_the_gang(gpus_of_a_node, speed):
+    """One table for clusters of large and of small nodes."""
+    nodes = [Node(name=f"n{i}", pool="v100", gpu_type="v100", gpus=gpus_of_a_node) for i in range(8)]
+    _, request = stated_spread(nodes=NodeSizes.of(nodes))
+    found = Measurements().estimates([request], ("v100",))["team", "a"]["v100"]
+    assert found.steps_per_second == pytest.approx(speed)
+
+
+def test_reports_scale_a_stated_speed_on_other_nodes_and_replace_it_where_they_were_made():
+    """Half as fast as stated on one node: half on two, until it was there."""
+    measurements, (spec, request) = Measurements(), stated_spread()
+    report(measurements, "a", spec, rate=2.0, nodes=1)
+    packed = measurements.estimates([request], ("v100",))["team", "a"]["v100"].steps_per_second
+    assert measurements.speed_on(request, "v100", 4, 2, packed) == pytest.approx(1.5, rel=1e-2)
+    report(measurements, "a", spec, rate=0.5, nodes=2)
+    assert measurements.speed_on(request, "v100", 4, 2, packed) == pytest.approx(0.5, rel=1e-2)
+
+
+def test_a_job_that_has_run_on_more_nodes_only_is_as_much_faster_on_fewer_as_is_stated():
+    """Two steps a second over four nodes, of which one was stated: eight on one."""
+    measurements, (spec, request) = Measurements(), stated_spread()
+    report(measurements, "a", spec, rate=2.0, nodes=4)
+    found = measurements.estimates([request], ("v100",))["team", "a"]["v100"].steps_per_second
+    assert found == pytest.approx(8.0, rel=1e-2)

@@ -62,6 +62,16 @@ async def test_a_spread_gang_moves_where_another_job_of_its_kind_has_shown_what_
     assert simulation.status("four").launches == 2
 
 
+async def test_a_spread_gang_compares_with_one_node_as_its_job_states():
+    """A fifth of the speed over two nodes: measured at two steps a second there, it is given ten on one."""
+    known = throughput(4, fast=5.0)
+    known[0]["spread"] = [{"nodes": 2, "stepsPerSecond": 1.0}]
+    simulation = spread_gang({"throughput": known})
+    await simulation.until(lambda: simulation.condition("four", "Consolidated") is not None, ticks=100)
+    message = simulation.condition("four", "Consolidated").message
+    assert message == "it is on 2 nodes, 1 would hold it: 2 steps/s there, 10 on 1"
+
+
 async def test_a_growth_onto_another_node_that_made_the_gang_slower_is_undone_once_and_for_all():
     """Four ranks on two nodes are slower than two on one; when the first node has room, it grows there."""
     simulation = Simulation(nodes={"a": ("fast", 4)}, roundSeconds=30)
