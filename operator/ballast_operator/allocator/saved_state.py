@@ -273,8 +273,8 @@ def _whole(value: Any) -> int:
     return value
 
 
-ADDED = ("output_bytes", "gradient_bytes", "repeated_bytes", "weight_bytes")
-"""Columns that older operators do not write."""
+BYTES = tuple(field.name for field in dataclasses.fields(MeasuredLayers) if field.name != "seconds")
+"""Columns of whole numbers, after the seconds."""
 
 
 def saved_layers(profiles: Mapping[str, KindProfile]) -> dict[str, list[Any]]:
@@ -282,10 +282,7 @@ def saved_layers(profiles: Mapping[str, KindProfile]) -> dict[str, list[Any]]:
     return {
         kind: [
             "/".join(profile.job),
-            list(profile.layers.seconds),
-            list(profile.layers.held_bytes),
-            list(profile.layers.activation_bytes),
-            *(list(getattr(profile.layers, name)) for name in ADDED),
+            *(list(getattr(profile.layers, name)) for name in ("seconds", *BYTES)),
         ]
         for kind, profile in profiles.items()
     }
@@ -296,16 +293,12 @@ def read_layers(entry: Any) -> KindProfile:
     job, *columns = entry
     if not isinstance(job, str):
         raise ValueError(f"{shown(job)} is not the name of a job")
-    if len(columns) not in (3, 6, 3 + len(ADDED)):
-        raise ValueError(f"{len(columns)} columns, 3, 6 or {3 + len(ADDED)} are expected")
+    if len(columns) != 1 + len(BYTES):
+        raise ValueError(f"{len(columns)} columns, {1 + len(BYTES)} are expected")
     rows = [[_amount(value) for value in row] for row in columns]
     count = len(rows[1])
     if not 0 < count <= MOST_LAYERS or any(len(row) not in (0, count) for row in rows):
         raise ValueError(f"{[len(row) for row in rows]} values for {count} layers")
-    layers = MeasuredLayers(
-        seconds=tuple(rows[0]),
-        held_bytes=tuple(map(int, rows[1])),
-        activation_bytes=tuple(map(int, rows[2])),
-        **{name: tuple(map(int, row)) for name, row in zip(ADDED, rows[3:], strict=False)},
-    )
+    sizes = {name: tuple(map(int, row)) for name, row in zip(BYTES, rows[1:], strict=True)}
+    layers = MeasuredLayers(seconds=tuple(rows[0]), **sizes)
     return KindProfile(key_of_job(job), layers)

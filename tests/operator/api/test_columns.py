@@ -18,9 +18,9 @@ PODS = ("a", "b", "c")
 
 def shown_types(allocation):
     """The column of the GPU type, of a status as it is written."""
-    (column,) = [column for column in RESOURCES[0].columns if column.name == "GPU type"]
+    (column,) = [column for column in RESOURCES[0].columns if column["name"] == "GPU type"]
     value = {"status": {"allocation": allocation.to_dict()}}
-    for field in column.path.strip(".").split("."):
+    for field in column["jsonPath"].strip(".").split("."):
         value = value[field]
     return value
 

@@ -159,25 +159,10 @@ def _default(source: Mapping[str, Any]) -> Any:
 HEADER = "# Generated from the models in ballast_operator.api by `ballast crds`. Edit those.\n"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Column:
-    """A column of ``kubectl get``; those of priority 1 come with ``-o wide``."""
-
-    name: str
-    type: str
-    path: str
-    description: str
-    wide: bool = False
-
-    def to_schema(self) -> dict[str, Any]:
-        """One entry of ``additionalPrinterColumns``."""
-        return {
-            "name": self.name,
-            "type": self.type,
-            "jsonPath": self.path,
-            "description": self.description,
-            **({"priority": 1} if self.wide else {}),
-        }
+def column(name: str, kind: str, path: str, description: str, *, wide: bool = False) -> dict[str, Any]:
+    """A column of ``kubectl get``, of ``additionalPrinterColumns``; ``wide``: with ``-o wide`` alone."""
+    shown = {"name": name, "type": kind, "jsonPath": path, "description": description}
+    return {**shown, "priority": 1} if wide else shown
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +174,7 @@ class Resource:
     short_name: str
     scope: str
     root: type[ApiModel]
-    columns: tuple[Column, ...]
+    columns: tuple[dict[str, Any], ...]
 
     @property
     def name(self) -> str:
@@ -201,11 +186,6 @@ class Resource:
         found: type[Model] = self.root.model_fields[name].annotation  # type: ignore[assignment]
         return found
 
-    @property
-    def file_name(self) -> str:
-        """File below ``crds/``."""
-        return f"{meta.GROUP}_{self.plural}.yaml"
-
 
 RESOURCES = (
     Resource(
@@ -215,25 +195,25 @@ RESOURCES = (
         scope="Namespaced",
         root=TrainingJob,
         columns=(
-            Column("State", "string", ".status.state", "What it does, in one word."),
-            Column("GPU type", "string", ".status.allocation.allGpuTypes", "Types of the GPUs it holds."),
-            Column("GPUs", "integer", ".status.allocation.gpus", "GPUs it holds."),
-            Column("Step", "integer", ".status.progress.step", "Optimizer steps done."),
-            Column("Progress%", "integer", ".status.progress.percent", "Of spec.totalSteps."),
-            Column("Pool", "string", ".status.allocation.pool", "Node pool of its GPUs.", wide=True),
-            Column("Steps/s", "number", ".status.progress.stepsPerSecond", "Speed.", wide=True),
-            Column("Loss", "number", ".status.progress.loss", "Training loss.", wide=True),
-            Column(
+            column("State", "string", ".status.state", "What it does, in one word."),
+            column("GPU type", "string", ".status.allocation.allGpuTypes", "Types of the GPUs it holds."),
+            column("GPUs", "integer", ".status.allocation.gpus", "GPUs it holds."),
+            column("Step", "integer", ".status.progress.step", "Optimizer steps done."),
+            column("Progress%", "integer", ".status.progress.percent", "Of spec.totalSteps."),
+            column("Pool", "string", ".status.allocation.pool", "Node pool of its GPUs.", wide=True),
+            column("Steps/s", "number", ".status.progress.stepsPerSecond", "Speed.", wide=True),
+            column("Loss", "number", ".status.progress.loss", "Training loss.", wide=True),
+            column(
                 "Imbalance", "number", ".status.progress.imbalance", "Busiest rank / mean - 1.", wide=True
             ),
-            Column(
+            column(
                 "Why",
                 "string",
                 '.status.conditions[?(@.type=="Admitted")].reason',
                 "Reason of the condition Admitted.",
                 wide=True,
             ),
-            Column("Age", "date", ".metadata.creationTimestamp", "Since it was made."),
+            column("Age", "date", ".metadata.creationTimestamp", "Since it was made."),
         ),
     ),
     Resource(
@@ -243,23 +223,23 @@ RESOURCES = (
         scope="Cluster",
         root=ClusterPolicy,
         columns=(
-            Column("Policy", "string", ".spec.objective.policy", "What the allocation aims at."),
-            Column(
+            column("Policy", "string", ".spec.objective.policy", "What the allocation aims at."),
+            column(
                 "Ready", "string", '.status.conditions[?(@.type=="Ready")].status', "Whether it is in force."
             ),
-            Column("Why", "string", '.status.conditions[?(@.type=="Ready")].reason', "Reason of Ready."),
-            Column("GPUs", "integer", ".status.gpus", "GPUs over all pools."),
-            Column("Held", "integer", ".status.gpusHeld", "GPUs that jobs hold."),
-            Column("Waiting", "integer", ".status.jobsWaiting", "Jobs that want GPUs and have none."),
-            Column("Dry run", "boolean", ".spec.dryRun", "Decides, but starts and stops nothing.", wide=True),
-            Column(
+            column("Why", "string", '.status.conditions[?(@.type=="Ready")].reason', "Reason of Ready."),
+            column("GPUs", "integer", ".status.gpus", "GPUs over all pools."),
+            column("Held", "integer", ".status.gpusHeld", "GPUs that jobs hold."),
+            column("Waiting", "integer", ".status.jobsWaiting", "Jobs that want GPUs and have none."),
+            column("Dry run", "boolean", ".spec.dryRun", "Decides, but starts and stops nothing.", wide=True),
+            column(
                 "Solved",
                 "string",
                 '.status.conditions[?(@.type=="Solved")].reason',
                 "How the last allocation was found.",
                 wide=True,
             ),
-            Column("Age", "date", ".metadata.creationTimestamp", "Since it was made."),
+            column("Age", "date", ".metadata.creationTimestamp", "Since it was made."),
         ),
     ),
 )
@@ -273,7 +253,7 @@ def custom_resource_definitions() -> list[dict[str, Any]]:
 
 def crd_files() -> dict[str, str]:
     """File name below ``crds/`` -> its text."""
-    return {resource.file_name: HEADER + to_yaml(_definition(resource)) for resource in RESOURCES}
+    return {f"{meta.GROUP}_{each.plural}.yaml": HEADER + to_yaml(_definition(each)) for each in RESOURCES}
 
 
 def to_yaml(value: Any) -> str:
@@ -304,7 +284,7 @@ def _definition(resource: Resource) -> dict[str, Any]:
                     "served": True,
                     "storage": True,
                     "subresources": {"status": {}},
-                    "additionalPrinterColumns": [column.to_schema() for column in resource.columns],
+                    "additionalPrinterColumns": list(resource.columns),
                     "schema": {"openAPIV3Schema": root_schema(resource)},
                 }
             ],
