@@ -82,8 +82,10 @@ def kubeconfig_of(token: str, admin: Path, path: Path) -> Path:
     content = yaml.safe_load(admin.read_text())
     (context,) = [c for c in content["contexts"] if c["name"] == content["current-context"]]
     context["context"]["user"] = "of-the-token"
-    content["users"] = [{"name": "of-the-token", "user": {"token": token}}]
-    path.write_text(yaml.safe_dump(content))
+    file = path.with_suffix(".token")
+    file.write_text(token)
+    content["users"] = [{"name": "of-the-token", "user": {"tokenFile": str(file)}}]
+    path.write_text(json.dumps(content))
     return path
 
 

@@ -128,12 +128,11 @@ def server():
 
 @pytest.fixture
 def kubeconfig(server, tmp_path):
-    path = tmp_path / "kubeconfig"
+    path, token = tmp_path / "kubeconfig", tmp_path / "token"
+    token.write_text("secret")
     config = {
-        "current-context": "pod",
-        "contexts": [{"name": "pod", "context": {"cluster": "local", "user": "trainer"}}],
         "clusters": [{"name": "local", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
-        "users": [{"name": "trainer", "user": {"token": "secret"}}],
+        "users": [{"name": "trainer", "user": {"tokenFile": str(token)}}],
     }
     path.write_text(json.dumps(config))
     return {"KUBECONFIG": str(path)}
@@ -190,9 +189,11 @@ def test_what_cannot_be_reached_is_a_channel_error(server, kubernetes_channel, m
 
 
 def test_the_kubernetes_channel_outside_of_a_cluster_is_refused_with_a_fix():
-    """No service account, no kubeconfig."""
+    """No service account, no kubeconfig, or one that is not a pod's."""
     with pytest.raises(ConfigurationError, match="ballast-train run"):
         ApiServer.from_environment({})
+    with pytest.raises(ConfigurationError, match=r"KUBECONFIG: .*unset it in spec\.template"):
+        ApiServer.from_environment({"KUBECONFIG": "/dev/null"})
 
 
 def test_the_directory_channel_carries_the_same_messages(tmp_path):
@@ -230,9 +231,9 @@ def clock():
 
 
 @pytest.fixture
-def watched(server, clock):
+def watched(server, clock, kubeconfig):
     server.set(1)
-    api = ApiServer(f"http://127.0.0.1:{server.server_port}", None, None, "secret")
+    api = ApiServer.from_environment(kubeconfig)
     made = WatchedObject(api, COLLECTION, NAME, clock=clock)
     yield made
     made.close()

@@ -1,17 +1,15 @@
-"""Requests to the API server, from a pod or with a kubeconfig.
+"""Requests to the API server, from a pod.
 
 A few requests on two objects do not need the client package, whose import takes longer than torch's; this
-file speaks to the API server over HTTPS itself.  It finds the server as every client does: ``KUBECONFIG``, or
-the service account mounted into the pod.
+file speaks to the API server over HTTPS itself.  It finds the server by ``KUBECONFIG``, which process nodes
+set, or by the service account mounted into the pod.
 """
 
 import base64
 import contextlib
 import http.client
 import json
-import os
 import ssl
-import tempfile
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -28,13 +26,10 @@ _REQUEST_SECONDS = 10.0
 class ApiServer:
     """Requests to the API server as this pod's service account."""
 
-    def __init__(
-        self, server: str, context: ssl.SSLContext | None, token_file: Path | None, token: str
-    ) -> None:
+    def __init__(self, server: str, context: ssl.SSLContext | None, token_file: Path) -> None:
         self._server = urllib.parse.urlsplit(server)
         self._context = context
         self._token_file = token_file
-        self._token = token
         self._connection: http.client.HTTPConnection | None = None
 
     @classmethod
@@ -49,35 +44,23 @@ class ApiServer:
         address = f"[{host}]" if ":" in host else host
         server = f"https://{address}:{environment.get('KUBERNETES_SERVICE_PORT', '443')}"
         context = ssl.create_default_context(cafile=str(_SERVICE_ACCOUNT / "ca.crt"))
-        return cls(server, context, _SERVICE_ACCOUNT / "token", "")
+        return cls(server, context, _SERVICE_ACCOUNT / "token")
 
     @classmethod
     def _from_kubeconfig(cls, path: Path) -> "ApiServer":
-        import yaml
-
         try:
-            config = yaml.safe_load(path.read_text())
-            named = {
-                kind: {entry["name"]: entry[kind] for entry in config[f"{kind}s"]}
-                for kind in ("cluster", "user", "context")
-            }
-            current = named["context"][config["current-context"]]
-            cluster, user = named["cluster"][current["cluster"]], named["user"][current["user"]]
-        except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+            config = json.loads(path.read_text())
+            (cluster,) = (entry["cluster"] for entry in config["clusters"])
+            (user,) = (entry["user"] for entry in config["users"])
+            context = None
+            if cluster["server"].startswith("https"):
+                authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
+                context = ssl.create_default_context(cadata=authority)
+            return cls(cluster["server"], context, Path(user["tokenFile"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigurationError(
-                "KUBECONFIG", f"{path} is not a kubeconfig: {error!r}. To fix: one that kubectl reads"
+                "KUBECONFIG", f"{path} is not a pod's: {error!r}. To fix: unset it in spec.template"
             ) from error
-        context = None
-        if cluster["server"].startswith("https"):
-            context = ssl.create_default_context(
-                cafile=cluster.get("certificate-authority"),
-                cadata=_decoded(cluster, "certificate-authority-data"),
-            )
-            if cluster.get("insecure-skip-tls-verify"):
-                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-            _load_client_certificate(context, user)
-        token_file = Path(user["tokenFile"]) if user.get("tokenFile") else None
-        return cls(cluster["server"], context, token_file, user.get("token", ""))
 
     def request(self, method: str, path: str, body: Any = None) -> Mapping[str, Any] | None:
         """One request; None: no such object. Raises ChannelError: no connection, or another bad answer."""
@@ -138,11 +121,9 @@ class ApiServer:
             connection.close()
 
     def _send(self, connection: http.client.HTTPConnection, method: str, path: str, data: str | None) -> None:
-        headers = {"Accept": "application/json"}
         # The kubelet renews a mounted token, so it is read each time.
-        token = self._token_file.read_text().strip() if self._token_file is not None else self._token
-        if token:
-            headers["Authorization"] = f"Bearer {token}"
+        token = self._token_file.read_text().strip()
+        headers = {"Accept": "application/json", "Authorization": f"Bearer {token}"}
         if data is not None:
             headers["Content-Type"] = "application/merge-patch+json"
         connection.request(method, self._server.path.rstrip("/") + path, data, headers)
@@ -152,22 +133,3 @@ class ApiServer:
         if self._context is not None:
             return http.client.HTTPSConnection(host, port, timeout=_REQUEST_SECONDS, context=self._context)
         return http.client.HTTPConnection(host, port, timeout=_REQUEST_SECONDS)
-
-
-def _decoded(values: Mapping[str, Any], key: str) -> str | None:
-    return base64.b64decode(values[key]).decode() if values.get(key) else None
-
-
-def _load_client_certificate(context: ssl.SSLContext, user: Mapping[str, Any]) -> None:
-    if user.get("client-certificate"):
-        context.load_cert_chain(user["client-certificate"], user["client-key"])
-    elif user.get("client-certificate-data"):
-        # ssl reads certificates from files only.
-        with tempfile.TemporaryDirectory() as folder:
-            names = []
-            for key in ("client-certificate-data", "client-key-data"):
-                path = Path(folder) / key
-                path.touch(mode=0o600)
-                path.write_text(_decoded(user, key) or "")
-                names.append(os.fspath(path))
-            context.load_cert_chain(*names)
