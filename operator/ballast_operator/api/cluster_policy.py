@@ -132,7 +132,7 @@ class Moves(ApiModel):
     """Limits on how often the allocation moves gangs."""
 
     min_run_seconds: _Seconds = 0.0
-    """A gang keeps its GPUs at least this long, its start included: choose more than a start takes."""
+    """A gang keeps its GPUs while it starts, and at least this long from its first step on."""
     max_moves_per_hour: Annotated[int, Field(ge=0, le=3600)] = 12
     """How often an hour a job may be stopped for another placement."""
 

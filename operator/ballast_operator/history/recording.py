@@ -271,7 +271,7 @@ def _as_seen(one: ClusterJob, at: float, *, live: bool) -> dict[str, Any]:
         }
         fields["elastic"] = dataclasses.replace(gang, speeds=speeds, may_shrink=True, may_grow=True)
     fields |= {"placement": None, "mixed": None, "spread": None, "running_since": 0.0, "beside_speed": 1.0}
-    fields |= {"launches": 0, "grows_from": None, "left_out": ""}
+    fields |= {"trains_from": 0.0, "launches": 0, "grows_from": None, "left_out": ""}
     return {
         "one": dataclasses.asdict(ClusterJob(**fields)),
         "live": live,

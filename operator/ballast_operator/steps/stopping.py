@@ -37,7 +37,8 @@ def begin_termination(context: ReconcileContext, cause: Cause, message: str) -> 
     The restart is counted in the same write, so that a crash afterwards cannot count it twice.
     """
     ending = Ending(cause=cause, message=message[:MAX_ENDING_MESSAGE], since=context.now)
-    status = context.view.status.replace(allocation=context.allocation.replace(ending=ending))
+    known = accrue_cost(context, context.view.status)  # up to here it may have trained
+    status = known.replace(allocation=context.allocation.replace(ending=ending))
     increments: tuple[tuple[JobCounter, str, int], ...] = ()
     if cause.is_restart:
         restarts = {**status.restarts, cause.value: status.restarts.get(cause, 0) + 1}

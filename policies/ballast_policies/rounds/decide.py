@@ -61,8 +61,8 @@ def consolidate(decided: Draft, moves: int) -> Draft:
     """The round, with spread gangs on the fewest nodes of their pools where these are free and it pays.
 
     Each keeps its size and pool, and nothing that another gang has or leaves is taken. Within a round, and
-    before a gang has run ``min_run_seconds``, it stays; so it does once the hour's moves are used up. It is
-    expected to stay as long as it has been where it is, at least a round.
+    before a gang has trained for ``min_run_seconds``, it stays; so it does once the hour's moves are used up.
+    It is expected to stay as long as it has been where it is, at least a round.
 
     ``moves``: running gangs that may still be moved within the hour.
     """
@@ -84,7 +84,7 @@ def consolidate(decided: Draft, moves: int) -> Draft:
         gang, at = candidates[name], decided.placements[name]
         ran = question.ran(name)
         won = gang.speed_after_restart(max(settings.round_seconds, ran))
-        if len(placements) >= moves or ran < settings.min_run_seconds or won < gang.speed * (1 + LEAST_GAIN):
+        if len(placements) >= moves or not question.may_stop(name) or won < gang.speed * (1 + LEAST_GAIN):
             continue
         asks = question.asks_of(name)
         ledger.undo(at.nodes)

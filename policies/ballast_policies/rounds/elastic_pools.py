@@ -261,7 +261,7 @@ class _PoolMarket:
             and name in self._inside
             and name not in cluster.pending
             and cluster.elastic[name].may_move
-            and cluster.ran(name) >= cluster.settings.min_run_seconds
+            and cluster.may_stop(name)
         }
 
     def is_best_off(self, name: str, pool: str, columns: Collection[str]) -> bool:

@@ -27,17 +27,19 @@ _Rows = Mapping[str, Mapping[str, float]]
 def within_min_run(question: Question, gangs: Iterable[str]) -> dict[str, str]:
     """Those of the gangs that must stay, all of them within a round -> why.
 
+    So does one that starts: stopped before its first step again and again, it would never train.
     The first of two jobs on one GPU stays as long as the second must.
     """
-    least = question.settings.min_run_seconds
     if question.settings.within_round:
         return dict.fromkeys(gangs, "holds them until the round ends")
     pinned, second_of = {}, {first: second for second, first in question.second_jobs.items()}
     for job in gangs:
-        young = min(job, second_of.get(job, job), key=question.ran)
-        if (ran := question.ran(young)) < least:
+        young = min(job, second_of.get(job, job), key=question.trained)
+        if not question.may_stop(young):
             who = "" if young == job else f"shares its GPU with {young}, which "
-            pinned[job] = f"{who}has run {ran:.0f} s, less than moves.minRunSeconds={least:.0f}"
+            trained, least = question.trained(young), question.settings.min_run_seconds
+            lacks = f"has trained {trained:.0f} s, less than moves.minRunSeconds={least:.0f}"
+            pinned[job] = who + ("has not done its first step yet" if trained <= 0 else lacks)
     return pinned
 
 
@@ -60,7 +62,11 @@ def keeps_free(question: Question) -> bool:
     Not needed within a round whose end may stop all of them: the gang gets its GPUs there.
     """
     settings, running = question.settings, question.state.running
-    every_gang_may_be_stopped = settings.min_run_seconds <= 0 and moves_left(question) >= len(running)
+    every_gang_may_be_stopped = (
+        settings.min_run_seconds <= 0
+        and moves_left(question) >= len(running)
+        and all(question.trained(job) >= 0 for job in running)
+    )
     return not settings.within_round or not every_gang_may_be_stopped
 
 

@@ -162,3 +162,12 @@ class Question:
     def ran(self, name: str) -> float:
         """Seconds that the running gang has been where it is."""
         return self.now - self.state.running_since.get(name, self.now)
+
+    def trained(self, name: str) -> float:
+        """Seconds since the running gang's first step where it is; 0 or less: it starts."""
+        return min(self.ran(name), self.now - self.state.trains_from.get(name, -math.inf))
+
+    def may_stop(self, name: str) -> bool:
+        """Whether the running gang has had its start, and its least time after that."""
+        trained = self.trained(name)
+        return trained > 0 and trained >= self.settings.min_run_seconds

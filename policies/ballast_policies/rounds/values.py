@@ -188,7 +188,8 @@ class RoundState:
         promised: job -> column -> seconds that it should have run there in the same time, as an
             :class:`Account` keeps them; None: today's shares have held for as long as any job has run.
         running: job -> its placement now.
-        running_since: job -> when it started there, on the clock of ``now``.
+        running_since: job -> when it was given its GPUs there, on the clock of ``now``.
+        trains_from: job -> when it does its first step there; in the future while it starts.
         moves: times at which running gangs were stopped or moved, for the limit of moves per hour.
     """
 
@@ -196,6 +197,7 @@ class RoundState:
     promised: Mapping[str, Mapping[str, float]] | None = None
     running: Mapping[str, Placement] = dataclasses.field(default_factory=dict)
     running_since: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    trains_from: Mapping[str, float] = dataclasses.field(default_factory=dict)
     moves: tuple[float, ...] = ()
 
     def by_age(self, name: str) -> tuple[float, str]:
@@ -208,7 +210,7 @@ class RoundSettings:
     """Limits on the disturbance of running gangs.
 
     Attributes:
-        min_run_seconds: a gang that has started is not stopped for others before it ran this long.
+        min_run_seconds: a gang is not stopped for others while it starts, nor before it trained this long.
         max_moves_per_hour: limit on running gangs stopped or moved within an hour; None: no limit.
         within_round: only free GPUs are handed out; running gangs hold theirs until the round ends.
     """

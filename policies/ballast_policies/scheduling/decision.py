@@ -305,6 +305,7 @@ def apply_allocation(
                 promised=accounts.account.promised,
                 running=running,
                 running_since=since,
+                trains_from=state.trains_from,
                 moves=accounts.moves,
             ),
             settings=RoundSettings(

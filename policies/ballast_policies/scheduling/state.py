@@ -115,6 +115,7 @@ class ClusterJob:
         launches: how often it was launched: a grant holds for one launch.
         placement: where its gang runs; None: it holds no GPUs, or its launch is ending.
         running_since: when that launch was decided, epoch seconds; 0 without a placement.
+        trains_from: when it does its first step, epoch seconds; infinite: it starts, and nobody knows.
         elastic: the sizes that its gang may have, with their speeds; None: it has one size.
         grows_from: from when on its gang may take more GPUs, epoch seconds; None: as it is now, never.
         asks: what it asks of its nodes.
@@ -135,6 +136,7 @@ class ClusterJob:
     launches: int = 0
     placement: Placement | None = None
     running_since: float = 0.0
+    trains_from: float = 0.0
     elastic: ElasticGang | None = None
     grows_from: float | None = None
     asks: NodeRequest = ANY_NODES
@@ -290,6 +292,11 @@ class ClusterState:
     def running_since(self) -> Mapping[str, float]:
         """Job name -> epoch seconds, for jobs that have a placement."""
         return {job.name: job.running_since for job in self.jobs if job.placement is not None}
+
+    @functools.cached_property
+    def trains_from(self) -> Mapping[str, float]:
+        """Job name -> epoch seconds, for jobs that have a placement."""
+        return {job.name: job.trains_from for job in self.jobs if job.placement is not None}
 
     @functools.cached_property
     def mixed(self) -> Mapping[str, MixedGang]:

@@ -59,6 +59,7 @@ class ActiveJob:
         placement: whose GPUs it holds; None: it waits.
         trains_on: fewer GPUs than it holds while new pods start, else its placement.
         since: when it was started there.
+        trains_from: when it does its first step there.
         waits: until it trains, or trains again.
         joins: until it has its new ranks.
         settled: when it may grow again.
@@ -77,6 +78,7 @@ class ActiveJob:
     placement: Placement | None = None
     trains_on: Placement | None = None
     since: float = 0.0
+    trains_from: float = 0.0
     waits: float = 0.0
     joins: float = 0.0
     settled: float = 0.0
@@ -149,6 +151,7 @@ class ActiveJob:
             self.leave()
         elif before is None or self.name not in decided.resized:
             self.trains_on, self.waits, self.joins, self.since = after, self.restart_seconds, 0.0, now
+            self.trains_from = now + self.restart_seconds
             self.starts += 1
         else:
             if len(after.nodes) > len(before.nodes) and self.growth_seconds > 0:

@@ -85,15 +85,20 @@ class ClusterGang(SimulatedGang):
     ) -> Self:
         """The job as it arrives."""
         gang, alone = one.elastic, dataclasses.replace(one, beside_speed=1.0)
+        restart = DEFAULT_RESTART_SECONDS if gang is None else gang.restart_seconds
+        starts = one.placement is not None and one.trains_from > began
+        waits = max(0.0, min(one.trains_from, one.running_since + restart) - began) if starts else 0.0
         return cls(
             name=one.name,
             remaining=one.job.steps_remaining or 1.0,
             speed_at=alone.speed,
-            restart_seconds=DEFAULT_RESTART_SECONDS if gang is None else gang.restart_seconds,
+            restart_seconds=restart,
             pause_seconds=DEFAULT_PAUSE_SECONDS if gang is None else gang.pause_seconds,
             placement=one.placement,
             trains_on=one.placement,
             since=one.running_since - began,
+            trains_from=waits if starts else one.trains_from - began,
+            waits=waits,
             beside_speed=one.beside_speed,
             one=one,
             began=began,
@@ -150,6 +155,7 @@ class ClusterGang(SimulatedGang):
             elastic=gang,
             placement=self.placement,
             running_since=self.began + self.since,
+            trains_from=self.began + self.trains_from,
             launches=one.launches + self.starts,
             beside_speed=self.beside_speed,
         )

@@ -469,16 +469,10 @@ def simulate_rules(
         progress: called after each decision.
 
     Raises:
-        SimulationError: a job can never run, or has configurations of several types; or restarts take
-            longer than gangs run; or no job ends by ``until``.
+        SimulationError: a job can never run, or has configurations of several types; or no job ends by
+            ``until``.
         ProblemError: there is no such policy, or it lacks an input.
     """
-    longest = max(job.restart_seconds for job in workload.jobs)
-    if longest >= max(rules.round_seconds, rules.min_run_seconds):
-        raise SimulationError(
-            f"a restart takes up to {longest:g} s, a round {rules.round_seconds:g} s: gangs that "
-            f"take turns would never train. To fix: --round or --min-run-seconds above {longest:g}"
-        )
     cluster, done = workload.cluster, dict[str, ElasticJobResult]()
     jobs = {job.name: job for job in workload.jobs}
     clock = Clock(

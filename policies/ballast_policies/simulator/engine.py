@@ -86,6 +86,7 @@ class _TraceGang(SimulatedGang):
             launches=self.starts,
             placement=self.placement,
             running_since=self.since,
+            trains_from=self.trains_from,
             spread=self._as_spread(),
             beside_speed=self.beside_speed,
         )

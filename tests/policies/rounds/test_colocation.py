@@ -216,7 +216,7 @@ def test_a_job_stays_for_the_one_beside_it_and_says_so():
     nodes, state = gpus("n", "m"), running(a="n", b="n")
     found = decide("ab", gpus("n"), may_share("a", "b", nodes=gpus("n")), state=state, min_run_seconds=950.0)
     assert (
-        "it shares its GPU with b, which has run 900 s, less than moves.minRunSeconds=950"
+        "it shares its GPU with b, which has trained 900 s, less than moves.minRunSeconds=950"
         in found.reasons["a"]
     )
     found = decide("ab", nodes, may_share("a", "b", nodes=nodes), state=state, max_moves_per_hour=0)

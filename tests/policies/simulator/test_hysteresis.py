@@ -42,6 +42,25 @@ def test_a_gang_is_not_stopped_before_it_ran_min_run_seconds():
 
 
 @pytest.mark.slow
+@given(
+    launch=st.integers(min_value=0, max_value=4_000).map(lambda tenths: tenths / 10),
+    least=st.sampled_from([0.0, 30.0, 250.0]),
+)
+@examples(20)
+def test_whatever_a_start_takes_gangs_that_take_turns_train_in_each_of_them(launch, least):
+    """A turn ends at the first end of a round after the first step and what the gang may train at least."""
+    jobs = [a_job(steps=20.0), a_job(steps=20.0), a_job(steps=20.0)]
+    found = run(jobs, launch_seconds=launch, min_run_seconds=least)
+    assert all(job.finish > 0 for job in found.jobs)
+    assert all(seconds > launch and seconds >= launch + least for seconds in stretches(found))
+
+
+@pytest.mark.slow
+def test_a_large_gang_is_served_although_each_start_of_small_ones_outlasts_a_round():
+    assert wait_of_a_large_gang(waiting=12, launch_seconds=150.0) <= 30 * 100.0
+
+
+@pytest.mark.slow
 def test_no_more_gangs_are_stopped_or_moved_in_an_hour_than_allowed():
     """Six jobs on three GPUs that would change hands every round."""
     jobs = [a_job(steps=2e4) for _ in range(6)]

@@ -40,6 +40,7 @@ from ballast_operator.allocator.problem.gang_size import (
     may_move,
     restart_seconds,
     restarts_from,
+    trains_from,
 )
 from ballast_operator.allocator.problem.speeds import GangRequest
 from ballast_operator.allocator.problem.throughput import Measurements
@@ -196,6 +197,7 @@ def snapshot_job(
         launches=view.status.launches,
         placement=held.placement if held is not None else None,
         running_since=allocation.since.timestamp() if allocation is not None else 0.0,
+        trains_from=trains_from(view),
         elastic=elastic,
         grows_from=None if grows_from is None else grows_from.timestamp(),
         pods=held.pods if held is not None else (),

@@ -50,7 +50,7 @@ COMMANDLINE = click.core.ParameterSource.COMMANDLINE
 )
 @seconds(
     "--min-run-seconds",
-    "With --rules ballast: a gang that has started is not stopped for others before it ran this long.",
+    "With --rules ballast: a gang is not stopped for others while it starts, or before it trained this long.",
 )
 @click.option(
     "--max-moves-per-hour",

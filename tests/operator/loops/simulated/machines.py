@@ -123,6 +123,7 @@ class Trainer:
         layers: seconds of each layer for a sample on one GPU; empty: they are not reported.
         stages: in which it has them by now; empty: not reported.
         slow: ranks that it reports as slow.
+        start_seconds: from its plan to its first step.
     """
 
     namespace: str
@@ -143,6 +144,8 @@ class Trainer:
     growth_pause_ms: float | None = None
     handover_seconds: float = 15.0
     slow: tuple[SlowRank, ...] = ()
+    start_seconds: float = 0.0
+    planned_at: Time | None = None
     told_at: Time | None = None
     ranks: tuple[str, ...] = ()
     nodes: int = 1
@@ -162,8 +165,10 @@ class Trainer:
         if any(pod is None or pod["status"]["phase"] != "Running" for pod in pods.values()):
             return
         if plan.launch != self.launch:
-            self.launch, self.step = plan.launch, self.saved
+            self.launch, self.step, self.planned_at = plan.launch, self.saved, now
             self.resumed_from.append(self.saved)
+        if self.planned_at is not None and (now - self.planned_at).total_seconds() < self.start_seconds:
+            return
         if self._saves_since_told(world, plan, [pod for pod in pods.values() if pod is not None], now):
             return
         changes = plan.directive in (Directive.GROW, Directive.SHRINK)
