@@ -11,8 +11,6 @@ import sys
 
 from ballast_localcluster.binaries import find_binaries
 from ballast_localcluster.errors import BinariesError
-from ballast_localcluster.karpenter.start import find_karpenter
-from ballast_localcluster.kubelets.start import find_kubelets
 from ballast_localcluster.supervision.processes import kill_marked
 
 _MARK = "BALLAST_SETUP"
@@ -34,9 +32,14 @@ def main() -> int:
     signal.signal(signal.SIGTERM, end)
     try:
         find_binaries()
+        # These import packages, which are there once they are asked for.
         if options.karpenter:
+            from ballast_localcluster.karpenter.start import find_karpenter
+
             find_karpenter()
         if options.kubelets:
+            from ballast_localcluster.kubelets.start import find_kubelets
+
             find_kubelets()
     except BinariesError as error:
         sys.stderr.write(f"setup: {error}\n")

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from ballast_localcluster import binaries
@@ -35,6 +36,10 @@ esac
 """
 
 
+SETUP = [sys.executable, "-S", "-m", "ballast_localcluster.setup"]
+"""As `make setup` runs it: by a Python without any package, beside the one that downloads them."""
+
+
 @pytest.fixture
 def fake_go(tmp_path, monkeypatch):
     """A compiler that builds nothing, counts its builds, and a cache folder of its own."""
@@ -46,6 +51,7 @@ def fake_go(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("FAKE_GO_BUILDS", str(tmp_path / "builds"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(binaries.__file__).parents[1]))
     for variable in ("BALLAST_CONTROLPLANE", "KUBEBUILDER_ASSETS", "BALLAST_KARPENTER"):
         monkeypatch.delenv(variable, raising=False)
     return tmp_path / "builds"
@@ -75,8 +81,7 @@ def test_what_is_built_is_kept(fake_go, tmp_path):
 def test_two_builders_at_once_build_once(fake_go, monkeypatch):
     """The second waits for the first and takes its build."""
     monkeypatch.setenv("FAKE_GO_SECONDS", "0.3")
-    command = [sys.executable, "-m", "ballast_localcluster.setup"]
-    builders = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(2)]
+    builders = [subprocess.Popen(SETUP, stderr=subprocess.DEVNULL) for _ in range(2)]
     assert [builder.wait(WAIT_SECONDS) for builder in builders] == [0, 0]
     assert fake_go.read_text() == "build\n"
 
@@ -86,8 +91,7 @@ def test_a_builder_that_is_told_to_end_takes_the_compiler_with_it(fake_go, tmp_p
     """Nothing compiles on behind an interrupted `make setup`, and no half-made folder is left."""
     hangs = tmp_path / "hangs"
     monkeypatch.setenv("FAKE_GO_HANGS", str(hangs))
-    command = [sys.executable, "-m", "ballast_localcluster.setup"]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as builder:
+    with subprocess.Popen(SETUP, stderr=subprocess.DEVNULL) as builder:
         eventually(lambda: hangs.exists() and hangs.read_text().strip(), "the compiler to start")
         builder.terminate()
         assert builder.wait(WAIT_SECONDS) == 128 + signal.SIGTERM
@@ -122,6 +126,7 @@ def test_an_old_go_is_refused_by_its_version(fake_go, monkeypatch):
 def test_a_folder_with_all_programs_takes_the_place_of_the_build(fake_go, tmp_path, monkeypatch):
     """Named by BALLAST_CONTROLPLANE, or by KUBEBUILDER_ASSETS."""
     folder = programs_in(tmp_path / "given", PROGRAMS)
+    monkeypatch.setenv("PYTHONPATH", str(Path(binaries.__file__).parents[1]))
     for variable in ("BALLAST_CONTROLPLANE", "KUBEBUILDER_ASSETS"):
         with monkeypatch.context() as environment:
             environment.setenv(variable, str(folder))
