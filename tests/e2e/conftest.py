@@ -15,7 +15,7 @@ from ballast_localcluster.components import Settings
 from ballast_localcluster.nodes.node import default_nodes
 from ballast_operator.demo.report import demo_manifests, read_manifests
 from ballast_operator.demo.run import running_operator
-from ballast_operator.kube.slim import LEAVES_AT_ANNOTATION
+from ballast_operator.kube.kept_fields import LEAVES_AT_ANNOTATION
 from ballast_operator.local_operator import (
     OPERATOR_NAMESPACE,
     apply_objects,

@@ -27,7 +27,7 @@ from ballast_operator.cli.allocate.command import read_problem
 from ballast_operator.cli.plan import input as plan_input
 from ballast_operator.cli.simulate.input import read_amounts, window_of
 from ballast_operator.desired import pod_object
-from ballast_operator.kube.slim import pinned_node
+from ballast_operator.kube.kept_fields import pinned_node
 from ballast_operator.views.lease import LeaseReader
 from ballast_operator.views.nodes import foreign_use, read_node
 from ballast_operator.views.pod import read_pod

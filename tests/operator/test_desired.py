@@ -19,8 +19,8 @@ from ballast_operator.desired import (
     script_environment,
     with_shared_memory,
 )
+from ballast_operator.kube.kept_fields import pinned_node
 from ballast_operator.kube.kinds import LEASE
-from ballast_operator.kube.slim import pinned_node
 from ballast_policies.contract import (
     CONFIG_KEY,
     JOB_LABEL,

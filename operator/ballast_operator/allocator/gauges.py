@@ -23,7 +23,7 @@ def set_gauges(
     metrics: Metrics, snapshot: Snapshot, jobs: Sequence[JobView], round_: Round | None = None
 ) -> None:
     """GPUs by pool, the effective throughput of the running jobs, and jobs kept off spot machines."""
-    metrics.jobs_kept_off_spot.set(len(round_.kept_off_spot) if round_ is not None else 0)
+    metrics.jobs_kept_off_spot.set(len(round_.blocked_by_spot_limit) if round_ is not None else 0)
     capacity, taken = Counter[tuple[str, str]](), Counter[str]()
     for node in snapshot.capacity.nodes:
         left_out = snapshot.capacity.left_out.get(node.name, 0)

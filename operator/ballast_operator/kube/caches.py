@@ -3,7 +3,7 @@
 A store keeps the newest version of each object by resourceVersion, so that feeds may overlap: the
 answer to a write is in the store before the watch brings it, and an old watch event cannot undo it.
 What lists contradict that were asked for later is not believed any more, whatever its resourceVersion.
-Reading never blocks; objects are shared and must not be changed. They are slim: see :mod:`.slim`.
+Reading never blocks; objects are shared and must not be changed. They are pruned: see :mod:`.kept_fields`.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from typing import TypeVar
 from ballast_policies.contract import JOB_LABEL
 
 from ballast_operator.errors import Unavailable
+from ballast_operator.kube.kept_fields import pinned_node, prune_fields
 from ballast_operator.kube.kinds import (
     CONFIG_MAP,
     JOB,
@@ -30,7 +31,6 @@ from ballast_operator.kube.kinds import (
     key_of,
     version_of,
 )
-from ballast_operator.kube.slim import pinned_node, slim
 
 K = TypeVar("K")
 
@@ -97,7 +97,7 @@ class Store:
         key = key_of(item)
         known = self._objects.get(key)
         self._forget(key)
-        item = self._objects[key] = slim(self._kind, item)
+        item = self._objects[key] = prune_fields(self._kind, item)
         job = job_of(item)
         if job is not None:
             self._by_job[job].add(key)

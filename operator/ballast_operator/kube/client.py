@@ -38,8 +38,8 @@ from ballast_operator.errors import (
     for_good,
 )
 from ballast_operator.kube.dropped import DroppedFields
+from ballast_operator.kube.kept_fields import prune_fields
 from ballast_operator.kube.kinds import NAMESPACE, VERSION, Kind, Object
-from ballast_operator.kube.slim import slim
 
 
 def read_json(data: bytes) -> Any:
@@ -168,7 +168,7 @@ class Cluster:
         version = "0"
         where = {"namespace": namespace, "label_selector": label_selector, "field_selector": field_selector}
         async for page, read_at in self.pages(kind, **where, accept=accept):
-            items += [slim(kind, item) for item in page]
+            items += [prune_fields(kind, item) for item in page]
             version = read_at
         return items, int(version)
 

@@ -116,7 +116,7 @@ class Requirement:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Term:
+class SelectorTerm:
     """Requirements that have to hold together; an empty term allows no node."""
 
     labels: tuple[Requirement, ...] = ()
@@ -141,7 +141,7 @@ class NodeRequirements:
     """
 
     selector: tuple[tuple[str, str], ...] = ()
-    terms: tuple[Term, ...] | None = None
+    terms: tuple[SelectorTerm, ...] | None = None
 
     def __bool__(self) -> bool:
         """True if it asks for anything."""
@@ -162,7 +162,7 @@ def read_requirements(template: Mapping[str, Any]) -> NodeRequirements:
     terms = None
     if required:
         terms = tuple(
-            Term(_requirements(term.get("matchExpressions")), _requirements(term.get("matchFields")))
+            SelectorTerm(_requirements(term.get("matchExpressions")), _requirements(term.get("matchFields")))
             for term in required.get("nodeSelectorTerms") or []
         )
     selector = tuple(sorted((content.get("nodeSelector") or {}).items()))

@@ -18,8 +18,8 @@ from kubernetes.utils.quantity import parse_quantity
 
 from ballast_operator.api.job_allocation import JobAllocation, is_coming
 from ballast_operator.kube.caches import controlled_by_job, job_of
+from ballast_operator.kube.kept_fields import pinned_node
 from ballast_operator.kube.kinds import Key, Object
-from ballast_operator.kube.slim import pinned_node
 from ballast_operator.views.clock import Time, parse
 from ballast_operator.views.node_constraints import GONE_KEYS, Taint, blocking, read_taints
 from ballast_operator.views.notices import Leaving, read_leaving

@@ -1,7 +1,7 @@
 """Notices: how a node, or the cluster on behalf of a pod, says that it is about to go, and by when.
 
 A handler of the cloud marks the node with a taint or a condition
-(:mod:`~ballast_operator.kube.slim`); an eviction marks the pod. Where the node states its time, by
+(:mod:`~ballast_operator.kube.kept_fields`); an eviction marks the pod. Where the node states its time, by
 annotation, that counts; else the time since the mark, or since it was first seen, and how long such a node
 lasts.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ballast_operator.api.node_pool import CapacityType
-from ballast_operator.kube.slim import (
+from ballast_operator.kube.kept_fields import (
     CONDITIONS,
     KARPENTER_ENDS_AT_ANNOTATION,
     LEAVES_AT_ANNOTATION,

@@ -256,7 +256,7 @@ class Groups:
         pools: in order of their indices.
         room: for each pool: group -> GPUs.
         spare: the same, of GPUs that no running gang holds: with these, nobody need make way.
-        to_come: the same, of nodes that do not exist yet.
+        provisionable: the same, of nodes that do not exist yet.
         barred: job index -> groups on which the job must not be started.
         held: job index -> its parts, of running jobs that could continue where they are.
         second_in: job index -> group of the node on which the job is second.
@@ -268,7 +268,7 @@ class Groups:
     pools: Pools
     room: Sequence[Mapping[str, int]]
     spare: Sequence[Mapping[str, int]]
-    to_come: Sequence[Mapping[str, int]]
+    provisionable: Sequence[Mapping[str, int]]
     barred: Mapping[int, frozenset[str]]
     held: Mapping[int, Parts]
     second_in: Mapping[int, str]
@@ -300,12 +300,12 @@ class Groups:
             return None
         column = {name: at for at, name in enumerate(pools.names)}
         room: list[Counter[str]] = [Counter() for _ in pools.names]
-        to_come: list[Counter[str]] = [Counter() for _ in pools.names]
+        provisionable: list[Counter[str]] = [Counter() for _ in pools.names]
         group = {node.name: node.group for node in nodes}
         for node in nodes:
             room[column[node.pool]][node.group] += node.gpus
             if node.provisionable:
-                to_come[column[node.pool]][node.group] += node.gpus
+                provisionable[column[node.pool]][node.group] += node.gpus
         spare, nodes_left = [Counter[str]() for _ in pools.names], Ledger(nodes)
         for at in held.values():
             nodes_left.take(at.nodes)
@@ -324,7 +324,7 @@ class Groups:
             pools=pools,
             room=room,
             spare=spare,
-            to_come=to_come,
+            provisionable=provisionable,
             barred=barred,
             held=parts,
             second_in={
@@ -403,10 +403,10 @@ class Groups:
         if gang is None:
             return None
         for room in rooms:
-            for to_come in (False, True) if job not in self.held else (False,):
+            for provisionable in (False, True) if job not in self.held else (False,):
                 left = {
                     at: {
-                        text: max(0, has - (0 if to_come else self.to_come[at][text]))
+                        text: max(0, has - (0 if provisionable else self.provisionable[at][text]))
                         for text, has in groups.items()
                         if text not in gang.barred
                     }

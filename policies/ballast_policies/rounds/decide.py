@@ -132,12 +132,12 @@ def share_gpus(decided: Draft) -> Draft:
     taken = {shared.on(at) for at in seconds.values()}
     taints = {node.name: node.taints for node in question.nodes if not node.closed and node.name not in taken}
     alone = {node: first for node, first in sorted(first_on.items()) if node in taints}
-    placed = {**placements, **seconds, **decided.kept_off_spot}
+    placed = {**placements, **seconds, **decided.blocked_by_spot_limit}
     waiting = [job for job in question.jobs if job.name in shared.jobs and job.name not in placed]
     for job in sorted(waiting, key=lambda job: -_owed(question, job.name)):
         barred, was = question.asks_of(job.name).barred, shared.on(running.get(job.name))
         together = {
-            node: shared.together(job.name, first, at.gpu_type)
+            node: shared.pair_speed(job.name, first, at.gpu_type)
             for node, first in alone.items()
             if node != was and taints[node] not in barred
             if job.throughput.get((at := placements[first]).gpu_type, 0.0) > 0

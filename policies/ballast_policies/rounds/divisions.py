@@ -69,12 +69,12 @@ def best_parts(
     return found
 
 
-def open_nodes(gang: MixedGang, ledger: Ledger, *, to_come: bool = False) -> dict[str, list[Node]]:
-    """Pool -> nodes with GPUs left on which the gang may be started; ``to_come``: of those as well."""
+def open_nodes(gang: MixedGang, ledger: Ledger, *, provisionable: bool = False) -> dict[str, list[Node]]:
+    """Pool -> nodes with GPUs left on which the gang may be started; ``provisionable``: also on new nodes."""
     found: dict[str, list[Node]] = {}
     for node in ledger.nodes.values():
         may_start = not node.closed and node.group not in gang.barred and ledger.left[node.name] > 0
-        if may_start and (to_come or not node.provisionable):
+        if may_start and (provisionable or not node.provisionable):
             found.setdefault(node.pool, []).append(node)
     return found
 
@@ -89,7 +89,7 @@ def room_on(nodes: Mapping[str, Sequence[Node]], gang: MixedGang, ledger: Ledger
 
 def waits_for(gang: MixedGang, ledger: Ledger) -> str:
     """GPUs that a gang lacks that waits for several pools, as text."""
-    room = room_on(open_nodes(gang, ledger, to_come=True), gang, ledger)
+    room = room_on(open_nodes(gang, ledger, provisionable=True), gang, ledger)
     types = {node.pool: node.gpu_type for node in ledger.nodes.values() if gang.relative(node.gpu_type) > 0}
     has = [f"{room.get(pool, ('', 0))[1]} {kind} free in pool {pool}" for pool, kind in sorted(types.items())]
     return f"waits for {gang.sizes[0]} GPUs of its pools together: {'; '.join(has) or 'it may use none'}"

@@ -182,14 +182,14 @@ class Draft:
         placements: job -> where it is to run, on GPUs that are its own or that it is the first to have.
         reasons: job -> why.
         seconds: job -> the GPU of another on which it is to run beside that one.
-        kept_off_spot: as of ``Round``.
+        blocked_by_spot_limit: as of ``Round``.
     """
 
     question: Question
     placements: Mapping[str, Placement]
     reasons: Mapping[str, Reason]
     seconds: Mapping[str, Placement] = dataclasses.field(default_factory=dict)
-    kept_off_spot: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    blocked_by_spot_limit: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def all_placements(self) -> Mapping[str, Placement]:
@@ -236,15 +236,15 @@ class Draft:
         """The decision, with its reasons as text."""
         changes = {field.name: getattr(self.changes, field.name) for field in dataclasses.fields(Changes)}
         reasons, nodes = {**self.reasons}, {node.name: node for node in self.question.nodes}
-        beside, placements, shared = dict[str, Colocation](), self.all_placements, self.question.shared
+        colocations, placements, shared = dict[str, Colocation](), self.all_placements, self.question.shared
         first_on = shared.first_jobs(self.placements)
         for name, at in self.seconds.items():
             reasons[name] = Reason(f"{at}, which the round gives to another job")
             first = first_on[shared.on(at)]
             if name in shared.jobs and first in shared.jobs:
-                beside[name] = shared.beside(name, first, at.gpu_type)
-                beside[first] = shared.beside(first, name, at.gpu_type)
-        for name, pair in beside.items():
+                colocations[name] = shared.colocation(name, first, at.gpu_type)
+                colocations[first] = shared.colocation(first, name, at.gpu_type)
+        for name, pair in colocations.items():
             how = "measured" if pair.measured else "estimated"
             reasons[name] = reasons[name].noted(
                 f"shares it with {pair.partner}, at {pair.speed:.2f} of its speed alone ({how})"
@@ -256,7 +256,7 @@ class Draft:
         return Round(
             placements=placements,
             reasons={name: why.told(placements.get(name)) for name, why in reasons.items()},
-            kept_off_spot=self.kept_off_spot,
-            beside=beside,
+            blocked_by_spot_limit=self.blocked_by_spot_limit,
+            colocations=colocations,
             **changes,
         )

@@ -85,17 +85,17 @@ class _GangSize:
 class _SizeAssignment:
     """One division of the free GPUs, as it comes about."""
 
-    def __init__(self, seats: Sequence[_GangSize], ledger: Ledger, settings: SizeSettings) -> None:
+    def __init__(self, items: Sequence[_GangSize], ledger: Ledger, settings: SizeSettings) -> None:
         """Start from the least sizes.
 
         Args:
-            seats: the gangs.
+            items: the gangs.
             ledger: what the least sizes leave.
             settings: of sizes.
         """
-        self._seats, self._ledger, self._settings = seats, ledger, settings
-        self.nodes: list[tuple[str, ...]] = [seat.base.nodes for seat in seats]
-        self._kept: list[set[int]] = [set() for _ in seats]
+        self._items, self._ledger, self._settings = items, ledger, settings
+        self.nodes: list[tuple[str, ...]] = [item.base.nodes for item in items]
+        self._kept: list[set[int]] = [set() for _ in items]
         self._has_domains = any(node.domains for node in ledger.nodes.values())
         # The fullest come last, and are taken first: whole nodes stay free for gangs that start.
         self._open = {
@@ -110,23 +110,23 @@ class _SizeAssignment:
     def keep_what_is_held(self, wanted: Iterable[int]) -> None:
         """Let these gangs keep their own GPUs beyond the least size, where they are still free."""
         for at in wanted:
-            seat = self._seats[at]
-            most = sum(map(len, seat.own))
+            item = self._items[at]
+            most = sum(map(len, item.own))
             while most > 0:
                 nodes, positions = self._own_positions(at, most)
                 if not nodes:
                     break
-                is_a_size = self.size(at) + len(nodes) in seat.one.gang.speeds.get(seat.one.gpu_type, {})
-                if is_a_size and self._ledger.room_of(seat.tenant) >= len(nodes):
+                is_a_size = self.size(at) + len(nodes) in item.one.gang.speeds.get(item.one.gpu_type, {})
+                if is_a_size and self._ledger.room_of(item.tenant) >= len(nodes):
                     self._take(at, nodes)
                     self._kept[at] |= positions
                     break
                 most = len(nodes) - 1
 
-    def share_out(self) -> None:
+    def assign_extra_gpus(self) -> None:
         """Give the rest to those that become faster with it, the most urgent first."""
         queue: list[tuple[float, bool, int]] = []
-        for at in range(len(self._seats)):
+        for at in range(len(self._items)):
             self._push(queue, at)
         while queue:
             _, _, at = heapq.heappop(queue)
@@ -138,48 +138,48 @@ class _SizeAssignment:
         return len(self.nodes[at])
 
     def _push(self, queue: list[tuple[float, bool, int]], at: int) -> None:
-        seat, now = self._seats[at], self.size(at)
-        more = self._next_size(seat, now)
+        item, now = self._items[at], self.size(at)
+        more = self._next_size(item, now)
         if more is None:
             return
-        value = urgency(self._settings.surplus, seat.one, now, more)
+        value = urgency(self._settings.surplus, item.one, now, more)
         if value == math.inf:
             return
-        held = seat.runs and more <= seat.held
+        held = item.runs and more <= item.held
         if held:
             value = value * HOLDS if value > 0 else value / HOLDS
         # Of equals the one that holds the GPU keeps it.
         heapq.heappush(queue, (value, not held, at))
 
-    def _next_size(self, seat: _GangSize, now: int) -> int | None:
+    def _next_size(self, item: _GangSize, now: int) -> int | None:
         """The next size at which the gang is faster by enough; None: there is none."""
-        one, slow = seat.one, seat.one.speed(now)
+        one, slow = item.one, item.one.speed(now)
         for size in sorted(one.gang.speeds.get(one.gpu_type, {})):
             if size > now and one.speed(size) > slow * (1 + self._settings.least_growth):
-                return self._worth_its_pause(seat, now, size)
+                return self._worth_its_pause(item, now, size)
         return None
 
-    def _worth_its_pause(self, seat: _GangSize, now: int, size: int) -> int | None:
-        if not seat.runs or size <= seat.held:
+    def _worth_its_pause(self, item: _GangSize, now: int, size: int) -> int | None:
+        if not item.runs or size <= item.held:
             return size
-        if not seat.one.gang.may_grow:
+        if not item.one.gang.may_grow:
             return None
-        saved = seat.one.seconds(seat.one.speed(now)) - seat.one.seconds(seat.one.speed(size))
-        return size if saved > seat.one.gang.change_seconds(size) else None
+        saved = item.one.seconds(item.one.speed(now)) - item.one.seconds(item.one.speed(size))
+        return size if saved > item.one.gang.change_seconds(size) else None
 
     def _grow(self, at: int) -> bool:
-        seat, now = self._seats[at], self.size(at)
-        size = self._next_size(seat, now)
-        if size is None or self._ledger.room_of(seat.tenant) < size - now:
+        item, now = self._items[at], self.size(at)
+        size = self._next_size(item, now)
+        if size is None or self._ledger.room_of(item.tenant) < size - now:
             return False
         nodes, positions = self._own_positions(at, size - now)
         missing = size - now - len(nodes)
         if missing:
             # Positions that others have got are given back before the gang may take other GPUs.
-            if (seat.runs or seat.several) and len(self._kept[at]) + len(positions) < len(seat.own):
+            if (item.runs or item.several) and len(self._kept[at]) + len(positions) < len(item.own):
                 return False
             self._ledger.take(nodes)
-            found = self._find(missing, seat, near=(*self.nodes[at], *nodes))
+            found = self._find(missing, item, near=(*self.nodes[at], *nodes))
             self._ledger.undo(nodes)
             if found is None:
                 return False
@@ -195,36 +195,36 @@ class _SizeAssignment:
         """
         nodes: list[str] = []
         positions: set[int] = set()
-        for number, position in enumerate(self._seats[at].own):
+        for number, position in enumerate(self._items[at].own):
             fits = number not in self._kept[at] and len(nodes) + len(position) <= gpus
             if fits and self._ledger.holds([*nodes, *position]):
                 nodes += position
                 positions.add(number)
-            elif self._seats[at].several is not None and number not in self._kept[at]:
+            elif self._items[at].several is not None and number not in self._kept[at]:
                 break  # its first ranks stay
         return tuple(nodes), positions
 
-    def _find(self, gpus: int, seat: _GangSize, near: Iterable[str]) -> tuple[str, ...] | None:
+    def _find(self, gpus: int, item: _GangSize, near: Iterable[str]) -> tuple[str, ...] | None:
         """A node of the gang's pool for each GPU, ``near`` first, then by domain; None: too few are left."""
-        left, per_pod, members = self._ledger.left, seat.one.gang.per_pod, self._open[seat.grows_in]
+        left, per_pod, members = self._ledger.left, item.one.gang.per_pod, self._open[item.grows_in]
         while members and left[members[-1].name] <= 0:
             members.pop()
-        close = dict.fromkeys(name for name in near if self._ledger.nodes[name].pool == seat.grows_in)
+        close = dict.fromkeys(name for name in near if self._ledger.nodes[name].pool == item.grows_in)
         others: Iterable[Node] = (node for node in reversed(members) if node.name not in close)
         if self._has_domains:
             others = beside(
-                others, [self._ledger.nodes[name] for name in seat.base.nodes], seat.asks.topology
+                others, [self._ledger.nodes[name] for name in item.base.nodes], item.asks.topology
             )
         found: list[str] = []
         for node in itertools.chain((self._ledger.nodes[name] for name in close), others):
             if len(found) == gpus:
                 break
-            if left[node.name] >= per_pod and not node.closed and node.group not in seat.asks.barred:
+            if left[node.name] >= per_pod and not node.closed and node.group not in item.asks.barred:
                 found += [node.name] * (min(left[node.name], gpus - len(found)) // per_pod * per_pod)
         return tuple(found) if len(found) == gpus else None
 
     def _take(self, at: int, nodes: tuple[str, ...]) -> None:
-        self._ledger.take(nodes, self._seats[at].tenant)
+        self._ledger.take(nodes, self._items[at].tenant)
         self.nodes[at] = (*self.nodes[at], *nodes)
 
 
@@ -283,26 +283,26 @@ def _sized(question: Question, elastic: Mapping[str, ElasticGang], by_restart: S
     at_least = dataclasses.replace(claimed.state, running={**state.running, **reduced})
     decided = grant_gpus(dataclasses.replace(claimed, state=at_least), state.running)
     decided = choose_pools(cluster, reduced, decided)
-    seats = _seats(decided, question, elastic, reduced)
-    if not seats:
+    items = _growable(decided, question, elastic, reduced)
+    if not items:
         return dataclasses.replace(decided, question=question)
-    kept = _SizeAssignment(seats, Ledger.of(question, decided.placements), sizes)
+    kept = _SizeAssignment(items, Ledger.of(question, decided.placements), sizes)
     by_cost = sizes.surplus is Surplus.COST  # GPUs that cost more than they win are given back
     # What was granted and is not held yet comes first: its GPUs are still on their way.
     for runs in (False, True):
         kept.keep_what_is_held(
-            at for at, seat in enumerate(seats) if seat.runs == runs and (seat.several or not by_cost)
+            at for at, item in enumerate(items) if item.runs == runs and (item.several or not by_cost)
         )
-    kept.share_out()
+    kept.assign_extra_gpus()
     chosen = kept
     # Where the policy has chosen the sizes, it has weighed their pauses.
     by_choice = sizes.surplus is Surplus.COMPLETION_TIME
     if by_choice or (not by_cost and (decided.changes.started or not settings.within_round)):
-        best = _SizeAssignment(seats, Ledger.of(question, decided.placements), sizes)
-        best.share_out()
-        if by_choice or _wins(seats, kept, best, sizes, settings):
+        best = _SizeAssignment(items, Ledger.of(question, decided.placements), sizes)
+        best.assign_extra_gpus()
+        if by_choice or _pays_off(items, kept, best, sizes, settings):
             chosen = best
-    return _resized(decided, question, seats, chosen)
+    return _resized(decided, question, items, chosen)
 
 
 def _as_it_is(job: Job, gang: ElasticGang, held: Placement) -> Job:
@@ -321,13 +321,13 @@ def _least(placement: Placement, gang: ElasticGang) -> Placement:
     return dataclasses.replace(placement, nodes=placement.nodes[:least])
 
 
-def _seats(
+def _growable(
     decided: Draft, question: Question, elastic: Mapping[str, ElasticGang], reduced: Mapping[str, Placement]
 ) -> list[_GangSize]:
     """The gangs that could have more than they were given."""
     state, parts = question.state, question.claimed_parts()
     capacity = gpus_by(question.nodes, lambda node: node.gpu_type)
-    seats = []
+    items = []
     for index, job in enumerate(question.jobs):
         placement, gang = decided.placements.get(job.name), elastic.get(job.name)
         if placement is None or gang is None:
@@ -344,7 +344,7 @@ def _seats(
         each = gang.together if gang.live else gang.per_pod
         own = tuple(tuple(extra[at : at + each]) for at in range(0, len(extra), each))
         unit = partition_speed(gang, capacity, parts.get(job.name, 0.0))
-        seats.append(
+        items.append(
             _GangSize(
                 one=SizeCandidate(job=job, gang=gang, index=index, gpu_type=placement.gpu_type, unit=unit),
                 base=placement,
@@ -355,11 +355,11 @@ def _seats(
                 tenant=question.tenants.get(job.name, ""),
             )
         )
-    return seats
+    return items
 
 
-def _wins(
-    seats: Sequence[_GangSize],
+def _pays_off(
+    items: Sequence[_GangSize],
     kept: _SizeAssignment,
     best: _SizeAssignment,
     sizes: SizeSettings,
@@ -368,36 +368,36 @@ def _wins(
     """True if gangs should exchange GPUs: the gain is worth more than the pauses that it costs."""
     stay = max(1.0, sizes.stay_rounds * settings.round_seconds)
     changed = []
-    for at, seat in enumerate(seats):
+    for at, item in enumerate(items):
         before, after = kept.size(at), best.size(at)
         if before == after:
             continue
-        pause = seat.one.gang.change_seconds(after) if seat.runs and after != seat.held else 0.0
+        pause = item.one.gang.change_seconds(after) if item.runs and after != item.held else 0.0
         worked = max(0.0, 1.0 - pause / stay)
-        changed.append((seat.one, seat.one.speed(before), seat.one.speed(after) * worked))
+        changed.append((item.one, item.one.speed(before), item.one.speed(after) * worked))
     return bool(changed) and gain(sizes.surplus, changed) >= sizes.least_gain
 
 
 def _resized(
-    decided: Draft, question: Question, seats: Sequence[_GangSize], chosen: _SizeAssignment
+    decided: Draft, question: Question, items: Sequence[_GangSize], chosen: _SizeAssignment
 ) -> Draft:
     """The round with the gangs' sizes."""
     placements, reasons, state = dict[str, Placement](), dict[str, Reason](), question.state
     new = ", ".join(sorted(decided.changes.started)[:3]) or "more urgent jobs"
-    for at, seat in enumerate(seats):
-        name = seat.one.job.name
-        placements[name] = placed = seat.placement(chosen.nodes[at])
-        count, least = chosen.size(at), len(seat.base.nodes)
-        most = max(seat.one.gang.speeds.get(seat.one.gpu_type, {least: 0.0}))
+    for at, item in enumerate(items):
+        name = item.one.job.name
+        placements[name] = placed = item.placement(chosen.nodes[at])
+        count, least = chosen.size(at), len(item.base.nodes)
+        most = max(item.one.gang.speeds.get(item.one.gpu_type, {least: 0.0}))
         size = f"it may have {least} to {most} GPUs and has {count}, " if most > least else ""
         reason = decided.reasons[name]
-        gang = seat.one.gang
-        if seat.runs and count != seat.held and not (gang.live or gang.becomes(state.running[name], placed)):
+        gang = item.one.gang
+        if item.runs and count != item.held and not (gang.live or gang.becomes(state.running[name], placed)):
             restart = f"after a restart of {gang.restart_seconds:.0f} s"
-            reason = Reason(f"in place of {seat.held} GPUs, {restart}, since its degrees follow its size", "")
-        reasons[name] = reason.noted(f"{size}at {seat.one.speed(count):.3g} steps/s")
-        if seat.several is not None and count < seat.held:
+            reason = Reason(f"in place of {item.held} GPUs, {restart}, since its degrees follow its size", "")
+        reasons[name] = reason.noted(f"{size}at {item.one.speed(count):.3g} steps/s")
+        if item.several is not None and count < item.held:
             reasons[name] = Reason(
-                f"stays on {placed}; {new} can run on what it gives back of {seat.several}"
+                f"stays on {placed}; {new} can run on what it gives back of {item.several}"
             )
     return dataclasses.replace(decided, question=question).with_placements(placements, reasons)

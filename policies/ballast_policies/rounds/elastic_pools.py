@@ -37,20 +37,20 @@ class _PoolCandidate:
 
     Attributes:
         one: the gang on the pool's GPU type.
-        _reachable_sizes: sizes that it may take one after the other, least first; each is faster by enough.
+        sizes: that it may take one after the other, least first; each is faster by enough.
         restart_seconds: from its stop to its first step elsewhere; 0: it does not run.
         stay_seconds: how long it is expected to run undisturbed.
     """
 
     one: SizeCandidate
-    _reachable_sizes: tuple[int, ...]
+    sizes: tuple[int, ...]
     restart_seconds: float = 0.0
     stay_seconds: float = math.inf
 
     @property
     def least(self) -> int:
         """Its smallest size."""
-        return self._reachable_sizes[0]
+        return self.sizes[0]
 
     def speed_after_restart(self, gpus: int) -> float:
         """Mean steps/s over its stay where it has to restart for it."""
@@ -71,7 +71,7 @@ def _reachable_sizes(one: SizeCandidate, least: int, most: int, settings: SizeSe
     return tuple(sizes)
 
 
-class _ReachableSizes:
+class _PoolSizes:
     """Pools with the gangs in them, while gangs are tried elsewhere."""
 
     def __init__(self, gpus: Mapping[str, int], settings: SizeSettings) -> None:
@@ -92,10 +92,10 @@ class _ReachableSizes:
         """GPUs that elastic gangs may have there."""
         return self._gpus[pool]
 
-    def enter(self, pool: str, name: str, entrant: _PoolCandidate) -> None:
+    def enter(self, pool: str, name: str, candidate: _PoolCandidate) -> None:
         """The gang is in the pool."""
-        self._members[pool][name] = entrant
-        self._least[pool] += entrant.least
+        self._members[pool][name] = candidate
+        self._least[pool] += candidate.least
         self._sizes.pop(pool, None)
         self._about.pop(pool, None)
 
@@ -108,7 +108,7 @@ class _ReachableSizes:
     def sizes(self, pool: str) -> Mapping[str, int]:
         """Gang -> its size in the pool."""
         if pool not in self._sizes:
-            self._sizes[pool] = self._shared_out(pool, self._members[pool])
+            self._sizes[pool] = self._assign_sizes(pool, self._members[pool])
         return self._sizes[pool]
 
     def idle(self, pool: str) -> int:
@@ -119,10 +119,10 @@ class _ReachableSizes:
         """True if there are as many GPUs beyond the least sizes of the gangs there."""
         return self._gpus[pool] - self._least[pool] >= gpus
 
-    def typical_size(self, pool: str, entrant: _PoolCandidate) -> int:
+    def typical_size(self, pool: str, candidate: _PoolCandidate) -> int:
         """About the size that the gang would have there, from what is idle and what others have."""
-        at = bisect.bisect_right(entrant._reachable_sizes, self.about(pool))
-        return entrant._reachable_sizes[max(0, at - 1)]
+        at = bisect.bisect_right(candidate.sizes, self.about(pool))
+        return candidate.sizes[max(0, at - 1)]
 
     def about(self, pool: str) -> int:
         """GPUs that one more gang would have there, about."""
@@ -131,26 +131,26 @@ class _ReachableSizes:
             self._about[pool] = max(self.idle(pool), sum(sizes) // max(1, len(sizes)))
         return self._about[pool]
 
-    def wins(self, name: str, origin: str, target: str, entrant: _PoolCandidate) -> float:
+    def gain_of_move(self, name: str, origin: str, target: str, candidate: _PoolCandidate) -> float:
         """Gain of the policy, as a fraction, if the gang goes from one pool to another.
 
         Counted are all gangs whose speed changes, those that shrink or grow with their pause. -inf where
         there is no room, and where by fairness the worst off of them would be worse off than the worst off
-        is now, by more than ``least_gain``. ``entrant``: the gang as it would be in ``target``.
+        is now, by more than ``least_gain``. ``candidate``: the gang as it would be in ``target``.
         """
-        if not self.has_room(target, entrant.least):
+        if not self.has_room(target, candidate.least):
             return -math.inf
         without = {other: one for other, one in self._members[origin].items() if other != name}
-        joined = {**self._members[target], name: entrant}
+        joined = {**self._members[target], name: candidate}
         changed = [
-            *self._changes(without, self.sizes(origin), self._shared_out(origin, without)),
+            *self._changes(without, self.sizes(origin), self._assign_sizes(origin, without)),
             *self._changes(
-                self._members[target], self.sizes(target), after := self._shared_out(target, joined)
+                self._members[target], self.sizes(target), after := self._assign_sizes(target, joined)
             ),
         ]
         here = self._members[origin][name]
         before = here.one.speed(self.sizes(origin)[name])
-        changed.append((entrant.one, before, entrant.speed_after_restart(after[name])))
+        changed.append((candidate.one, before, candidate.speed_after_restart(after[name])))
         if self._settings.surplus is Surplus.LEVEL:
             worst, now = _least_level(changed, after=True), _least_level(changed, after=False)
             if worst < now * (1 - self._settings.least_gain):
@@ -160,23 +160,23 @@ class _ReachableSizes:
     def _changes(
         self, members: Mapping[str, _PoolCandidate], before: Mapping[str, int], after: Mapping[str, int]
     ) -> Iterable[tuple[SizeCandidate, float, float]]:
-        for name, entrant in members.items():
-            one = entrant.one
+        for name, candidate in members.items():
+            one = candidate.one
             if before[name] != after[name]:
-                stay = max(entrant.stay_seconds, 1e-9)
+                stay = max(candidate.stay_seconds, 1e-9)
                 worked = max(0.0, 1.0 - one.gang.change_seconds(after[name]) / stay)
                 yield one, one.speed(before[name]), one.speed(after[name]) * worked
 
-    def _shared_out(self, pool: str, members: Mapping[str, _PoolCandidate]) -> dict[str, int]:
+    def _assign_sizes(self, pool: str, members: Mapping[str, _PoolCandidate]) -> dict[str, int]:
         """Gang -> size: the least for each, then a step at a time for the most urgent."""
         self._left -= len(members) + 1
-        sizes = {name: entrant.least for name, entrant in members.items()}
+        sizes = {name: candidate.least for name, candidate in members.items()}
         left = self._gpus[pool] - sum(sizes.values())
         surplus = self._settings.surplus
         queue: list[tuple[float, int, str]] = []
 
         def push(name: str, step: int) -> None:
-            steps = members[name]._reachable_sizes
+            steps = members[name].sizes
             if step + 1 < len(steps):
                 value = urgency(surplus, members[name].one, steps[step], steps[step + 1])
                 if value < math.inf:
@@ -186,7 +186,7 @@ class _ReachableSizes:
             push(name, 0)
         while queue and left > 0:
             _, step, name = heapq.heappop(queue)
-            more = members[name]._reachable_sizes[step + 1]
+            more = members[name].sizes[step + 1]
             if more - sizes[name] <= left:
                 left -= more - sizes[name]
                 sizes[name] = more
@@ -202,7 +202,7 @@ MOST_POOLS_OF_A_TYPE = 2
 """Of a GPU type, this many pools are considered for each gang."""
 
 
-class _PoolMarket:
+class _PoolChoice:
     """The pools with their elastic gangs, and nodes with what is free beyond the least sizes."""
 
     def __init__(
@@ -239,17 +239,17 @@ class _PoolMarket:
             for pool, nodes in holds.nodes_by_pool.items():
                 if pool in gpus:
                     gpus[pool] -= len(nodes)
-        self._reach = _ReachableSizes(gpus, cluster.sizes)
+        self._pool_sizes = _PoolSizes(gpus, cluster.sizes)
         for name, placement in inside.items():
-            entrant = self._entrant(name, placement.pool)
-            if entrant is not None:
-                self._reach.enter(placement.pool, name, entrant)
+            candidate = self._candidate(name, placement.pool)
+            if candidate is not None:
+                self._pool_sizes.enter(placement.pool, name, candidate)
         self._inside = frozenset(inside)
 
     @property
     def exhausted(self) -> bool:
         """True if there is no time for more."""
-        return self._reach.exhausted
+        return self._pool_sizes.exhausted
 
     def movable(self, running: Mapping[str, Placement]) -> dict[str, Placement]:
         """Those of the running gangs that may be restarted elsewhere now -> where they are."""
@@ -272,23 +272,23 @@ class _PoolMarket:
             pool: where it is.
             columns: where it has a share of time.
         """
-        here = self._entrant(name, pool)
+        here = self._candidate(name, pool)
         if here is None:
             return False
-        speed = here.one.speed(self._reach.sizes(pool)[name])
+        speed = here.one.speed(self._pool_sizes.sizes(pool)[name])
         for other in self._worth_trying(name):
             column = self._cluster.columns.get(other, self._types[other])
             there = None
             if other != pool and column in columns:
-                there = self._entrant(name, other, from_pool=pool)
-            if there is None or self._reach.gpus(other) < there.least:
+                there = self._candidate(name, other, from_pool=pool)
+            if there is None or self._pool_sizes.gpus(other) < there.least:
                 continue
-            if self._reach.exhausted or not self._reach.has_room(other, there.least):
+            if self._pool_sizes.exhausted or not self._pool_sizes.has_room(other, there.least):
                 # It would take the place of another one, or there is no time to compute its size there.
-                about = self._reach.typical_size(other, there)
+                about = self._pool_sizes.typical_size(other, there)
                 wins = there.speed_after_restart(about) / max(speed, 1e-12) - 1.0
             else:
-                wins = self._reach.wins(name, pool, other, there)
+                wins = self._pool_sizes.gain_of_move(name, pool, other, there)
             if wins >= self._cluster.sizes.least_gain:
                 return False
         return True
@@ -305,27 +305,27 @@ class _PoolMarket:
         sizes = self._cluster.sizes
         found = []
         for name, at in candidates.items():
-            here = self._entrant(name, at.pool)
+            here = self._candidate(name, at.pool)
             if here is None:
                 continue
-            speed = here.one.speed(self._reach.sizes(at.pool)[name])
+            speed = here.one.speed(self._pool_sizes.sizes(at.pool)[name])
             if sizes.surplus is Surplus.COST and not here.one.is_late(speed):
                 continue
             for pool in self._worth_trying(name):
-                if pool == at.pool or not self._reach.has_room(pool, here.least):
+                if pool == at.pool or not self._pool_sizes.has_room(pool, here.least):
                     continue
-                there = self._entrant(name, pool, from_pool="" if name in starting else at.pool)
+                there = self._candidate(name, pool, from_pool="" if name in starting else at.pool)
                 if there is not None:
-                    about = there.speed_after_restart(self._reach.typical_size(pool, there))
+                    about = there.speed_after_restart(self._pool_sizes.typical_size(pool, there))
                     found.append((-about / max(speed, 1e-12), self._index[name], pool, name, there))
         self._best = []  # after these moves other pools are
         gone = set()
         for _, _, pool, name, there in sorted(found, key=lambda entry: entry[:3]):
-            if self._reach.exhausted:
+            if self._pool_sizes.exhausted:
                 break
             if name in gone:
                 continue
-            wins = self._reach.wins(name, candidates[name].pool, pool, there)
+            wins = self._pool_sizes.gain_of_move(name, candidates[name].pool, pool, there)
             if wins < (sizes.least_growth if name in starting else sizes.least_gain):
                 continue
             placement = self._packed(name, pool, there.least)
@@ -343,7 +343,7 @@ class _PoolMarket:
             for pool, gpu_type in self._types.items():
                 by_type.setdefault(gpu_type, []).append(pool)
             for pools in by_type.values():
-                pools.sort(key=lambda pool: (-self._reach.about(pool), pool))
+                pools.sort(key=lambda pool: (-self._pool_sizes.about(pool), pool))
                 self._best += pools[:MOST_POOLS_OF_A_TYPE]
         return self._best
 
@@ -353,10 +353,10 @@ class _PoolMarket:
         self._ledger.undo(before.nodes)
         self._ledger.take(placement.nodes)
         self._at[name] = placement
-        self._reach.leave(before.pool, name)
-        entrant = self._entrant(name, placement.pool)
-        assert entrant is not None
-        self._reach.enter(placement.pool, name, entrant)
+        self._pool_sizes.leave(before.pool, name)
+        candidate = self._candidate(name, placement.pool)
+        assert candidate is not None
+        self._pool_sizes.enter(placement.pool, name, candidate)
 
     def _packed(self, name: str, pool: str, gpus: int) -> Placement | None:
         asks = self._cluster.asks_of(name)
@@ -377,7 +377,7 @@ class _PoolMarket:
             self._open[alike] = most
         return self._open[alike]
 
-    def _entrant(self, name: str, pool: str, *, from_pool: str = "") -> _PoolCandidate | None:
+    def _candidate(self, name: str, pool: str, *, from_pool: str = "") -> _PoolCandidate | None:
         """The gang in the pool, coming from another one by a restart or not; None: it cannot be there."""
         cluster, job, gang = self._cluster, self._jobs[name], self._cluster.elastic[name]
         gpu_type = self._types.get(pool, "")
@@ -405,7 +405,7 @@ class _PoolMarket:
         )
         return _PoolCandidate(
             one=one,
-            _reachable_sizes=_reachable_sizes(one, least, max(most, least), cluster.sizes),
+            sizes=_reachable_sizes(one, least, max(most, least), cluster.sizes),
             restart_seconds=gang.restart_seconds if runs and from_pool else 0.0,
             stay_seconds=stay,
         )
@@ -426,12 +426,12 @@ def claims_where_they_run(cluster: Question, reduced: Mapping[str, Placement]) -
     ):
         return cluster
     running = {name: at for name, at in cluster.holders.items() if in_its_pools(at, nodes)}
-    market = _PoolMarket(cluster, reduced, running)
+    choice = _PoolChoice(cluster, reduced, running)
     staying = {}
-    for name, at in market.movable(running).items():
+    for name, at in choice.movable(running).items():
         column = cluster.columns.get(at.pool, at.gpu_type)
         elsewhere = {other for other, share in shares.get(name, {}).items() if share > 0 and other != column}
-        if elsewhere and market.is_best_off(name, at.pool, elsewhere):
+        if elsewhere and choice.is_best_off(name, at.pool, elsewhere):
             staying[name] = column
     if not staying:
         return cluster
@@ -460,7 +460,7 @@ def choose_pools(cluster: Question, reduced: Mapping[str, Placement], decided: D
     """The round with elastic gangs in the pools where they are worth most; the same gangs run."""
     if len({node.pool for node in cluster.nodes}) < 2:
         return decided
-    market, changes = _PoolMarket(cluster, reduced, decided.placements), decided.changes
+    choice, changes = _PoolChoice(cluster, reduced, decided.placements), decided.changes
     may_start = {
         name: at
         for name, at in decided.placements.items()
@@ -468,19 +468,19 @@ def choose_pools(cluster: Question, reduced: Mapping[str, Placement], decided: D
     }
     may_move = {}
     if not cluster.settings.within_round:
-        may_move = market.movable({n: at for n, at in decided.placements.items() if n in changes.extended})
+        may_move = choice.movable({n: at for n, at in decided.placements.items() if n in changes.extended})
     left = moves_left(cluster) - changes.disturbed
     chosen: dict[str, tuple[Placement, float]] = {}
     for _ in range(MOST_SWEEPS):
         candidates = {**may_start, **may_move} if left > 0 else may_start
         candidates = {name: at for name, at in candidates.items() if name not in chosen}
         before = len(chosen)
-        for name, placement, won in market.moves(candidates, frozenset(may_start)):
+        for name, placement, won in choice.moves(candidates, frozenset(may_start)):
             chosen[name] = placement, won
             left -= name in may_move
             if left <= 0 and name in may_move:
                 break
-        if len(chosen) == before or market.exhausted:
+        if len(chosen) == before or choice.exhausted:
             break
     return _with_choices(decided, chosen, cluster) if chosen else decided
 

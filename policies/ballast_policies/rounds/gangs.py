@@ -431,25 +431,25 @@ class SharedGpus:
         if not self.fit(one, other, at.nodes[0]):
             return False
         known = self.jobs[one].known_alone & self.jobs[other].known_alone
-        return at.gpu_type in known and self.together(one, other, at.gpu_type) >= 1 + LEAST_PAIR_GAIN
+        return at.gpu_type in known and self.pair_speed(one, other, at.gpu_type) >= 1 + LEAST_PAIR_GAIN
 
     def why_apart(self, one: str, other: str, at: Placement) -> str:
         """Reason that ``one`` may not stay beside ``other``; empty: it may."""
         if not self.fit(one, other, at.nodes[0]):
             return f"{other} has its GPU, and the two may not share it"
-        together = self.together(one, other, at.gpu_type)
+        together = self.pair_speed(one, other, at.gpu_type)
         did = f"{other} has its GPU, and the two did {together:.2f} there of what one does alone"
         return did if together < 1 else ""
 
-    def beside(self, job: str, partner: str, gpu_type: str) -> Colocation:
+    def colocation(self, job: str, partner: str, gpu_type: str) -> Colocation:
         """``job`` beside ``partner``; both may share."""
         kinds = self.jobs[job].kind, self.jobs[partner].kind
         known = self.speeds.relative(*kinds, gpu_type)
         return Colocation(partner=partner, speed=known.value, measured=known.measured)
 
-    def together(self, one: str, other: str, gpu_type: str) -> float:
+    def pair_speed(self, one: str, other: str, gpu_type: str) -> float:
         """The sum of both speeds over those alone: 1 is what they do by turns."""
-        return self.beside(one, other, gpu_type).speed + self.beside(other, one, gpu_type).speed
+        return self.colocation(one, other, gpu_type).speed + self.colocation(other, one, gpu_type).speed
 
     def first_jobs(self, placements: Mapping[str, Placement]) -> dict[str, str]:
         """Node whose GPU may be shared -> the job of ``placements`` that has it."""

@@ -242,4 +242,4 @@ def _explained(
         job: why.noted(f"kept off spot machines by {limited[job]}") if job in limited else why
         for job, why in decided.reasons.items()
     }
-    return dataclasses.replace(decided, reasons=reasons, kept_off_spot=limited)
+    return dataclasses.replace(decided, reasons=reasons, blocked_by_spot_limit=limited)

@@ -268,14 +268,14 @@ class Round(Changes):
     Attributes:
         placements: job -> where it runs in this round; a job that is missing does not run.
         reasons: job -> why, as text with numbers.
-        kept_off_spot: job that does not run on spot machines -> the limit that kept it off them.
-        beside: job that shares its GPU -> the other one.
+        blocked_by_spot_limit: job that does not run on spot machines -> the limit that kept it off them.
+        colocations: job that shares its GPU -> the other one.
     """
 
     placements: Mapping[str, Placement]
     reasons: Mapping[str, str]
-    kept_off_spot: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    beside: Mapping[str, Colocation] = dataclasses.field(default_factory=dict)
+    blocked_by_spot_limit: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    colocations: Mapping[str, Colocation] = dataclasses.field(default_factory=dict)
 
     @property
     def first_placements(self) -> Mapping[str, Placement]:
@@ -283,7 +283,7 @@ class Round(Changes):
         return dict(
             dedupe_shared_gpus(
                 self.placements.items(),
-                lambda placed: placed[1].nodes[0] if placed[0] in self.beside else "",
+                lambda placed: placed[1].nodes[0] if placed[0] in self.colocations else "",
             )
         )
 

@@ -140,7 +140,7 @@ def _assignment(
             why = f"{allocation.policy} gives it no GPUs yet; {why}"
         return JobAssignment(
             action=Action.RELEASE,
-            obstacle=Obstacle.SPOT_LIMIT if job.name in decided.kept_off_spot else Obstacle.CAPACITY,
+            obstacle=Obstacle.SPOT_LIMIT if job.name in decided.blocked_by_spot_limit else Obstacle.CAPACITY,
             why=why,
             next_best=best,
             **common,
@@ -205,7 +205,7 @@ def _within_tenant_limits(
 
 def _sharing(state: ClusterState, job: ClusterJob, decision: Decision) -> dict[str, Any]:
     """Fields of an assignment about the other job on its GPU."""
-    beside, at = decision.round.beside.get(job.name), decision.round.placements.get(job.name)
+    beside, at = decision.round.colocations.get(job.name), decision.round.placements.get(job.name)
     may_share = job.name in state.shared.jobs and bool(state.shared.on(at))
     return {"partner": beside.partner if beside is not None else "", "may_share": may_share}
 

@@ -141,7 +141,7 @@ class ActiveJob:
 
     def follow(self, decided: Round, now: float) -> None:
         """Start, move, stop or change the size as decided."""
-        beside = decided.beside.get(self.name)
+        beside = decided.colocations.get(self.name)
         self.beside_speed = 1.0 if beside is None else beside.speed
         before, after = self.placement, decided.placements.get(self.name)
         if after == before:

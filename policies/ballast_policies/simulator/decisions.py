@@ -126,7 +126,7 @@ class ClusterGang(SimulatedGang):
     def follow(self, decided: Round, now: float) -> None:
         """Also note where it began."""
         ActiveJob.follow(self, decided, now)
-        self.of_price = price_part(shared=self.name in decided.beside)
+        self.of_price = price_part(shared=self.name in decided.colocations)
         if self.placement is not None and self.begins is None:
             self.begins, self.first = now, str(self.placement)
 

@@ -1,8 +1,8 @@
 """Caches fed by overlapping sources keep the newest and forget the gone, and of an object what is read."""
 
 from ballast_operator.kube.caches import Caches
+from ballast_operator.kube.kept_fields import pinned_node, prune_fields
 from ballast_operator.kube.kinds import JOB, NODE, POD
-from ballast_operator.kube.slim import pinned_node, slim
 from ballast_operator.views.nodes import pod_gpus, read_node
 from ballast_operator.views.pod import read_pod
 from ballast_policies.contract import JOB_LABEL
@@ -118,9 +118,9 @@ POD_ITEM = {
 }
 
 
-def test_a_slim_pod_reads_as_the_whole_one():
+def test_a_pruned_pod_reads_as_the_whole_one():
     """Whatever a pass looks at is kept."""
-    kept = slim(POD, POD_ITEM)
+    kept = prune_fields(POD, POD_ITEM)
     assert read_pod(kept, node_ready=True) == read_pod(POD_ITEM, node_ready=True)
     assert pod_gpus(kept, "nvidia.com/gpu") == 2
     assert pinned_node(kept) == pinned_node(POD_ITEM) == "node"
@@ -128,7 +128,7 @@ def test_a_slim_pod_reads_as_the_whole_one():
     assert "managedFields" not in kept["metadata"] and "volumes" not in kept["spec"]
 
 
-def test_a_slim_node_reads_as_the_whole_one():
+def test_a_pruned_node_reads_as_the_whole_one():
     """Labels, taints, readiness and what it offers; not its images."""
     item = {
         "metadata": {"name": "a", "labels": {"pool": "x"}, "annotations": {"y": "z"}},
@@ -139,7 +139,7 @@ def test_a_slim_node_reads_as_the_whole_one():
             "conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": "t"}],
         },
     }
-    kept = slim(NODE, item)
+    kept = prune_fields(NODE, item)
     assert read_node(kept) == read_node(item)
     assert "images" not in kept["status"]
 
@@ -147,7 +147,9 @@ def test_a_slim_node_reads_as_the_whole_one():
 def test_equal_strings_are_stored_once():
     """Twenty thousand pods name the same resource."""
     one, other = (
-        slim(JOB, {"metadata": {"name": "a", "labels": {"k": "".join(["nvi", "dia"])}}, "spec": {"x": 1}})
+        prune_fields(
+            JOB, {"metadata": {"name": "a", "labels": {"k": "".join(["nvi", "dia"])}}, "spec": {"x": 1}}
+        )
         for _ in range(2)
     )
     assert one["metadata"]["labels"]["k"] is other["metadata"]["labels"]["k"]
@@ -159,4 +161,4 @@ def test_an_object_nested_beyond_reason_is_kept_as_it_is():
     for _ in range(5000):
         nested = {"a": nested}
     item = {"metadata": {"name": "a"}, "spec": nested}
-    assert slim(JOB, item) is item
+    assert prune_fields(JOB, item) is item

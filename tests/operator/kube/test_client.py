@@ -236,7 +236,7 @@ async def test_a_list_whose_rest_has_expired_is_read_in_one_piece(monkeypatch):
 
 
 @pytest.mark.parametrize("asked_for", ["", METADATA])
-async def test_of_a_page_that_was_read_only_the_slim_objects_are_kept(monkeypatch, asked_for):
+async def test_of_a_page_that_was_read_only_the_pruned_objects_are_kept(monkeypatch, asked_for):
     """What the API server notes of who wrote which field is half of a job: of 5,000, 100 MiB as values."""
     notes = []
 

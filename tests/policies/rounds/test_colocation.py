@@ -73,7 +73,7 @@ def test_a_job_that_would_wait_begins_beside_one_that_shares():
     found = decide("abc", nodes, may_share("a", "b", "c", nodes=nodes))
     assert found.placements == {"a": at("n"), "b": at("n")}
     assert (found.started, found.waiting) == (("a", "b"), ("c",))
-    assert {name: beside.partner for name, beside in found.beside.items()} == {"a": "b", "b": "a"}
+    assert {name: beside.partner for name, beside in found.colocations.items()} == {"a": "b", "b": "a"}
     assert "shares it with a, at 0.60 of its speed alone (estimated)" in found.reasons["b"]
 
 
@@ -103,7 +103,7 @@ def test_a_waiting_job_gets_the_partner_with_which_both_do_most():
     nodes = gpus("n", "m")
     speeds = {("a", "c"): 0.5, ("c", "a"): 0.6, ("b", "c"): 0.9, ("c", "b"): 0.8}
     found = decide("abc", nodes, may_share("a", "b", "c", nodes=nodes, speeds=speeds))
-    assert found.beside["c"].partner == "b" and found.beside["c"].measured
+    assert found.colocations["c"].partner == "b" and found.colocations["c"].measured
     assert found.placements["c"] == found.placements["b"]
 
 
@@ -160,7 +160,7 @@ def test_a_job_whose_gpu_is_given_to_another_stays_beside_it():
     shared = may_share("a", "b", nodes=nodes)
     found = decide("ab", nodes, shared, state=running(a="n"), shares=shares, max_moves_per_hour=0)
     assert (found.extended, found.started) == (("a",), ("b",))
-    assert found.beside["a"].partner == "b"
+    assert found.colocations["a"].partner == "b"
 
 
 def test_where_the_hour_has_few_moves_a_pair_stays_before_others():

@@ -234,12 +234,12 @@ def nodes_hold_what_is_given(question, decided):
             continue
         one, other = (name for name, at in decided.placements.items() if node.name in at.nodes)
         assert question.shared.fit(one, other, node.name)
-        assert {decided.beside[one].partner, decided.beside[other].partner} == {one, other}
+        assert {decided.colocations[one].partner, decided.colocations[other].partner} == {one, other}
         was = [question.state.running.get(name) for name in (one, other)]
         frozen = question.settings.within_round or question.settings.min_run_seconds
         together = was[0] == was[1] is not None and (frozen or question.settings.max_moves_per_hour == 0)
         least = 0.0 if together else 1.0 if was[0] == was[1] is not None else 1.05
-        assert question.shared.together(one, other, node.gpu_type) >= least or limit_is_used_up(question)
+        assert question.shared.pair_speed(one, other, node.gpu_type) >= least or limit_is_used_up(question)
 
 
 def limit_is_used_up(question):
@@ -335,7 +335,7 @@ def spot_limits_hold(question, decided):
         sizes = [len(there[launch.job][place]) for launch in started if launch.place == place]
         part = limits.most_in_one_pool
         assert any(used[place] - size <= part * (used.total() - size) + 1e-6 for size in sizes)
-    for name, why in decided.kept_off_spot.items():
+    for name, why in decided.blocked_by_spot_limit.items():
         at = decided.placements.get(name)
         assert why in decided.reasons[name] and not (at is not None and at.pool in limits.pools)
 

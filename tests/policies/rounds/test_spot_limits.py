@@ -53,8 +53,8 @@ def test_gangs_that_exceed_the_share_run_on_other_machines():
     decided = decide(jobs, nodes, limits, **cheaper)
     assert in_use(wide.placements) == {"s": 10}
     assert in_use(decided.placements) == {"s": 7, "d": 3}
-    assert len(decided.kept_off_spot) == 3
-    assert all("onDemandShare=0.3" in why for why in decided.kept_off_spot.values())
+    assert len(decided.blocked_by_spot_limit) == 3
+    assert all("onDemandShare=0.3" in why for why in decided.blocked_by_spot_limit.values())
 
 
 def test_without_other_machines_nothing_starts_on_spot_machines():
@@ -62,7 +62,7 @@ def test_without_other_machines_nothing_starts_on_spot_machines():
     jobs = [job(f"j{at}", 2) for at in range(3)]
     decided = decide(jobs, [node("n", 6)], SpotLimits(pools=SPOT, on_demand_share=0.1))
     assert not decided.placements
-    assert set(decided.kept_off_spot) == {one.name for one in jobs}
+    assert set(decided.blocked_by_spot_limit) == {one.name for one in jobs}
     assert all("kept off spot machines by spec.spot.onDemandShare=0.1" in w for w in decided.reasons.values())
 
 
@@ -85,7 +85,7 @@ def test_gangs_are_spread_over_the_pools():
         [job(f"j{at}", 2) for at in range(4)], nodes, SpotLimits(pools=SPOT, most_in_one_pool=0.5)
     )
     assert in_use(decided.placements) == {"s": 4, "t": 4}
-    assert not decided.kept_off_spot
+    assert not decided.blocked_by_spot_limit
 
 
 def test_the_only_gang_on_spot_machines_may_start_and_grow():
@@ -105,10 +105,10 @@ def test_gangs_are_spread_over_the_zones_of_a_pool():
     decided = decide([job(f"j{at}", 2) for at in range(4)], nodes, limits)
     on = Counter(name for placement in decided.placements.values() for name in placement.nodes)
     assert on == {"a": 4, "b": 4}
-    assert not decided.kept_off_spot
+    assert not decided.blocked_by_spot_limit
     alone = decide([job(f"j{at}", 2) for at in range(4)], nodes[:1], limits)
     assert len(alone.placements) == 1
-    assert "pool s in zone a has 2 of 2 spot GPUs in use" in next(iter(alone.kept_off_spot.values()))
+    assert "pool s in zone a has 2 of 2 spot GPUs in use" in next(iter(alone.blocked_by_spot_limit.values()))
 
 
 def test_a_gang_of_several_pools_counts_in_each_zone_that_it_is_in():

@@ -164,9 +164,9 @@ def within_spot_limits(
     message = f"{spot} of {total} GPUs in use are spot" + (
         f" ({', '.join(f'{count} of pool {pool}' for pool, count in in_use.items())})" if in_use else ""
     )
-    if decided.kept_off_spot:
-        jobs = sorted(decided.kept_off_spot)
-        why = decided.kept_off_spot[jobs[0]]
+    if decided.blocked_by_spot_limit:
+        jobs = sorted(decided.blocked_by_spot_limit)
+        why = decided.blocked_by_spot_limit[jobs[0]]
         message += f"; kept off spot machines: {some_of(jobs)}, by {why}"
         return [Verdict(PolicyCondition.WITHIN_SPOT_LIMITS, False, PolicyReason.SPOT_LIMIT_REACHED, message)]
     if spot > limits.most(total):
@@ -255,7 +255,7 @@ def read_capacity(
     """
     pools, levels, held = spec.node_pools, spec.topology.labels, _held_by_running_gangs(jobs)
     members, overlaps = assign_nodes(pools, nodes, held)
-    coming, promised = nodes_to_come(pools, members, [*jobs, *left_out])
+    coming, promised = provisionable_nodes(pools, members, [*jobs, *left_out])
     kept = _kept(left_out)
     listed = {name: [*found, *coming[name]] for name, found in members.items()}
     memory = {pool.name: has for pool in pools if (has := pool_memory(pool, members[pool.name])) is not None}
@@ -503,7 +503,7 @@ def held_by_pool(jobs: Sequence[JobView]) -> Counter[str]:
     )
 
 
-def nodes_to_come(
+def provisionable_nodes(
     pools: Sequence[NodePool], members: Mapping[str, Sequence[NodeView]], jobs: Sequence[JobView]
 ) -> tuple[dict[str, list[NodeView]], dict[str, str]]:
     """(pool -> nodes that could come, node -> for whom it has come).

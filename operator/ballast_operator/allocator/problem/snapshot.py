@@ -30,9 +30,9 @@ from ballast_operator.allocator.problem.admission import Admissions, Admitted, R
 from ballast_operator.allocator.problem.capacity import ClusterCapacity, read_capacity, spot_limits
 from ballast_operator.allocator.problem.snapshot_job import (
     SnapshotJob,
+    colocated_speeds,
     colocation_candidates,
     snapshot_jobs,
-    speeds_beside,
 )
 from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.api.cluster_policy import ClusterPolicySpec, EntityShare, Tenants
@@ -368,7 +368,7 @@ def _take(
     shared = colocation_candidates(admitted, capacity, measurements.kinds)
     found = snapshot_jobs(admitted, measurements, capacity, shared, now)
     running = {job.name: job.placement for job in found if job.placement is not None}
-    if speeds_there := speeds_beside(running, shared):
+    if speeds_there := colocated_speeds(running, shared):
         found = tuple(dataclasses.replace(job, beside_speed=speeds_there.get(job.name, 1.0)) for job in found)
     return Snapshot(
         capacity=capacity,

@@ -72,14 +72,14 @@ def colocation_candidates(
     return SharedGpus(jobs=found, memory=capacity.shared, speeds=PairSpeeds.of(kinds, stated))
 
 
-def speeds_beside(running: Mapping[str, Placement], shared: SharedGpus) -> dict[str, float]:
+def colocated_speeds(running: Mapping[str, Placement], shared: SharedGpus) -> dict[str, float]:
     """Running job that shares its GPU -> its speed over that alone."""
     found = {}
     for names in _by_node(running, shared).values():
         for name, other in itertools.permutations(names, 2):
             suits = name in shared.jobs and other in shared.jobs
             gpu_type = running[name].gpu_type
-            found[name] = shared.beside(name, other, gpu_type).speed if suits else FIRST_GUESS
+            found[name] = shared.colocation(name, other, gpu_type).speed if suits else FIRST_GUESS
     return found
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 from ballast_operator.api.job_allocation import is_coming
+from ballast_operator.kube.kept_fields import pinned_node
 from ballast_operator.kube.kinds import JOB, NODE, POD, POLICY
-from ballast_operator.kube.slim import pinned_node
 from ballast_operator.report.costs import costs
 from ballast_policies.contract import JOB_LABEL
 

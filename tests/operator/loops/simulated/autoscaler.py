@@ -3,8 +3,8 @@
 import dataclasses
 import datetime
 
+from ballast_operator.kube.kept_fields import pinned_node
 from ballast_operator.kube.kinds import NODE, POD
-from ballast_operator.kube.slim import pinned_node
 from ballast_operator.views.clock import Time, show
 from ballast_operator.views.node_constraints import read_requirements
 from ballast_operator.views.nodes import pod_gpus

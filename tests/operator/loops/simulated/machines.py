@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from ballast_operator.kube.kept_fields import pinned_node
 from ballast_operator.kube.kinds import CONFIG_MAP, LEASE, NODE, POD
-from ballast_operator.kube.slim import pinned_node
 from ballast_operator.views.clock import Time, parse, show, show_micro
 from ballast_policies.contract import (
     ACK_ANNOTATION,

@@ -11,8 +11,8 @@ from operator import itemgetter
 from typing import Any
 
 from ballast_operator.errors import Unavailable
+from ballast_operator.kube.kept_fields import pinned_node
 from ballast_operator.kube.kinds import NODE, POD, Key, Kind
-from ballast_operator.kube.slim import pinned_node
 from ballast_operator.views.nodes import pod_gpus, read_node
 from ballast_policies.contract import JOB_LABEL, LAUNCH_LABEL
 

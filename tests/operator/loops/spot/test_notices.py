@@ -3,8 +3,8 @@
 import datetime
 
 import pytest
+from ballast_operator.kube.kept_fields import CONDITIONS, TAINTS
 from ballast_operator.kube.kinds import JOB, NODE, POD
-from ballast_operator.kube.slim import CONDITIONS, TAINTS
 from ballast_operator.views.clock import show
 from ballast_policies.contract import Directive
 

@@ -1,6 +1,6 @@
 """Objects as the caches keep them: without what nothing here reads, and with equal strings stored once.
 
-A pod of the API server takes some 15 kB as Python values, most of it bookkeeping; a slim one takes 3.
+A pod of the API server takes some 15 kB as Python values, most of it bookkeeping; a pruned one takes 3.
 """
 
 import dataclasses
@@ -131,15 +131,15 @@ _CONDITION = ("type", "status", "reason", "message")
 _CONTAINER = ("name", "resources", "restartPolicy")
 
 
-def slim(kind: Kind, item: Object) -> Object:
+def prune_fields(kind: Kind, item: Object) -> Object:
     """The object without ``managedFields``, of pods and nodes only what is read; too deep a one as it is."""
     try:
-        return _slim(kind, item)
+        return _pruned(kind, item)
     except RecursionError:
         return item
 
 
-def _slim(kind: Kind, item: Object) -> Object:
+def _pruned(kind: Kind, item: Object) -> Object:
     metadata = {key: value for key, value in item["metadata"].items() if key != "managedFields"}
     if kind is POD:
         metadata.pop("annotations", None)
