@@ -14,6 +14,7 @@ growth is the slope of log seconds over log jobs from 128 jobs up. The targets: 
 
 import argparse
 import dataclasses
+import io
 import itertools
 import random
 import statistics
@@ -30,6 +31,14 @@ from ballast_policies.throughput.table import built_in_table
 GPU_TYPES = ("k80", "p100", "v100")
 ENTITIES = 5
 FITTED_FROM = 128
+DARK = """text { fill: #1f2937 }
+    @media (prefers-color-scheme: dark) {
+      text { fill: #e6edf3 }
+      [style*="fill: #ffffff"] { fill: #161b22 !important }
+      [style*="stroke: #000000"] { stroke: #8b98a9 !important }
+    }
+"""
+"""The colours of the other pictures, ``scripts/pictures.py``."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +47,7 @@ class Curve:
 
     policy: str
     sharing: bool = False
-    unlike: bool = False
+    distinct: bool = False
     most_jobs: int = 2048
     target: tuple[int, float] | None = None
 
@@ -48,7 +57,7 @@ class Curve:
         return (
             self.policy
             + (", space sharing" if self.sharing else "")
-            + (", no two jobs alike" if self.unlike else "")
+            + (", no two jobs alike" if self.distinct else "")
         )
 
 
@@ -59,11 +68,11 @@ CURVES = (
     Curve(policy="water-filling"),
     Curve(policy="hierarchical", target=(2048, 2.0)),
     Curve(policy="max-min-fairness", sharing=True, most_jobs=512, target=(512, 2.0)),
-    Curve(policy="max-min-fairness", sharing=True, unlike=True, most_jobs=512),
+    Curve(policy="max-min-fairness", sharing=True, distinct=True, most_jobs=512),
 )
 
 
-def posed(jobs: int, seed: int, *, sharing: bool, unlike: bool = False) -> Problem:
+def posed(jobs: int, seed: int, *, sharing: bool, distinct: bool = False) -> Problem:
     """The problem that the source times: its job types, a quarter of a GPU of each type for each job."""
     table = built_in_table()
     drawn = list(
@@ -88,10 +97,10 @@ def posed(jobs: int, seed: int, *, sharing: bool, unlike: bool = False) -> Probl
         ),
         pairs=_pairs([job.type for job in drawn]) if sharing else (),
     )
-    return _unlike(problem, spread) if unlike else problem
+    return _distinct(problem, spread) if distinct else problem
 
 
-def _unlike(problem: Problem, draw: random.Random) -> Problem:
+def _distinct(problem: Problem, draw: random.Random) -> Problem:
     """Every job's and pair's speed on every type changed by up to a tenth."""
 
     def near(rate: float) -> float:
@@ -126,7 +135,7 @@ def seconds(curve: Curve, jobs: int, trials: int) -> tuple[float, float]:
     """(median CPU seconds of a call, largest certified gap) over the seeds."""
     taken, gaps = [], []
     for trial in range(trials):
-        problem = posed(jobs, trial + 2, sharing=curve.sharing, unlike=curve.unlike)
+        problem = posed(jobs, trial + 2, sharing=curve.sharing, distinct=curve.distinct)
         begin = time.process_time()
         answer = allocate(curve.policy, problem, space_sharing=curve.sharing)
         taken.append(time.process_time() - begin)
@@ -146,17 +155,18 @@ def draw(curves: dict[str, dict[int, float]], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "ballast"
+    matplotlib.rcParams |= {"svg.hashsalt": "ballast", "svg.fonttype": "none"}
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(6.4, 4.2))
+    figure, axes = pyplot.subplots(figsize=(6.4, 5.2), layout="constrained")
     for name, points in curves.items():
         axes.loglog(list(points), list(points.values()), marker="o", label=f"{name} (n^{slope(points):.1f})")
     axes.set(xlabel="jobs", ylabel="CPU seconds of one allocation")
     axes.grid(visible=True, which="major", alpha=0.3)
-    axes.legend(fontsize="small")
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
+    figure.legend(fontsize="small", ncols=2, loc="outside lower center", frameon=False)
+    text = io.StringIO()
+    figure.savefig(text, metadata={"Date": None})
+    path.write_text(text.getvalue().replace("</style>", f"{DARK}</style>", 1))
 
 
 def main() -> None:
