@@ -60,7 +60,7 @@ class ElasticFamily:
         k, n = self.types, jobs if self.models is None else min(jobs, self.models)
         c = self.configurations
         of_type = np.sort(draw.uniform(1.0, 8.0, k))
-        # Types are unlike for every job, a power of their speed.
+        # Types differ for every job, a power of their speed.
         liking = of_type ** draw.uniform(0.3, 1.2, (n, 1)) * np.exp(0.3 * draw.standard_normal((n, k)))
         job = np.repeat(np.arange(n), c)
         gpus, row = np.zeros((n * c, k)), np.arange(n * c)

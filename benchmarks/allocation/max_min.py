@@ -1,4 +1,4 @@
-"""Max-min fairness over many unlike jobs: this project's solver beside others, same instances, one run.
+"""Max-min fairness over many distinct jobs: this project's solver beside others, same instances, one run.
 
     python benchmarks/allocation/max_min.py --jobs 10000 100000 --limit 120
 

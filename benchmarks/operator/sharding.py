@@ -4,7 +4,7 @@
 
 For each number of shards: CPU seconds of one decision (allocation and round) of the largest shard, and what
 the cut costs in fairness and throughput against one policy over everything. Jobs are dealt at random, by
-least demand, or by team (teams are of unlike sizes: the adversary). Nothing runs: values in, values out.
+least demand, or by team (teams are of different sizes: the adversary). Nothing runs: values in, values out.
 """
 
 import argparse

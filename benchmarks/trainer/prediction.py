@@ -1,4 +1,4 @@
-"""Step time and memory predicted by the trainer's forecast against measured: 30 random plans of unlike ranks.
+"""Step time and memory by the trainer's forecast against measured: 30 random plans of heterogeneous ranks.
 
 A plan is a schedule, a number of ranks with a speed each, a cut of 20 layers, a number of microbatches,
 replicas of the pipeline or of single stages, and whether forwards are repeated for the backward. All are
@@ -7,7 +7,7 @@ real processes of the trainer.
 Time: layers sleep (``calibrated.py``), unevenly, 4 to 12 ms a forward at speed 1 and twice that a backward.
 What a prediction needs is measured first, in three rounds of three runs of one plan (1F1B, an even split):
 the layers' seconds without and with repeated forwards, by ``fitted_action_seconds`` what the runtime needs
-for an action besides, and from four ranks of unlike speed how fast each kind of rank is. Medians of the
+for an action besides, and from four ranks of different speed how fast each kind of rank is. Medians of the
 rounds count. A measured step is the fastest of ``--steps``, since other programs only add time.
 
 Memory: the same plans with a GPT that computes. Predicted from one process's profile (``ballast-train
@@ -159,11 +159,11 @@ class Profiled:
             ]
             for _ in range(ROUNDS)
         ]
-        alike, unlike, again = (
+        alike, uneven, again = (
             self._median([costs for costs, _ in runs]) for runs in zip(*rounds, strict=True)
         )
         self.rows = {False: self._rows(alike), True: self._rows(again)}
-        slower = np.array(alike.total) / np.array(unlike.total)
+        slower = np.array(alike.total) / np.array(uneven.total)
         ends = itertools.pairwise(even)
         self.speeds = {
             kind: statistics.median(slower[first:end])

@@ -43,7 +43,7 @@ def predicted(folder):
 
 
 def test_a_pipeline_takes_its_slowest_stage_for_each_microbatch_and_its_transfers(tmp_path):
-    """8 microbatches over two stages of unlike GPUs, one boundary: activations one way, gradients back.
+    """8 microbatches over two stages of mixed GPUs, one boundary: activations one way, gradients back.
 
     Both ends have the embedding, 50,272 x 1024 words of four bytes, whose gradients they add up.
     """

@@ -78,8 +78,8 @@ HALF_SPEED = HIDDEN_47 * 16 * (GAIN - 1) / (16 - GAIN)
 CLUSTERS = (("4x4 (A)", (4, PCIE), (4, ETHERNET)), ("2x8 (B)", (8, 2.5e10), (2, 3.125e9)))
 AMP = (
     ("6, 7: like GPUs", 1.32, 1.20),
-    ("8, 9: unlike GPUs", 1.97, 1.28),
-    ("10, 11: unlike layers", 1.89, 1.07),
+    ("8, 9: mixed GPUs", 1.97, 1.28),
+    ("10, 11: different layers", 1.89, 1.07),
 )
 
 

@@ -46,7 +46,7 @@ class MixedPools(enum.StrEnum):
 
 
 PREDICTED = SCHEDULES.own(lambda kind: kind.closed_form)
-"""Schedules whose step time on unlike GPUs has a closed form."""
+"""Schedules whose step time on mixed GPUs has a closed form."""
 
 
 def can_mix(config: JobConfig) -> bool:
@@ -64,7 +64,7 @@ _ONE_STAGE = (
 _NEEDS: tuple[tuple[Condition, str, str], ...] = (
     (
         given("model"),
-        "needs a model, which Ballast cuts into stages that suit unlike GPUs; a script it does not",
+        "needs a model, which Ballast cuts into stages that suit mixed GPUs; a script it does not",
         "leave mixedPools out",
     ),
     (
@@ -74,7 +74,7 @@ _NEEDS: tuple[tuple[Condition, str, str], ...] = (
     ),
     (
         RowFact("pipeline.schedule", SCHEDULES, lambda kind: kind.closed_form),
-        f"is for the schedules {' and '.join(PREDICTED)}, whose speed on unlike GPUs can be predicted",
+        f"is for the schedules {' and '.join(PREDICTED)}, whose speed on mixed GPUs can be predicted",
         f"pipeline.schedule: {PREDICTED[0]}, or leave mixedPools out",
     ),
     (at("pipeline.stages_per_rank") == 1, *_ONE_STAGE),

@@ -505,7 +505,7 @@ class _Plans:
             left = (table.seconds_after - load * (second[at] / group * slow[at])).clip(0.0)
             longer = np.where(np.isfinite(total), left, 0.0) * (1 / slowest[at] - 1 / slow[at])
             saved = (second[at] / group * (slow[at] / slowest[at] - 1))[:, 0]
-            unlike = bool(saved.any())
+            third_type = bool(saved.any())
             half = (1 - 1 / data) / self._bandwidth
             in_microbatch, in_step = self._halves
             gathered, exchange = in_microbatch * half * table.weight_bytes.sum(), in_step * half * largest
@@ -517,7 +517,7 @@ class _Plans:
                     all_stages += gathered
                     mean = np.where(np.isfinite(all_stages), all_stages, 0.0) / p[some][:, None]
                     busiest = np.maximum(busiest, mean)
-                elif unlike:
+                elif third_type:
                     worth = np.where(saved[some] <= m - 1, self._ratio[work], 0.0)
                     all_stages += worth[:, None] * longer[some]
                 seconds = (m - 1) * busiest + all_stages
@@ -630,10 +630,10 @@ class _Loads:
             power: (n, 1) sum of the speeds of these.
         """
         largest = np.maximum(self._front[fast_ranks] / fast, self._back[slow_ranks] / slow)
-        unlike = np.flatnonzero(power < slow_ranks[:, None] * slow * (1 - 1e-9))
-        if len(unlike):
-            evenly = (self._sums[-1] - self._sums) / power[unlike]
-            largest[unlike] = np.maximum(largest[unlike], evenly)
+        uneven = np.flatnonzero(power < slow_ranks[:, None] * slow * (1 - 1e-9))
+        if len(uneven):
+            evenly = (self._sums[-1] - self._sums) / power[uneven]
+            largest[uneven] = np.maximum(largest[uneven], evenly)
         runs = np.isfinite(largest)
         total = np.where(runs, self._sums / fast + (self._sums[-1] - self._sums) / slow, math.inf)
         weights = np.maximum(

@@ -5,7 +5,7 @@ the total completion time, of which each job's counts by its weight. It follows 
 jobs that k GPUs speed up by k^p: with W_k the weights of the k longest jobs (for their weight), the k-th is
 worth (W_k^q - W_(k-1)^q)^(1/q), q = 1 / (1 - p), so that short jobs come first and long ones keep a part
 (Berg, Vesilo, Harchol-Balter, heSRPT: Parallel scheduling to minimize mean slowdown, 2020). Speeds of
-unlike jobs are compared in units between their fastest and their most efficient use of the cluster.
+distinct jobs are compared in units between their fastest and their most efficient use of the cluster.
 
 What a restart costs is not known in advance: it depends on how long the new configuration will last.  So a
 few choices with other exponents and stays are tried: the jobs in the system are run to their end for each (a

@@ -3,7 +3,7 @@
 The published loop moves all layers of one rank onto any other with room; it lacks a break and does
 not keep the order of layers.  Here neighbours merge, so stages stay contiguous: for each number of
 ranks the subset with the smallest largest load is found exactly, under the memory limits, and among
-equals the one for which the fewest bytes travel; where its step is too long and speeds are unlike, one
+equals the one for which the fewest bytes travel; where its step is too long and speeds differ, one
 whose step is not.  Rank 0 always stays (it hosts the rendezvous).
 
 Where a pod holds several positions of the pipeline, whole pods stay (:func:`kept_positions`).

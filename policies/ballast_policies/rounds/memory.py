@@ -188,7 +188,7 @@ class RoundMemory:
         shares: job -> column -> fraction of time, in force since ``at``.
         at: time of the last decision, seconds.
         moves: times at which running gangs were stopped or moved.
-        gpu_types: column -> GPU type, for columns that are not GPU types (pools of unlike price).
+        gpu_types: column -> GPU type, for columns that are not GPU types (pools of different price).
     """
 
     account: Account

@@ -56,7 +56,7 @@ class Question:
         room: tenant -> GPUs that its jobs may have besides those that run with their least sizes.
         pending: jobs of ``state.running`` that were granted their GPUs and do not hold them yet.
         asks: job -> what it asks of its nodes, where it asks for anything.
-        columns: pool -> column of shares and accounts where it is not the GPU type (pools of unlike price).
+        columns: pool -> column of shares and accounts where it is not the GPU type (of different price).
         parts: job -> part of the cluster that it has a claim to; None: by its weight.
     """
 

@@ -7,7 +7,7 @@ measured, layers are alike.
 By nodes measurements say it (dissertation section 5.3.1). The ranks of a gang on one node exchange data
 faster than those on several: these are different speeds, and what was measured of one is not taken for the
 other. Gavel has two of them in its tables, ``v100`` and ``v100_unconsolidated``; here the number of nodes
-counts, as nodes of a cluster have unlike sizes.
+counts, as nodes of a cluster have different sizes.
 """
 
 import dataclasses

@@ -99,7 +99,7 @@ def test_the_middle_of_the_optimum_gives_more_than_the_least_level_where_it_cost
 
 
 def test_both_solvers_reach_the_same_least_level():
-    """Five unlike gangs on two types: the optimum is one, the shares are not."""
+    """Five different gangs on two types: the optimum is one, the shares are not."""
     jobs = ledger([1, 1, 2, 1, 2], v100=2, p100=2, slow=0.3)
     rows, equal = np.arange(5), jobs.rate[:5] @ (jobs.capacity / jobs.capacity.sum())
 

@@ -31,7 +31,7 @@ TYPES = ("a100", "v100 at 0.74", "v100 at 2.48", "p100", "k80")
 
 
 def a_state(jobs: int, seed: int = 0) -> SavedState:
-    """Unlike jobs with names and figures as real ones have them."""
+    """Distinct jobs with names and figures as real ones have them."""
     draw = random.Random(seed)
     names = [f"team-{draw.randrange(40)}/train-{draw.getrandbits(40):010x}-{i}" for i in range(jobs)]
 

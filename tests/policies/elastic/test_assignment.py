@@ -68,7 +68,7 @@ def test_prices_never_give_out_what_is_not_there(jobs):
 
 
 def test_by_prices_the_choice_is_nearly_the_best_one():
-    """Sixty jobs that gain unlike much from more GPUs, on two types that suit them unlike well."""
+    """Sixty jobs that gain unequally from more GPUs, on two types that suit them unequally."""
     cluster = ElasticCluster(nodes={"v100": 20, "k80": 30}, gpus_per_node={"v100": 4, "k80": 4})
     jobs = [
         [

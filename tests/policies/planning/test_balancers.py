@@ -44,7 +44,7 @@ def test_the_nearest_partition_moves_the_fewest_bytes(loads, data):
 
 
 @given(loads=seconds, microbatches=st.sampled_from([1, 4, 32]), data=st.data())
-def test_over_unlike_ranks_the_nearest_partition_has_the_shortest_step_of_the_most_even(
+def test_over_heterogeneous_ranks_the_nearest_partition_has_the_shortest_step_of_the_most_even(
     loads, microbatches, data
 ):
     """Partitions with the same largest load differ in the time to fill the pipeline; bytes come after it."""
@@ -69,7 +69,7 @@ def test_over_unlike_ranks_the_nearest_partition_has_the_shortest_step_of_the_mo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("microbatches", [2, 4, 8])
-def test_over_unlike_ranks_filling_the_pipeline_counts_beside_the_slowest_rank(microbatches):
+def test_over_heterogeneous_ranks_filling_the_pipeline_counts_beside_the_slowest_rank(microbatches):
     """Within 1 % of the shortest step of all partitions; by the largest load alone it is longer."""
     random = np.random.default_rng(microbatches)
     longer = []

@@ -32,7 +32,7 @@ loads = st.lists(st.floats(0.01, 10.0), min_size=2, max_size=9)
 @examples(200)
 @given(whole=st.booleans(), layers=st.integers(1, 9), data=st.data())
 def test_the_exact_partition_equals_brute_force(whole, layers, data):
-    """The smallest largest load, then the smallest sum: over unlike ranks, within bytes that differ by rank,
+    """The smallest largest load, then the smallest sum: over heterogeneous ranks, within bytes by rank,
     where early ranks have more microbatches in flight; so has the nearest one. Whole seconds make many ties.
     """
     second = st.integers(1, 3) if whole else st.floats(0.01, 10.0)
@@ -83,7 +83,7 @@ def test_diffusion_only_improves_and_every_step_is_a_chain_move(seconds, data):
 @pytest.mark.slow
 @examples(150)
 @given(seconds=loads, data=st.data())
-def test_diffusion_ends_at_the_optimum_also_with_unlike_ranks_within_memory(seconds, data):
+def test_diffusion_ends_at_the_optimum_also_with_heterogeneous_ranks_within_memory(seconds, data):
     """The smallest largest load that the exact balancer finds, from any partition that fits."""
     ranks = data.draw(st.integers(1, len(seconds)))
     speeds = data.draw(st.lists(st.sampled_from([0.25, 0.5, 1.0, 1.1, 3.7]), min_size=ranks, max_size=ranks))

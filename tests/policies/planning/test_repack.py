@@ -85,7 +85,7 @@ def test_the_kept_ranks_equal_brute_force(seconds, data):
     microbatches=st.integers(1, 3),
     slower=st.floats(0.5, 2.5),
 )
-def test_ranks_of_unlike_speeds_are_released_wherever_some_choice_has_a_step_within_the_limit(
+def test_ranks_of_different_speeds_are_released_wherever_some_choice_has_a_step_within_the_limit(
     seconds, speeds, microbatches, slower
 ):
     """Also where another choice than the one with the smallest largest load has it."""

@@ -26,7 +26,7 @@ def layer_costs(family: str, layers: int, seed: int) -> np.ndarray:
     random = np.random.default_rng(seed)
     return {
         "alike": np.ones(layers),
-        "unlike": random.uniform(0.5, 1.5, layers),
+        "different": random.uniform(0.5, 1.5, layers),
         "heavy tail": random.lognormal(0, 0.8, layers),
         "cheaper to the end": np.linspace(1.0, 0.1, layers),
         "some free": random.choice([0.0, 1.0], layers, p=[0.3, 0.7]),
@@ -43,7 +43,7 @@ def pipeline(schedule: str, chunks: int, seconds: np.ndarray, *, ranks=2, capaci
     )
 
 
-FAMILIES = ["alike", "unlike", "heavy tail", "cheaper to the end", "some free"]
+FAMILIES = ["alike", "different", "heavy tail", "cheaper to the end", "some free"]
 
 
 @pytest.mark.parametrize("family", first_fast(FAMILIES, 2))

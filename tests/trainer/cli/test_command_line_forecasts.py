@@ -37,7 +37,7 @@ def test_an_even_1f1b_step_equals_the_formula(call):
     ]
 
 
-def test_a_step_of_unlike_ranks_is_as_long_as_its_slowest_pipeline(call):
+def test_a_step_of_heterogeneous_ranks_is_as_long_as_its_slowest_pipeline(call):
     """Two replicas of two stages, ranks by position: the second replica has half the speed."""
     seconds = {"parallelism": {"data": 2}}
     (alike,) = simulated(call, "--ranks", "4", **seconds)

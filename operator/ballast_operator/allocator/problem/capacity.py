@@ -96,7 +96,7 @@ def told_apart(
     regions: Mapping[str, str],
     jobs: Iterable[JobView],
 ) -> Mapping[str, str]:
-    """Pool -> mark, of pools that are unlike others of their GPU type to some of ``jobs``.
+    """Pool -> mark, of pools that differ from others of their GPU type to some of ``jobs``.
 
     By their memory; by capacity type and region if one of the jobs tells these apart.
     """

@@ -3,7 +3,7 @@
     maximise  sum_m  w_m v_m throughput(m, X)   over X in {0, 1}
 
 v_m is what the progress of job m is worth to the total completion time, by its rank among the times left
-(heSRPT; ``ballast_policies.elastic.completion_time`` says how, and how speeds of unlike jobs are compared):
+(heSRPT; ``ballast_policies.elastic.completion_time`` says how, and how speeds of distinct jobs are compared):
 short jobs come first, and long ones keep a part where jobs are elastic. Exact within the limits of
 ``elastic.assignment``; no bound is given on the completion times themselves.
 

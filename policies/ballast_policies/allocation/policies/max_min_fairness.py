@@ -1,4 +1,4 @@
-"""Max-min fairness over unlike GPUs: heterogeneity-aware LAS (dissertation section 5.4.1).
+"""Max-min fairness over mixed GPUs: heterogeneity-aware LAS (dissertation section 5.4.1).
 
     maximise_X  min_m  gpus_m throughput(m, X) / (w_m throughput(m, X_equal))
 

@@ -90,7 +90,7 @@ PAIRS = Method(
     code="solvers.linear",
     when=f"{MANY_PAIRS:,} pairs and more",
     applies=lambda size: size.pairs >= MANY_PAIRS,
-    without="space sharing of 256 unlike jobs 11 s, with it 0.5 s (`growth.py`)",
+    without="space sharing of 256 distinct jobs 11 s, with it 0.5 s (`growth.py`)",
 )
 PRICES = Method(
     name="prices",

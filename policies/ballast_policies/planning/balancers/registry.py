@@ -134,9 +134,9 @@ BALANCERS = Registry(
     row_type=Balancer,
     rows={
         "exact": Balancer(
-            summary="The best partition, by dynamic programming, over unlike ranks by the predicted step; "
-            "of several, the one that moves the fewest bytes. Where ranks hold several stages: the shortest "
-            "step of the schedule, by local search.",
+            summary="The best partition, by dynamic programming, over heterogeneous ranks by the predicted "
+            "step; of several, the one that moves the fewest bytes. Where ranks hold several stages: the "
+            "shortest step of the schedule, by local search.",
             choose=_exact,
         ),
         "diffusion": Balancer(

@@ -153,7 +153,7 @@ def _checked(
     try:
         at_steps, values = np.asarray(steps, dtype=float), np.asarray(measured, dtype=float)
     except ValueError as error:
-        raise PlanningError(f"measured: rows of unlike lengths. {fix}") from error
+        raise PlanningError(f"measured: rows of different lengths. {fix}") from error
     if values.ndim != 2 or not len(values) or at_steps.shape != values.shape[:1]:
         raise PlanningError(f"measured: shape {values.shape} for {len(at_steps)} steps. {fix}")
     if not np.isfinite(values).all():

@@ -1,4 +1,4 @@
-"""AMP: tensor, data and pipeline degrees, placement and layers on unlike GPUs and links (AMP, NeurIPS 2022).
+"""AMP: tensor, data and pipeline degrees, placement and layers on mixed GPUs and links (AMP, NeurIPS 2022).
 
 Of a strategy, from layers, speeds and links as :mod:`.cost_model` has them (section 3.4 and equation 10):
 

@@ -3,7 +3,7 @@
 2BW's and PTD-P's, over any profile, give parallel pipelines of stages with as many layers each. Both were
 made for models of equal blocks on equal GPUs (dissertation 3.3 and 4.3): stages have the same number of
 layers, up to one, and GPUs are taken in the cluster's order, tensor-parallel groups together, then replicas
-of a stage, then stages. With unlike layers or GPUs the slowest stage counts, in the terms of
+of a stage, then stages. With different layers or GPUs the slowest stage counts, in the terms of
 :mod:`cost_model`.
 """
 

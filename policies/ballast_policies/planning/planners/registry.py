@@ -269,7 +269,7 @@ PLANNERS = Registry(
             shards=True,
         ),
         "amp": Planner(
-            summary="tensor x data x pipeline on unlike GPUs and links", plan=published.amp, shards=True
+            summary="tensor x data x pipeline on mixed GPUs and links", plan=published.amp, shards=True
         ),
     },
 )

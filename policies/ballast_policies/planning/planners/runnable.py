@@ -100,7 +100,7 @@ def _in_several_pools(layout: Layout, devices: Devices, schedule: str, *, one_ea
         return "a gang in several pools has one stage a rank, and as many ranks for each stage"
     if not SCHEDULES[schedule].closed_form:
         return (
-            f"a gang in several pools has a schedule whose speed on unlike GPUs is predicted, not {schedule}"
+            f"a gang in several pools has a schedule whose speed on mixed GPUs is predicted, not {schedule}"
         )
     if len(in_turn) > len(set(in_turn)):
         return f"its GPUs are {', '.join(in_turn)} in turn: a gang has those of a pool one after the other"

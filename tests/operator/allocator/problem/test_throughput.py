@@ -176,7 +176,7 @@ def test_a_size_that_the_job_has_run_with_has_the_speed_that_it_reported():
     assert found["v100"][1] == pytest.approx(3.0 * 9 / 16, rel=1e-3)
 
 
-def test_unlike_layers_that_were_measured_limit_what_more_gpus_bring():
+def test_different_layers_that_were_measured_limit_what_more_gpus_bring():
     """One layer has half of the work: four ranks are less than 1.4 times as fast as two; alike, 1.6 times."""
     measurements, spec = Measurements(), a_spec(config=config())
     view = a_report("a", spec, rate=3.0, step=1)

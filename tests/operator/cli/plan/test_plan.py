@@ -185,7 +185,7 @@ def test_a_batch_beyond_all_measure_is_planned_without_being_played(run, name):
         assert plan["refused"] is None and plan["microbatches"] <= 65_536
 
 
-def test_top_plans_are_the_fastest_first_and_unlike(run):
+def test_top_plans_are_the_fastest_first_and_distinct(run):
     """Each of another shape; the first is that of one plan."""
     answer = json.loads(run("--planner", "best", "--top", "4", "--output", "json").output)
     seconds = [plan["stepSeconds"] for plan in answer["plans"]]

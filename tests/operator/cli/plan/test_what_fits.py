@@ -24,7 +24,7 @@ BYTES = ("held_bytes", "weight_bytes", "activation_bytes", "output_bytes", "grad
 
 @st.composite
 def requests(draw, schedules, *, shards):
-    """Layers of unlike bytes, a fourth of them weights, on equal GPUs of one server.
+    """Layers of different bytes, a fourth of them weights, on equal GPUs of one server.
 
     ``shards``: replicas may share them.
     """

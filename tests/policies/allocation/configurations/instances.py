@@ -7,7 +7,7 @@ FAMILIES = (
     "contended",
     "idle GPUs",
     "like jobs",
-    "unlike jobs",
+    "distinct jobs",
     "mixed types",
     "gangs that never fit",
     "speeds of zero",
@@ -19,7 +19,7 @@ FAMILIES = (
     "ties",
     "gangs alone",
 )
-RANGE_OF_SPEEDS = {"unlike jobs": (-2, 3), "huge and tiny speeds": (-6, 6)}
+RANGE_OF_SPEEDS = {"distinct jobs": (-2, 3), "huge and tiny speeds": (-6, 6)}
 """Powers of ten between which jobs are faster than each other; twice elsewhere."""
 
 
@@ -29,7 +29,7 @@ def problem_of(family: str, seed: int) -> Problem:
     types = tuple(f"type-{j}" for j in range(random.integers(1, 5)))
     jobs = int(random.integers(1, 3 if family == "many configurations" else 7))
     most = {"contended": 4, "idle GPUs": 40}.get(family, 9)
-    capacity = random.integers(0 if family == "unlike jobs" else 1, most + 1, len(types))
+    capacity = random.integers(0 if family == "distinct jobs" else 1, most + 1, len(types))
     like = _configurations(family, random, types, 1.0)
     every = []
     for m in range(jobs):

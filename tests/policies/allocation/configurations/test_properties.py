@@ -72,7 +72,7 @@ def test_sharing_incentive_beside_gangs():
     assert alone.levels == pytest.approx({"gang": 4.0, "elastic": 4.0, "gang-2": 4.0})
 
 
-@pytest.mark.parametrize("family", ["contended", "mixed types", "unlike jobs"])
+@pytest.mark.parametrize("family", ["contended", "mixed types", "distinct jobs"])
 def test_another_gpu_never_hurts_and_another_job_never_helps(family):
     """In units that do not change with the cluster: seconds, steps/s."""
     for seed in SEEDS:

@@ -76,7 +76,7 @@ def test_weights_enter_where_stated_and_only_once():
         assert second[name] == pytest.approx(row, abs=1e-6)
 
 
-def test_pairs_of_gangs_of_unlike_sizes_leave_the_others_alone():
+def test_pairs_of_gangs_of_different_sizes_leave_the_others_alone():
     """Gangs of two and of one in one problem with pairs: no crash, no wrong grouping, more than alone."""
     p = random_problem(11, 10, 3, gangs=(1, 2), pairs=0.6)
     answer = allocate("max-min-fairness", p, space_sharing=True)

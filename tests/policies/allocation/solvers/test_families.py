@@ -19,7 +19,7 @@ JOBS = 300
 
 
 def cluster(seed, *, jobs=1100, types=6, contention=4.0, unusable=0.1, noise=0.3, ties=False):
-    """Jobs of gangs and weights with speeds of their own, on GPU types of unlike sizes."""
+    """Jobs of gangs and weights with speeds of their own, on GPU types of different sizes."""
     draw = np.random.default_rng(seed)
     size = 10 ** draw.uniform(-1, 2, jobs)
     speed = np.sort(draw.uniform(1, 8, types))

@@ -42,7 +42,7 @@ def test_small_matchings_are_those_of_the_hungarian_method_and_proven(seed):
 @pytest.mark.parametrize("gpus", [0.2, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize("like", [None, 30])
 def test_large_matchings_are_proven_optimal(gpus, like):
-    """From five jobs for each GPU to two GPUs for each job, unlike jobs and copies."""
+    """From five jobs for each GPU to two GPUs for each job, distinct jobs and copies."""
     work = lengths(3, 3000, 4, like=like)
     capacity = np.floor(3000 * gpus * np.array([0.1, 0.2, 0.3, 0.4]))
     found = queues.match(work, capacity)

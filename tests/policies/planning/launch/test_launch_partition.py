@@ -1,4 +1,4 @@
-"""The first stages of a launch, by layers, speeds and memory; and the speed of one over unlike GPUs."""
+"""The first stages of a launch, by layers, speeds and memory; and the speed of one over mixed GPUs."""
 
 import itertools
 import random

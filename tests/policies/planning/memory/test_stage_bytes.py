@@ -25,7 +25,7 @@ REPLICATED = [name for name in ONE_STAGE if SCHEDULES[name].build_replicated is 
 
 @st.composite
 def measured_layers(draw, least=1, most=8):
-    """Layers of unlike bytes, some of which were not measured."""
+    """Layers of different bytes, some of which were not measured."""
     count = draw(st.integers(least, most))
 
     def column(top):

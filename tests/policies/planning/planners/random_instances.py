@@ -1,4 +1,4 @@
-"""Random profiles and clusters: two levels of links, unlike GPUs, memory that is enough or not."""
+"""Random profiles and clusters: two levels of links, mixed GPUs, memory that is enough or not."""
 
 import numpy as np
 from ballast_policies.planning.planners.cost_model import CostModel
@@ -23,10 +23,10 @@ def random_profile(random, layers):
     )
 
 
-def random_kinds(random, most_gpus, *, memory=0.6, least=3.0, unlike=True):
+def random_kinds(random, most_gpus, *, memory=0.6, least=3.0, mixed=True):
     """One to three types."""
     kinds, left = [], most_gpus
-    for name in "abc"[: int(random.integers(1, 4)) if unlike else 1]:
+    for name in "abc"[: int(random.integers(1, 4)) if mixed else 1]:
         if left:
             count = int(random.integers(1, left + 1))
             left -= count
@@ -41,10 +41,10 @@ def random_kinds(random, most_gpus, *, memory=0.6, least=3.0, unlike=True):
     return kinds
 
 
-def random_model(random, *, most_gpus=5, most_layers=6, memory=0.6, unlike=True, inside=20.0, zero_stage=0):
+def random_model(random, *, most_gpus=5, most_layers=6, memory=0.6, mixed=True, inside=20.0, zero_stage=0):
     """A cost model of such an instance; ``inside``: bytes/s of links inside servers, where there are any."""
     profile = random_profile(random, int(random.integers(1, most_layers + 1)))
-    kinds = random_kinds(random, most_gpus, memory=memory, unlike=unlike)
+    kinds = random_kinds(random, most_gpus, memory=memory, mixed=mixed)
     count = sum(kind.count for kind in kinds)
     links = random.random() < 0.8
     devices = devices_of(

@@ -103,7 +103,7 @@ def test_amp_step_time_by_hand():
 
 @given(seed=st.integers(0, 10**6))
 def test_layers_go_where_no_other_cut_has_a_shorter_step(seed):
-    """Of all cuts that fit the memory, over unlike stages and boundaries, with layers that are equal."""
+    """Of all cuts that fit the memory, over heterogeneous stages and boundaries, of equal layers."""
     random = np.random.default_rng(seed)
     stages = int(random.integers(1, 5))
     layers = int(random.integers(stages, 9))

@@ -45,7 +45,7 @@ def test_a_long_steady_run_is_not_played_microbatch_by_microbatch():
 
 @pytest.mark.parametrize("seed", first_daily(range(60), 15))
 def test_the_judge_agrees_with_the_simulator_for_any_layout(seed):
-    """Tensor and data degrees, recomputation, unlike GPUs and links, and stages with unlike replicas."""
+    """Tensor and data degrees, recomputation, mixed GPUs and links, and stages with different replicas."""
     random = np.random.default_rng(seed)
     model = random_model(random, most_gpus=8)
     gpus = random.permutation(model.devices.count).tolist()

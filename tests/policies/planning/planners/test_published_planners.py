@@ -106,7 +106,7 @@ def test_pipedream_within_memory_equals_brute_force(seed):
 
 
 @pytest.mark.parametrize("seed", first_daily(range(25), 8))
-def test_amp_on_unlike_devices_within_their_memory_equals_brute_force(seed):
+def test_amp_on_mixed_devices_within_their_memory_equals_brute_force(seed):
     """Every degree, tiling, microbatch size and cut; each device with its own speed and memory."""
     random = np.random.default_rng(seed)
     rows, columns = map(int, random.choice([(2, 2), (4, 1), (2, 3), (3, 1)]))

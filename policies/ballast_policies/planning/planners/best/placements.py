@@ -325,7 +325,7 @@ def _sequences(
     return extend()
 
 
-def unlike(devices: Devices, placements: np.ndarray) -> tuple[StageGpus, np.ndarray]:
+def distinct_placements(devices: Devices, placements: np.ndarray) -> tuple[StageGpus, np.ndarray]:
     """The stages' GPUs of the placements that differ for the cost model, shape (n, p), and their numbers."""
     speeds, memory = np.asarray(devices.speeds), np.asarray(devices.memory)
     server = np.asarray(devices.servers)[placements]

@@ -24,9 +24,9 @@ from ballast_policies.planning.planners.best.placements import (
     Placement,
     Shape,
     all_shapes,
+    distinct_placements,
     every_placement,
     likely_placements,
-    unlike,
 )
 from ballast_policies.planning.planners.cost_model import CostModel, Degrees, StageGpus
 from ballast_policies.planning.planners.layout import Layout
@@ -171,7 +171,7 @@ def _best_of_shape(model: CostModel, shape: Shape, limit: float) -> tuple[_Found
         if placements is not None:
             if not len(placements):
                 return None, True
-            gpus, kept = unlike(model.devices, placements)
+            gpus, kept = distinct_placements(model.devices, placements)
             if len(kept) * len(cuts) <= _FEW_PLANS:
                 seconds, index, bounds = best_of_all(model, degrees, gpus, cuts, limit)
                 if not np.isfinite(seconds):
