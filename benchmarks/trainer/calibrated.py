@@ -111,7 +111,7 @@ class StatedLoads(Dynamic):
         for layer in layers:
             layer.module.forward_seconds, layer.module.backward_seconds = self._loads[step, layer.index]
 
-    def conform(self, step: int, layers: LayerSet) -> None:
+    def reapply(self, step: int, layers: LayerSet) -> None:
         """Layers that were built or received."""
         self._tell(min(step, len(self._loads) - 1), layers)
 

@@ -99,7 +99,7 @@ def test_what_a_layer_remembers_travels_with_it(criterion):
     for source, target in zip(layers, other, strict=True):
         target.load({name: value.clone() for name, value in source.state().items()})
     fresh = freezing(criterion, threshold=0.05 if criterion == "weightChange" else 0.2)
-    fresh.conform(18, other)
+    fresh.reapply(18, other)
     assert frozen(other) == frozen(layers)
     steps = range(20, 36)
     assert run(dynamic, layers, steps, settle) == run(fresh, other, steps, settle)

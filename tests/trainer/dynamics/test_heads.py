@@ -61,7 +61,7 @@ def test_the_weakest_heads_of_the_whole_model_go(family):
     other = held(model_of(family), dynamic)
     for source, target in zip(layers, other, strict=True):
         target.load({name: value.clone() for name, value in source.state().items()})
-    dynamic.conform(7, other)
+    dynamic.reapply(7, other)
     assert torch.equal(other[1].module.eval()(hidden), pruned), "a rank that receives it computes the same"
     keep = torch.zeros(len(scores), dtype=torch.bool)
     keep[scores.topk(kept).indices] = True

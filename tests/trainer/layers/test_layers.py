@@ -41,7 +41,7 @@ def one_rank(dynamic=None, step=0):
     model = build_gpt(layers=5, dim=16, heads=2, context=8)
     layers, meter = all_layers(model), Meter(model.layer_count, CPU, None)
     if dynamic is not None:
-        dynamic.conform(step, layers)
+        dynamic.reapply(step, layers)
     return one_stage(model, layers, 2, meter), layers, meter, model.batch(0, 0, 4)
 
 

@@ -73,7 +73,7 @@ class BlockChange(Dynamic):
         """Change a newly built layer."""
         return module if self.lacks(index, module) else self.change_block(module, index)
 
-    def conform(self, step: int, layers: LayerSet) -> None:
+    def reapply(self, step: int, layers: LayerSet) -> None:
         """Set the state before ``step``."""
         self._tell(layers, step - 1)
 

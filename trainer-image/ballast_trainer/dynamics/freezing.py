@@ -153,7 +153,7 @@ class Freezing(Dynamic):
             plasticity.prepare(module)
         return module
 
-    def conform(self, step: int, layers: LayerSet) -> None:
+    def reapply(self, step: int, layers: LayerSet) -> None:
         """Freeze the layers that are frozen before ``step``."""
         if self._by_steps:
             self._freeze(layers, self.frozen_count(step - 1) if step > 0 else 0)

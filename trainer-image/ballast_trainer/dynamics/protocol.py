@@ -44,10 +44,10 @@ class Dynamic:
         return module
 
     def resumed(self, step: int, layers: LayerSet, world: World) -> None:
-        """Called once as the job starts or resumes at ``step``, after :meth:`conform`; collective."""
+        """Called once as the job starts or resumes at ``step``, after :meth:`reapply`; collective."""
 
-    def conform(self, step: int, layers: LayerSet) -> None:
-        """Bring layers that were built, received or loaded to the state before ``step``."""
+    def reapply(self, step: int, layers: LayerSet) -> None:
+        """Reapply the changes before ``step`` to layers that were built, received or loaded."""
 
     def apply(self, step: int, layers: LayerSet, world: World) -> bool:
         """Carry out the changes due before ``step``; collective. Returns whether layers' costs changed."""

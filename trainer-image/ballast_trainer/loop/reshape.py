@@ -125,7 +125,7 @@ def _move_and_try(
     joined = frozenset(positions).difference(*owners(in_force, replicas).values())
     migration = migrate(model.world, model.layers, moves, overlap=overlap, watch=watch)
     for dynamic in model.dynamics:
-        dynamic.conform(step, model.layers)
+        dynamic.reapply(step, model.layers)
     try:
         boundaries = model.probe_partition(step, stages, len(kept), in_force=in_force, joined=joined)
     except (TrialFailed, ConfigurationError) as error:

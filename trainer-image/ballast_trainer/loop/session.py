@@ -101,7 +101,7 @@ class Session:
             self._end.resume()
         model.send_tied_weights()
         for dynamic in model.dynamics:
-            dynamic.conform(self._run.step, model.layers)
+            dynamic.reapply(self._run.step, model.layers)
         for dynamic in model.dynamics:
             dynamic.resumed(self._run.step, model.layers, model.world)
         model.rebuild(self._run.step)

@@ -131,7 +131,7 @@ class UnitPruning(GradualPruning):
             self.units.prepare(self._part(module))
         return module
 
-    def conform(self, step: int, layers: LayerSet) -> None:
+    def reapply(self, step: int, layers: LayerSet) -> None:
         """Layers that were received or loaded may have lost units."""
         for layer in layers:
             for found in self.units.prepared(layer.module):
