@@ -168,8 +168,6 @@ def plan(
         cluster = cluster if measured is None else cluster.measured_by(measured)
         if not chosen.simulates:
             _refuse_without_simulation(planner, sweep=sweep, trace=trace, picture=drawn, csv=csv_file)
-        if chosen.needs_links:
-            cluster.check_links()
         request = _request(layers, cluster, measured, **options)
         found = chosen.plan(request)
         answer, text = dict(found.content), found.text

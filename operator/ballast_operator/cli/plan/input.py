@@ -163,14 +163,6 @@ class ClusterInput(_Input):
         gpus = [gpu.model_copy(update={"speed": profiles.speed(gpu.type)}) for gpu in self.gpus]
         return self.model_copy(update={"gpus": gpus})
 
-    def check_links(self) -> None:
-        """Refuse a cluster without bandwidth. Raises ClickException: it has none."""
-        if self.bandwidth is None:
-            raise click.ClickException(
-                "this planner weighs transfers. To fix: give the cluster "
-                "`bandwidth: {insideServer: ..., betweenServers: ...}` in bytes/s"
-            )
-
 
 class _GivenStage(_Input):
     model_config = pydantic.ConfigDict(extra="ignore")

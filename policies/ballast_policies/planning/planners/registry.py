@@ -232,7 +232,6 @@ class Planner:
     Attributes:
         summary: what it plans, for the documentation.
         plan: raises PlanningError or ScheduleError where there is no plan.
-        needs_links: it cannot plan without the cluster's bandwidth; without it transfers are free.
         simulates: its answer has a simulated pipeline, which can be drawn and exported.
         measured: it plans from layers that were measured by GPU type and tensor degree.
         shards: it plans replicas that share the optimizer's state, gradients or weights.
@@ -240,7 +239,6 @@ class Planner:
 
     summary: str
     plan: Callable[[PlanRequest], PlannerAnswer]
-    needs_links: bool = False
     simulates: bool = False
     measured: bool = False
     shards: bool = False
