@@ -5,6 +5,7 @@ Service accounts, roles and bindings are not watched; after a takeover they are 
 
 import dataclasses
 import datetime
+import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
@@ -97,6 +98,17 @@ class AvoidedNode:
         return f"avoided until {show(self.until)}: {' and '.join(said)}"
 
 
+UNTIL_PART = 0.25
+"""Of the time for which a node is avoided: to it that time is rounded up, so that what is told of a node
+does not change with each report of those that stay there."""
+
+
+def _until(complained: Time, lasts: float) -> Time:
+    step = max(1.0, lasts * UNTIL_PART)
+    end = math.ceil((complained.timestamp() + lasts) / step) * step
+    return datetime.datetime.fromtimestamp(end, datetime.UTC)
+
+
 class Findings:
     """Findings of passes over all jobs. ``clock``: seconds that never go back.
 
@@ -151,9 +163,9 @@ class Findings:
 
     def judge(self, health: NodeHealth, now: Time) -> bool:
         """Find the nodes that all jobs avoid by the complaints of several; says whether that is news."""
-        within = datetime.timedelta(seconds=health.within_seconds)
-        lasts = datetime.timedelta(seconds=health.avoid_seconds)
-        self._complaints = {key: it for key, it in self._complaints.items() if it.at + within + lasts > now}
+        within, lasts = datetime.timedelta(seconds=health.within_seconds), health.avoid_seconds
+        kept = within + datetime.timedelta(seconds=lasts * (1 + UNTIL_PART))
+        self._complaints = {key: it for key, it in self._complaints.items() if it.at + kept > now}
         by_node: defaultdict[str, list[tuple[Time, str, bool]]] = defaultdict(list)
         for key, (node, at, slow) in self._complaints.items():
             by_node[node].append((at, job_id(key), slow))
@@ -161,10 +173,11 @@ class Findings:
         for node, complaints in by_node.items():
             complaints.sort(reverse=True)
             for first, last in zip(complaints, complaints[health.failed_jobs - 1 :], strict=False):
-                if first[0] - last[0] <= within and first[0] + lasts > now:
+                until = _until(first[0], lasts)
+                if first[0] - last[0] <= within and until > now:
                     jobs = sorted((job, slow) for at, job, slow in complaints if last[0] <= at <= first[0])
                     found[node] = AvoidedNode(
-                        until=first[0] + lasts,
+                        until=until,
                         failed=tuple(job for job, slow in jobs if not slow),
                         slow=tuple(job for job, slow in jobs if slow),
                     )

@@ -106,21 +106,32 @@ def test_nodes_without_a_device_plugin_and_pools_without_nodes_are_named(live_cl
 
 
 def test_network_policies_that_keep_ranks_apart_are_named(live_cluster, stage):
-    """By job and direction, until one lets them through; a job of one rank has nobody to reach."""
-    for name, gpus in (("gang", 2), ("alone", 1)):
-        job = training_job(name, image="i", command=["true"], steps=1, gpus=gpus)
+    """By job and direction, until one lets them through; a job of one pod has nobody to reach."""
+    bodies = [
+        training_job(name, image="i", command=["true"], steps=1, gpus=gpus)
+        for name, gpus in (("gang", 2), ("alone", 1), ("copies", 1), ("pod", 1))
+    ]
+    for job, per_pod in zip(bodies[2:], (1, 2), strict=True):
+        del job["spec"]["template"]["spec"]["containers"][0]["command"]
+        job["spec"] |= {"model": {"name": "gpt"}, "checkpoint": {"path": "/checkpoints"}}
+        job["spec"]["parallelism"] = {"data": 2, "gpusPerPod": per_pod}
+        job["spec"]["pipeline"] |= {"globalBatchSize": 8, "microbatches": 4}
+    for job in bodies:
         stage.custom.create_namespaced_custom_object(namespace=stage.namespace, body=job, **JOBS)
     assert doctor(live_cluster)["network"]["status"] == "ok"
     closed, opened = yaml.safe_load_all((ROOT / "examples" / "networkpolicy.yaml").read_text())
     rules = client.NetworkingV1Api(stage.core.api_client)
     rules.create_namespaced_network_policy(stage.namespace, closed)
     told = doctor(live_cluster)["network"]
-    apart = f"{stage.namespace}/gang (ingress), {stage.namespace}/gang (egress)"
+    ways = (f"{stage.namespace}/{job} ({way})" for job in ("copies", "gang") for way in ("ingress", "egress"))
+    apart = ", ".join(ways)
     assert (told["status"], told["message"]) == ("failed", f"NetworkPolicies keep ranks apart: {apart}")
     ingress = opened["spec"]["ingress"]
     opened["spec"]["ingress"] = [{**ingress[0], "ports": [{"port": 29500}]}, *ingress[1:]]
     rules.create_namespaced_network_policy(stage.namespace, opened)
-    assert doctor(live_cluster)["network"]["message"].endswith(f": {stage.namespace}/gang (ingress)")
+    assert doctor(live_cluster)["network"]["message"].endswith(
+        f"/copies (ingress), {stage.namespace}/gang (ingress)"
+    )
     opened["spec"]["ingress"] = ingress
     rules.replace_namespaced_network_policy("ballast-trainers", stage.namespace, opened)
     assert doctor(live_cluster)["network"]["status"] == "ok"

@@ -379,9 +379,8 @@ async def _storage(client: "AsyncClient") -> list[Finding]:
     """The claims that jobs name, and whether several nodes can mount them."""
     wanted: dict[tuple[str, str], int] = {}
     for job in await _jobs(client):
-        spec = job.get("spec") or {}
-        most = _ranks_of(spec)
-        pod = (spec.get("template") or {}).get("spec") or {}
+        most = _pods_of(job)
+        pod = (job["spec"].get("template") or {}).get("spec") or {}
         for volume in pod.get("volumes") or []:
             if claim := (volume.get("persistentVolumeClaim") or {}).get("claimName"):
                 key = (job["metadata"]["namespace"], str(claim))
@@ -416,7 +415,7 @@ async def _network(client: "AsyncClient") -> list[Finding]:
     closed, waits, across = [], [], 0
     policies = await _items(client, "/apis/networking.k8s.io/v1/networkpolicies")
     for job in await _jobs(client):
-        spec, status = job.get("spec") or {}, job.get("status") or {}
+        status = job.get("status") or {}
         where = f"{job['metadata']['namespace']}/{_name(job)}"
         rows = {row.get("type"): row for row in status.get("conditions") or []}
         running, allocation = rows.get("Running") or {}, status.get("allocation") or {}
@@ -424,7 +423,7 @@ async def _network(client: "AsyncClient") -> list[Finding]:
             across += 1
         elif running.get("reason") == "RanksMeeting" and await _meets_late(client, job):
             waits.append(where)
-        if status.get("state") not in ("Succeeded", "Failed") and _ranks_of(spec) > 1:
+        if status.get("state") not in ("Succeeded", "Failed") and _pods_of(job) > 1:
             closed += [f"{where} ({way})" for way in _closed(job, policies)]
     found = []
     fix = "let the pods of a job reach each other on every port (examples/networkpolicy.yaml)"
@@ -460,8 +459,14 @@ async def _meets_late(client: "AsyncClient", job: Mapping[str, Any]) -> bool:
     return _age(written, now) > _MEETING_SECONDS
 
 
-def _ranks_of(spec: Mapping[str, Any]) -> int:
-    return int((spec.get("pipeline") or {}).get("maxStages") or 1)
+def _pods_of(job: Mapping[str, Any]) -> int:
+    """Most pods of the job at a time; with ``planner``, by the degrees that it states, or as launched."""
+    from ballast_operator.views.spec import read_spec
+
+    allocation = (job.get("status") or {}).get("allocation") or {}
+    spec, _ = read_spec({**job, "spec": {**job["spec"], "planner": None}, "status": {}})
+    pods = 1 if spec is None else spec.largest_gang // spec.gpus_per_pod  # it cannot run: none
+    return max(pods, len(allocation.get("pods") or ()))
 
 
 def _closed(job: Mapping[str, Any], policies: Sequence[Mapping[str, Any]]) -> list[str]:

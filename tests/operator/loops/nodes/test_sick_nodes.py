@@ -143,9 +143,11 @@ async def test_a_node_is_not_avoided_for_one_job_that_fails(others: str):
     assert "SickNodes" not in simulation.world.events
 
 
-async def two_measure(nodes: dict[str, tuple[str, int]], *slow: SlowRank) -> Simulation:
+async def two_measure(
+    nodes: dict[str, tuple[str, int]], *slow: SlowRank, avoid_seconds: int = HEALTH["avoidSeconds"]
+) -> Simulation:
     """Jobs a and b run on fast-0, and a says for minutes that these of its ranks are slow."""
-    simulation = Simulation(nodes=nodes, nodeHealth=HEALTH)
+    simulation = Simulation(nodes=nodes, nodeHealth={**HEALTH, "avoidSeconds": avoid_seconds})
     for name in ("a", "b"):
         simulation.add_job(name, **LONG, template=on_first(simulation))
     await running(simulation, "a", "b")
@@ -170,6 +172,19 @@ async def test_a_node_on_which_ranks_of_two_jobs_are_slow_is_avoided_for_a_time(
     assert [simulation.status(name).launches for name in "ab"] == [1, 1]
     await simulation.until(lambda: bool(told(simulation)), seconds=5)
     await avoided_then_used_again(simulation)
+
+
+async def test_what_is_told_of_a_node_does_not_change_with_each_report_of_slow_ranks():
+    """Ten rounds later it is told anew for how long."""
+    slow = SlowRank(rank=0, factor=1.5)
+    simulation = await two_measure({"fast-0": ("fast", 2), "fast-1": ("fast", 1)}, slow, avoid_seconds=2000)
+    simulation.trainers["b"].slow = (slow,)
+    await simulation.until(lambda: bool(told(simulation)), seconds=5)
+    said = set()
+    for _ in range(120):
+        await simulation.tick(seconds=5)
+        said.add(told(simulation))
+    assert len(said) == 2
 
 
 async def test_a_failure_and_a_slow_rank_of_two_jobs_are_told_together():
