@@ -17,7 +17,7 @@ from typing import TextIO
 logger = logging.getLogger("ballast_client")
 
 MEET_SECONDS = 10.0
-"""How long rank 0 waits for the answers of all ranks, before it gives up and trains on."""
+"""Seconds that rank 0 waits for the answers of all ranks, before it gives up and trains on."""
 
 _LONGEST_LINE = 200
 

@@ -11,9 +11,9 @@ from ballast_client.channels import Channel, ChannelError
 logger = logging.getLogger("ballast_client")
 
 POLL_SECONDS = 1.0
-"""How often the plan is read."""
+"""Seconds between reads of the plan."""
 RENEW_SECONDS = 20.0
-"""How often the Lease is renewed, unless the environment says otherwise; the operator takes a job for hung
+"""Seconds between renewals of the Lease, unless the environment has others; the operator takes a job for hung
 after 60 s without it."""
 EVENTS_PER_RENEWAL = 4
 """Checkpoints that may be reported between two renewals."""

@@ -105,7 +105,7 @@ NODE_AGENT_ROLE: dict[str, Any] = {
         },
     ],
 }
-"""What a node agent needs, which is what a kubelet may do, for all nodes."""
+"""Rights of a node agent, those of a kubelet, for all nodes."""
 
 
 def role_binding(name: str, role: str) -> dict[str, Any]:

@@ -44,7 +44,7 @@ from ballast_operator.waits import WaitReason, Waits
 logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.5
-"""How often the main loop shows that it turns."""
+"""Seconds between signs that the main loop turns."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -166,7 +166,7 @@ COMMAND = ["ballast-train", "pod"]
 """Command of the first container unless the template sets one."""
 
 TERMINATION_LOG = "/dev/termination-log"
-"""Where Kubernetes reads a container's termination message unless the template sets a path."""
+"""File in which Kubernetes reads a container's termination message unless the template sets a path."""
 
 STAYS = {
     "karpenter.sh/do-not-disrupt": "true",

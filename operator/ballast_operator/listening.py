@@ -12,7 +12,7 @@ from aiohttp.http import HttpProcessingError
 logger = logging.getLogger(__name__)
 
 NO_REQUEST = (HttpProcessingError, web.RequestPayloadError)
-"""What is raised for what a client sent that is no request, or whose content cannot be read."""
+"""Errors raised for a client's bytes that are no request, or whose content cannot be read."""
 
 
 def _is_ours(record: logging.LogRecord) -> bool:

@@ -14,10 +14,10 @@ class ApiSettings:
     """After this long a call counts as failed and its key is requeued."""
 
     resync_seconds: float = 60.0
-    """How often caches are compared with fresh lists: bounds the cost of a lost watch event."""
+    """Seconds between comparisons of caches with fresh lists: bounds the cost of a lost watch event."""
 
     stale_seconds: float = 20.0
-    """How far a watch may lag behind a list before ``/healthz`` reports its stream as broken."""
+    """Seconds by which a watch may lag behind a list before ``/healthz`` reports its stream as broken."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class JobSettings:
     """From the plan's writing to rank 0's first acknowledgement (imports, rendezvous, checkpoint)."""
 
     renew_seconds: float = RENEW_SECONDS
-    """How often a trainer renews its lease with its newest report, while it has nothing else to tell."""
+    """Seconds between renewals of a trainer's lease, while it has nothing else to tell."""
 
     heartbeat_seconds: float = 3 * RENEW_SECONDS
     """A gang whose lease is not renewed for this long while pods run is hung: it restarts. A lease
@@ -47,7 +47,7 @@ class JobSettings:
     """From checkpointAndStop to the pods' exit; then they are deleted (with SIGTERM, which saves too)."""
 
     exit_seconds: float = 10.0
-    """How long a finished step may lag behind the pods' exit before a silent exit counts as a failure."""
+    """Seconds a finished step may lag behind the pods' exit before a silent exit counts as a failure."""
 
     progress_seconds: float = 30.0
     """Least time between two status writes that carry progress alone: bounds API writes per job."""
@@ -95,7 +95,7 @@ class LeaderSettings:
     """A lease that is not renewed for this long is free."""
 
     renew_seconds: float = 1.5
-    """How often the leader renews, and a follower looks."""
+    """Seconds between the leader's renewals, and a follower's looks."""
 
     fence_seconds: float = 4.5
     """A leader that could not renew for this long writes nothing until it can; less than the duration."""

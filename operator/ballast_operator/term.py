@@ -36,7 +36,7 @@ from ballast_operator.views.clock import now
 logger = logging.getLogger(__name__)
 
 GAUGE_SECONDS = 5.0
-"""How often figures are counted that are not caught as they happen."""
+"""Seconds between counts of figures that are not caught as they happen."""
 
 
 class LeaderTerm:

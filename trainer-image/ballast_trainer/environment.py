@@ -89,6 +89,6 @@ class TorchrunRank:
 STORE_OUTLIVES_ENV = "BALLAST_STORE_OUTLIVES"
 """Set where the process that has started the ranks has another one serve their store."""
 RESTARTS_ENV = "BALLAST_RESTARTS"
-"""How often the process that has started the rank had started it before."""
+"""Variable: how often the process that has started the rank had started it before."""
 _MOST_PORT = 65_535
 _ADVICE = "start with torchrun, which sets it, or with --ranks"

@@ -17,7 +17,7 @@ from ballast_policies.contract.limits import MESSAGE
 from ballast_trainer.errors import ConfigurationError
 
 EMULATED_STRAGGLER_ENV = "BALLAST_EMULATED_STRAGGLER"
-"""How many times slower the products of tensor-parallel layers are on this rank, on top of its slow-down."""
+"""Variable: factor of the time of this rank's tensor-parallel products, on top of its slow-down."""
 
 _MOST = 1e6
 """A millisecond's work then takes a quarter of an hour."""

@@ -28,11 +28,11 @@ from ballast_trainer.process_exit import end_with_parent
 WARM_START_ENV = "BALLAST_WARM_START"
 """Path of the socket; set by the runner of the pods. Missing: a pod imports torch itself."""
 COMMAND_LINE = "ballast_trainer.cli.main:main"
-"""What forks run, by name: this module is below the command line, which uses it."""
+"""Function that forks run, by name: this module is below the command line, which uses it."""
 _REQUEST_BYTES = 4 << 20
 _CONNECT_SECONDS = 5.0
 _IMPORT_SECONDS = 120.0
-"""How long a pod waits for a server that is still importing; its own import would take no less."""
+"""Seconds that a pod waits for a server that is still importing; its own import would take no less."""
 _READ_BY_IMPORTS = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH", "PYTORCH", "CUDA_")
 """Variables with these prefixes have had their effect when the server forks."""
 

@@ -44,7 +44,7 @@ MOST_OF_A_PAGE, LEAST_OF_A_PAGE = 500, 25
 """Items of a list that are asked for at a time; the fewest, where the API server is slow."""
 
 LATE_FIX = "check the connection; of a busy API server ask for less (one namespace), or later"
-"""What to do about an answer that did not come in time."""
+"""Remedy for an answer that did not come in time."""
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")

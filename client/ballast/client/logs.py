@@ -19,7 +19,7 @@ _STEP = re.compile(r"\bstep\"?[ =:]\s*(\d{1,15})\b", re.IGNORECASE)
 _TOGETHER_SECONDS = 0.2
 """Lines of several pods that come within it are sorted."""
 _LOOK_SECONDS = 1.0
-"""How often new pods are looked for."""
+"""Seconds between looks for new pods."""
 _MOST_WAITING = 10_000
 """Lines that are read ahead while nobody takes them."""
 

@@ -77,7 +77,7 @@ MOST_NODES = 15
 _FIRST_NETWORK = ipaddress.IPv4Address("198.18.0.0")  # RFC 2544: 198.18.0.0/15 is for tests of networks
 _ADDRESSES = 4096
 CLUSTERS = 32
-"""How many clusters have a network of their own at a time."""
+"""Number of clusters that have a network of their own at a time."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

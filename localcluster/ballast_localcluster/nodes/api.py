@@ -41,10 +41,10 @@ class ApiError(Exception):
 
 
 _BY_RIGHTS = re.compile(r"cannot \w+ resource")
-"""What a refusal for lack of rights says, and one by a quota or an admission plugin does not."""
+"""Text of a refusal for lack of rights, not of one by a quota or an admission plugin."""
 
 UNREACHABLE = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
-"""What a call raises when the API server cannot be reached."""
+"""Errors of a call when the API server cannot be reached."""
 
 
 class Api:

@@ -178,9 +178,9 @@ class ObjectMeta(ApiModel):
     generation: int = 0
     """Counts changes of the spec."""
     creation_timestamp: Time | None = None
-    """When it was made."""
+    """Time of its creation."""
     deletion_timestamp: Time | None = None
-    """When its deletion was asked for; None: it was not."""
+    """Time of its deletion's request; None: none."""
 
 
 MAX_MESSAGE = 32768
@@ -191,17 +191,17 @@ class Condition(StatusModel):
     """metav1.Condition."""
 
     type: Annotated[str, Field(max_length=316)]
-    """Which condition."""
+    """Type of the condition."""
     status: Annotated[str, Field(json_schema_extra={"enum": ["True", "False", "Unknown"]})]
     """True, False or Unknown."""
     reason: Annotated[
         str, Field(min_length=1, max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")
     ]
-    """Why, in a stable word."""
+    """Reason, as a stable word."""
     message: Annotated[str, Field(max_length=MAX_MESSAGE)] = ""
-    """Why, in a sentence with numbers."""
+    """Reason, in a sentence with numbers."""
     last_transition_time: Time
-    """When the status flipped last."""
+    """Time of the status's last change."""
     observed_generation: Annotated[int, Field(ge=0)] = 0
     """metadata.generation of the spec that the condition is about."""
 

@@ -30,7 +30,7 @@ class EntityShare(ApiModel):
     weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Share relative to the teams and jobs beside it."""
     policy: Annotated[str, Field(json_schema_extra={"enum": list(ENTITY_POLICIES)})] = ENTITY_POLICIES[0]
-    """How its share is divided inside: ``fairness`` by weight, ``fifo`` first come, first served."""
+    """Division of its share inside: ``fairness`` by weight, ``fifo`` first come, first served."""
     by_user: bool = False
     """Its share is divided equally between its users (``spec.user`` of jobs), and by ``policy`` inside."""
     parent: Annotated[str, Field(min_length=1, max_length=253)] | None = None
@@ -134,7 +134,7 @@ class Moves(ApiModel):
     min_run_seconds: _Seconds = 0.0
     """A gang keeps its GPUs while it starts, and at least this long from its first step on."""
     max_moves_per_hour: Annotated[int, Field(ge=0, le=3600)] = 12
-    """How often an hour a job may be stopped for another placement."""
+    """Most times an hour that a job may be stopped for another placement."""
 
 
 class Solver(ApiModel):
@@ -229,7 +229,7 @@ class NodeHealth(ApiModel):
     within_seconds: Annotated[float, Field(gt=0, le=604_800)] = 3600.0
     """These count together when they are this close to each other."""
     avoid_seconds: Annotated[float, Field(ge=0, le=604_800)] = 3600.0
-    """How long such a node is avoided, as long as others fit; 0: not at all."""
+    """Seconds such a node is avoided, as long as others fit; 0: not at all."""
 
 
 class TopologyLevel(ApiModel):
@@ -289,13 +289,13 @@ class ClusterPolicySpec(ApiModel):
     )
 
     objective: Objective = Objective()
-    """What the allocation aims at."""
+    """Objective of the allocation."""
     round_seconds: Annotated[int, Field(ge=1, le=86_400)] = 360
     """Length of a round: how often GPUs may change hands. Arrivals and free GPUs are looked at at once."""
     node_pools: Annotated[tuple[NodePool, ...], listed(128, "name", least=1)]
     """The nodes that Ballast gives to jobs."""
     moves: Moves = Moves()
-    """How restless the allocation may be."""
+    """Limits on moves of running jobs."""
     solver: Solver = Solver()
     """Limits of the solver."""
     tenants: Tenants = Tenants()
@@ -305,11 +305,11 @@ class ClusterPolicySpec(ApiModel):
     topology: Topology = Topology()
     """Racks, blocks and NVLink domains, by labels of nodes: gangs are kept together there."""
     node_health: NodeHealth = NodeHealth()
-    """Which nodes are sick, and are kept from new launches."""
+    """Criteria of sick nodes, which are kept from new launches."""
     budgets: Annotated[dict[str, TeamBudget], Field(max_length=256)] = Field(default_factory=dict)
     """Team -> what its jobs may cost, under every policy. Jobs name their team in ``spec.entity``."""
     data_prices: Annotated[tuple[DataPrice, ...], listed(256, "fromRegion", "toRegion")] = ()
-    """What data between regions costs, for jobs with ``spec.dataLocation``: the most exact entry counts.
+    """Prices of data between regions, for jobs with ``spec.dataLocation``: the most exact entry counts.
     Without a price a job is not placed there."""
     dry_run: bool = False
     """Decide and say so, but start and stop nothing."""
@@ -325,6 +325,6 @@ class ClusterPolicy(ApiModel):
     metadata: ObjectMeta
     """Name."""
     spec: ClusterPolicySpec
-    """How GPUs are shared."""
+    """Rules by which GPUs are shared."""
     status: ClusterPolicyStatus = ClusterPolicyStatus()
-    """What the policy sees and does."""
+    """State of the policy: its capacity, decisions and costs."""

@@ -40,7 +40,7 @@ class PoolBill(StatusModel):
     gpu_type: _Name = ""
     """Its GPU type."""
     since: Time
-    """When it was seen first."""
+    """Time when it was first seen."""
     gpus: Annotated[int, Field(ge=0)] = 0
     """GPUs that are paid for since ``billAt``."""
     gpus_held: Annotated[int, Field(ge=0)] = 0
@@ -50,7 +50,7 @@ class PoolBill(StatusModel):
     gpu_seconds: Annotated[float, Field(ge=0)] = 0.0
     """GPUs x seconds."""
     cost: Annotated[float, Field(ge=0)] = 0.0
-    """What they cost, held or idle."""
+    """Their cost, held or idle."""
     held_cost: Annotated[float, Field(ge=0)] = 0.0
     """The part of ``cost`` in which jobs held them: what jobs have paid, deleted ones among them."""
     deleted_jobs_cost: float | None = None
@@ -88,7 +88,7 @@ class PoolPrice(StatusModel):
     pool: _Name
     """The pool's name."""
     feed: Annotated[str, Field(max_length=507)] = ""
-    """Where it was read: ConfigMap/key, or the cloud's list."""
+    """Its source: ConfigMap/key, or the cloud's list."""
     price_per_gpu_hour: Annotated[float, Field(ge=0)]
     """The price that counts."""
     time: Time
@@ -107,7 +107,7 @@ class Proposed(StatusModel):
     gpus: Annotated[int, Field(ge=0)] = 0
     """GPUs."""
     why: Annotated[str, Field(max_length=4096)] = ""
-    """Why."""
+    """Reason."""
 
 
 class Round(StatusModel):
@@ -116,7 +116,7 @@ class Round(StatusModel):
     plan_id: _Name
     """Its name, as ``status.lastDecision.planId`` of a job has it."""
     time: Time
-    """When it was decided."""
+    """Time of the decision."""
     policy: _Name = ""
     """Policy that decided it."""
     solve_seconds: Annotated[float, Field(ge=0)] | None = None
@@ -151,15 +151,15 @@ class ClusterPolicyStatus(StatusModel):
     """Valid, Solved, SolverHealthy, InputsComplete, PricesCurrent, CapacityTypesAgree, WithinSpotLimits,
     TwinAgrees, Ready."""
     capacity: Annotated[tuple[PoolCapacity, ...], listed(128, "pool")] = ()
-    """What each pool has."""
+    """Capacity of each pool."""
     bill: Annotated[tuple[PoolBill, ...], listed(256, "pool")] = ()
-    """What each pool has cost."""
+    """Cost of each pool."""
     bill_at: Time | None = None
-    """When the bill was summed up last; what it says of GPUs and prices still holds."""
+    """Time of the bill's last sum; what it says of GPUs and prices still holds."""
     teams: Annotated[tuple[TeamCost, ...], listed(256, "team")] = ()
-    """What the jobs of each team have cost."""
+    """Cost of each team's jobs."""
     hazard: Annotated[tuple[PoolHazard, ...], listed(128, "pool")] = ()
-    """How often machines of the spot pools are taken away."""
+    """Rates at which machines of the spot pools are taken away."""
     prices: Annotated[tuple[PoolPrice, ...], listed(128, "pool")] = ()
     """Prices that price feeds have given."""
     gpus: Annotated[int, Field(ge=0)] | None = None

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Self
 
 NO_POLICY = "there is no ClusterPolicy. To fix: create one"
-"""Why no job gets GPUs before the first is there."""
+"""Reason that no job gets GPUs before the first exists."""
 
 
 class PolicyCondition(enum.StrEnum):

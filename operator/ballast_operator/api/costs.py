@@ -55,7 +55,7 @@ class TeamBudget(ApiModel):
     period: BudgetPeriod = BudgetPeriod.TOTAL
     """For how long."""
     on_exhausted: OnTeamLimit = OnTeamLimit.SUSPEND
-    """What happens to the team's jobs when it is spent."""
+    """Consequence for the team's jobs when it is spent."""
 
 
 class TeamPart(StatusModel):
@@ -64,7 +64,7 @@ class TeamPart(StatusModel):
     team: Annotated[str, Field(max_length=253)]
     """The team, ``spec.entity`` then; empty: none."""
     cost: Annotated[float, Field(ge=0)] = 0.0
-    """What it has paid."""
+    """Amount that it has paid."""
 
 
 class TeamCost(StatusModel):
@@ -73,7 +73,7 @@ class TeamCost(StatusModel):
     team: Annotated[str, Field(max_length=253)]
     """The team, ``spec.entity`` of its jobs; empty: jobs without one."""
     since: Time
-    """When it was seen first."""
+    """Time when it was first seen."""
     cost: Annotated[float, Field(ge=0)] = 0.0
     """Since then; what its jobs had cost by then included."""
     month: Annotated[str, Field(max_length=7)] = ""
@@ -83,7 +83,7 @@ class TeamCost(StatusModel):
     deleted_jobs_cost: float | None = None
     """The part of ``cost`` that its deleted jobs have paid, and those that belong to another team now."""
     cost_per_hour: Annotated[float, Field(ge=0)] = 0.0
-    """What its GPUs cost since ``billAt``."""
+    """Cost of its GPUs since ``billAt``."""
 
 
 class SpotLimits(ApiModel):
@@ -132,8 +132,8 @@ class DataLocation(ApiModel):
     region: Region
     """Region of the bucket or file system, as the clouds call it, e.g. ``us-east-1``."""
     read_per_step: MemoryQuantity | None = None
-    """What all ranks together read from there for one step, e.g. ``200Mi``. Data that a node caches is not
-    read again: state the mean."""
+    """Data that all ranks together read from there for one step, e.g. ``200Mi``. Data that a node caches is
+    not read again: state the mean."""
     read_in_all: MemoryQuantity | None = None
     """In place of it, what all ``totalSteps`` read, e.g. ``2Ti`` for ten epochs over 200Gi."""
     checkpoint_size: MemoryQuantity | None = None
@@ -145,9 +145,9 @@ class DataPrice(ApiModel):
     """Price of data between two regions."""
 
     from_region: _RegionOrAny
-    """Where it is read; ``*``: any region without an entry of its own."""
+    """Region where it is read; ``*``: any region without an entry of its own."""
     to_region: _RegionOrAny
-    """Where the GPUs are; ``*`` likewise."""
+    """Region of the GPUs; ``*`` likewise."""
     price_per_gb: Annotated[float, Field(ge=0, le=1e6)]
     """Price of a GB of 2^30 bytes, in the currency of ``pricePerGpuHour``. Inside a region data is free."""
 
@@ -162,7 +162,7 @@ class DataCost(StatusModel):
     gigabytes: Annotated[float, Field(ge=0)] = 0.0
     """Read from another region, and checkpoints copied there, in GB of 2^30 bytes."""
     cost: Annotated[float, Field(ge=0)] = 0.0
-    """What they cost: a part of ``costSoFar``."""
+    """Their cost: a part of ``costSoFar``."""
 
 
 _AwsRegion = Annotated[str, Field(max_length=32, pattern=r"^[a-z]{2}(-[a-z]+){1,3}-[0-9]$")]
@@ -267,7 +267,7 @@ class PriceFeed(ApiModel):
     currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = USD
     """Currency in which the cloud's list is read; another than USD needs ``rate``."""
     rate: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    """What a price of the feed is multiplied with: the pools' currency for one unit of the feed's. Absent: 1,
-    and the pools' prices are in USD."""
+    """Factor of the feed's prices: the pools' currency for one unit of the feed's. Absent: 1, and the pools'
+    prices are in USD."""
     stale_after_seconds: Annotated[float, Field(ge=1, le=1e9)] = 86_400.0
     """A price that is older still counts, and the condition PricesCurrent is False."""

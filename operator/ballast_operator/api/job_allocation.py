@@ -35,11 +35,11 @@ class Ending(StatusModel):
     """A launch that is being ended."""
 
     cause: Annotated[Cause, WithJsonSchema({"type": "string", "maxLength": 253})]
-    """Why, in a word."""
+    """Cause, in a word."""
     message: _Text = ""
-    """Why, in a sentence."""
+    """Reason, in a sentence."""
     since: Time
-    """When it was decided."""
+    """Time of the decision."""
 
     @field_validator("cause", mode="before")
     @classmethod
@@ -54,13 +54,13 @@ class NodesLeaving(StatusModel):
     nodes: Annotated[tuple[_Name, ...], listed(1024)] = ()
     """Their names."""
     seen: Annotated[tuple[Time, ...], listed(1024)] = ()
-    """When each of them was first seen to go."""
+    """Times when each of them was first seen to go."""
     by: Annotated[str, Field(max_length=1024)] = ""
-    """What has said so: a taint, a condition, an eviction."""
+    """Source of the notice: a taint, a condition, an eviction."""
     since: Time
-    """When that was first seen of the node that goes first."""
+    """Time when that was first seen of the node that goes first."""
     at: Time
-    """When the first of them goes."""
+    """Time when the first of them goes."""
 
     def seen_first(self, node: str) -> Time | None:
         """Time when the node was first seen to go; None: it was not among them."""
@@ -100,7 +100,7 @@ class LaunchDegrees(StatusModel):
     microbatches: Annotated[int, Field(ge=1)] = 1
     """Of a step, over all replicas."""
     recompute: bool = False
-    """Whether forwards are repeated."""
+    """Forwards are repeated."""
     recompute_every: Annotated[int, Field(ge=1)] = 1
     """Of which layers, as of ``training``."""
     layers: Annotated[tuple[Annotated[int, Field(ge=1)], ...], listed(1024)] = ()
@@ -145,7 +145,7 @@ class JobAllocation(StatusModel):
     gpus: Annotated[int, Field(ge=0)]
     """Number of GPUs."""
     gpus_per_pod: Annotated[int, Field(ge=1, le=1024)] = 1
-    """How many of them each pod has, one for each of its ranks."""
+    """Number of them in each pod, one for each of its ranks."""
     pods: Annotated[tuple[_Name, ...], listed(1024)] = ()
     """Names of the pods, by rank at launch."""
     nodes: Annotated[tuple[_Name, ...], listed(1024)] = ()
@@ -157,17 +157,17 @@ class JobAllocation(StatusModel):
     plan_id: _Name = ""
     """The round that chose it."""
     launch: Annotated[int, Field(ge=1, le=MOST_EPOCH)] = 1
-    """Which launch of the job this is, from 1."""
+    """Number of the launch, from 1."""
     since: Time
-    """When it was given."""
+    """Time when it was given."""
     joining: Annotated[tuple[_Name, ...], listed(1024)] = ()
     """Those of the pods that are to join the running gang, and have not yet."""
     joining_since: Time | None = None
-    """When the last growth was decided."""
+    """Time of the last growth's decision."""
     resized_at: Time | None = None
-    """When the gang last changed its size, or gave a growth up."""
+    """Time when the gang last changed its size, or gave a growth up."""
     resize_pause_ms: Annotated[float, Field(ge=0)] | None = None
-    """How long training stood still for its last change of size, in milliseconds."""
+    """Milliseconds that training stood still for its last change of size."""
     failed_growths: Annotated[int, Field(ge=0)] = 0
     """Growths that were given up since the last change of size that succeeded."""
     first_newcomer: Annotated[int, Field(ge=0)] = 0
@@ -328,7 +328,7 @@ class PoolCost(StatusModel):
     gpu_seconds: Annotated[float, Field(ge=0)] = 0.0
     """GPUs held x seconds."""
     cost: Annotated[float, Field(ge=0)] = 0.0
-    """What they cost."""
+    """Their cost."""
     startup_cost: Annotated[float, Field(ge=0)] = 0.0
     """The part of ``cost`` in which no step was done: before all ranks train, and while they leave."""
     data_cost: Annotated[float, Field(ge=0)] = 0.0

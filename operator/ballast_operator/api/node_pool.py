@@ -136,7 +136,7 @@ class NodePool(ApiModel):
     Absent: that of the catalogue (``ballast gpus``) for the GPU that the nodes' labels, or else
     ``gpuType``, name; ``status.capacity`` has what counts. Not known: memory is not looked at."""
     capacity_type: CapacityType | None = None
-    """How sure its nodes are to stay. Absent: as the labels of its nodes say (Karpenter, EKS, GKE, AKS,
+    """Permanence of its nodes. Absent: as the labels of its nodes say (Karpenter, EKS, GKE, AKS,
     ``ballast.dev/capacity-type``), else ``onDemand``; ``status.capacity`` has what counts."""
     region: Region | None = None
     """Region of its nodes, for jobs with ``spec.dataLocation``. Absent: by the nodes' label
@@ -148,16 +148,16 @@ class NodePool(ApiModel):
     gpus_per_node: Annotated[int, Field(ge=1, le=1024)] | None = None
     """GPUs of a new node, for ``maxNodes`` or ``priceFeed``."""
     sharing: Sharing | None = None
-    """How two jobs share a GPU here, if both allow it (``sharesGpu``), on nodes with one GPU that the
-    device plugin offers to two pods. Absent: nodes with shared GPUs take no gang."""
+    """Sharing of a GPU by two jobs, if both allow it (``sharesGpu``), on nodes with one GPU that the device
+    plugin offers to two pods. Absent: nodes with shared GPUs take no gang."""
     start_seconds: Annotated[float, Field(ge=0, le=86_400)] = 180.0
-    """How long a new node takes until its pods run. A gang whose nodes have not come by then is taken
+    """Seconds from a new node's request until its pods run. A gang whose nodes have not come by then is taken
     back (``NotBound``) and avoids such nodes of the pool for ten minutes."""
     price_per_gpu_hour: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     """Price of one GPU for one hour, in a currency of your choice; 0: not known. Beside ``priceFeed`` it
     counts until a price has been read."""
     price_feed: PriceFeed | None = None
-    """Where a price that changes is read. A price below a fiftieth or above twice of the GPU type's
-    highest ``pricePerGpuHour`` is not used. Absent: ``pricePerGpuHour`` holds."""
+    """Source of a price that changes. A price below a fiftieth or above twice of the GPU type's highest
+    ``pricePerGpuHour`` is not used. Absent: ``pricePerGpuHour`` holds."""
     min_nodes: int | None = None
     """Refused: nodes that stay while they are idle are a setting of the autoscaler. To fix: set it there."""

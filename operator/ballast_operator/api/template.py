@@ -36,7 +36,7 @@ class Resources(TemplatePart):
     limits: dict[str, Any] | None = None
     """The most it may use, by resource."""
     requests: dict[str, Any] | None = None
-    """What is kept free for it, by resource."""
+    """Amount that is kept free for it, by resource."""
 
 
 class TemplateContainer(TemplatePart):
@@ -53,9 +53,9 @@ class TemplateContainer(TemplatePart):
     env: tuple[EnvironmentVariable, ...] | None = None
     """Environment; in the first container beside what Ballast sets."""
     resources: Resources | None = None
-    """What it asks for beside its GPU."""
+    """Resources that it asks for beside its GPU."""
     termination_message_path: Annotated[str, Field(max_length=4096)] | None = None
-    """Where the trainer writes why it ended."""
+    """File to which the trainer writes why it ended."""
 
 
 class Toleration(TemplatePart):
@@ -79,7 +79,7 @@ class NodeRequirement(TemplatePart):
     operator: Annotated[str, Field(max_length=32)]
     """In, NotIn, Exists, DoesNotExist, Gt or Lt."""
     values: tuple[Annotated[str, Field(max_length=253)], ...] | None = None
-    """What it is compared with."""
+    """Values to compare with."""
 
 
 class NodeTerm(TemplatePart):
@@ -161,7 +161,7 @@ class TemplatePodSpec(TemplatePart):
     node_selector: dict[str, str] | None = None
     """Labels that a node has to have."""
     affinity: Affinity | None = None
-    """Where pods may run."""
+    """Constraints on where pods run."""
 
 
 class TemplateMetadata(ApiModel):

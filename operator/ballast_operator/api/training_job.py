@@ -42,7 +42,7 @@ class MixedPools(enum.StrEnum):
     NEVER = "Never"
     """Each launch is in one pool."""
     ALLOWED = "Allowed"
-    """Where several pools together are faster, or only they have room for the gang."""
+    """Several pools at once, where they are faster together, or only they have room for the gang."""
 
 
 PREDICTED = SCHEDULES.own(lambda kind: kind.closed_form)
@@ -364,29 +364,29 @@ class TrainingJobSpec(ApiModel, JobConfig):
     entity: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """The team it belongs to, one of the ClusterPolicy's ``objective.entities``; read by ``hierarchical``."""
     user: Annotated[str, Field(min_length=1, max_length=253)] | None = None
-    """Whose it is, in a team that shares by users (``objective.entities``, ``byUser``)."""
+    """User that it belongs to, in a team that shares by users (``objective.entities``, ``byUser``)."""
     deadline: Time | None = None
-    """When it should be done, as 2030-01-31T12:00:00Z; ``min-cost-slo`` keeps it where it can.
+    """Time by which it should be done, as 2030-01-31T12:00:00Z; ``min-cost-slo`` keeps it where it can.
     DeadlineAtRisk says, under every policy, whether it can be met."""
     on_deadline_missed: OnLimit = OnLimit.CONTINUE
-    """What happens when ``deadline`` passes before the job is done."""
+    """Consequence when ``deadline`` passes before the job is done."""
     active_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     """Seconds that it may hold GPUs, over all launches; waits do not count. Then it saves, and has failed
     (``DeadlineExceeded``). Absent: no limit."""
     budget: Annotated[float, Field(gt=0, le=1e12)] | None = None
-    """What it may cost in all, in the currency of ``pricePerGpuHour``; absent: no limit. BudgetExhausted
-    says whether it is enough."""
+    """Limit of its whole cost, in the currency of ``pricePerGpuHour``; absent: no limit. BudgetExhausted says
+    whether it is enough."""
     on_budget_exhausted: OnLimit = OnLimit.SUSPEND
-    """What happens when ``status.costSoFar`` reaches ``budget``. Its last checkpoint is still paid for."""
+    """Consequence when ``status.costSoFar`` reaches ``budget``. Its last checkpoint is still paid for."""
     spot: SpotUse = SpotUse.ALLOW
-    """Whether it may run on spot machines (``nodePools[].capacityType``), under every policy. A change takes
-    effect at the next launch."""
+    """Its use of spot machines (``nodePools[].capacityType``), under every policy. A change takes effect at
+    the next launch."""
     data_location: DataLocation | None = None
-    """Where its data is, and how much of it is read: then data between regions counts in its cost, its
+    """Region of its data, and the amount that is read: then data between regions counts in its cost, its
     budget, and in every policy that reads prices. Absent: data costs nothing."""
     mixed_pools: MixedPools = MixedPools.NEVER
-    """Whether its gang may have GPUs of several pools at once, with stages that suit them: where that is
-    faster than one pool, or no pool has room. Its size stays, or shrinks as nodes leave. A change takes
+    """Permission for its gang to have GPUs of several pools at once, with stages that suit them: where that
+    is faster than one pool, or no pool has room. Its size stays, or shrinks as nodes leave. A change takes
     effect at the next launch."""
     planner: PlannerConfig | None = None
     """Each launch has the degrees whose predicted step is shortest on its GPUs and fits memory, in place of
@@ -396,17 +396,16 @@ class TrainingJobSpec(ApiModel, JobConfig):
     degrees are at most 5 % slower, and so is another mix of up to three types (``mixedPools``).
     ``gpusPerPod``, unless stated, is the profiles' largest ``tensor``."""
     topology: JobTopology | None = None
-    """How near to each other its nodes are. Absent: on as few nodes as possible, of these in as few domains
+    """Closeness of its nodes to each other. Absent: on as few nodes as possible, of these in as few domains
     as possible. A change takes effect at the next launch."""
     shares_gpu: SharesGpu = SharesGpu.NEVER
-    """Whether another job may run on its GPU at the same time, in pools with ``sharing``: of a job of one
-    GPU whose memory is known. Nothing separates the two: where one takes more memory than it stated,
-    either may fail. A change takes effect at the next launch; Never ends a pair at the end of the
-    round."""
+    """Permission for another job to run on its GPU at the same time, in pools with ``sharing``: of a job of
+    one GPU whose memory is known. Nothing separates the two: where one takes more memory than it stated,
+    either may fail. A change takes effect at the next launch; Never ends a pair at the end of the round."""
     grow: bool | None = None
-    """Whether its number of GPUs follows what is free while it trains, from ``pipeline.minStages`` to
-    ``pipeline.maxStages``; absent: where it can (with a model). false: it is launched with the most that
-    its pool has, and keeps them."""
+    """Its number of GPUs follows what is free while it trains, from ``pipeline.minStages`` to
+    ``pipeline.maxStages``; absent: where it can (with a model). false: it is launched with the most that its
+    pool has, and keeps them."""
     managed_by: Annotated[str, Field(min_length=1, max_length=63)] | None = None
     """The controller whose job it is; absent: ``ballast.dev/operator``. Those of others are left alone."""
     suspend: bool = False
@@ -414,7 +413,7 @@ class TrainingJobSpec(ApiModel, JobConfig):
     backoff_limit: Annotated[int, Field(ge=0, le=1000)] = 3
     """Failures of the job itself after which it has failed for good; lost pods and nodes do not count."""
     failure_policy: FailurePolicy | None = None
-    """What exit codes of its pods say; absent: each failure counts alike."""
+    """Meaning of its pods' exit codes; absent: each failure counts alike."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     """Seconds after its end until the job is deleted; absent: it is kept."""
     template: PodTemplate
@@ -462,6 +461,6 @@ class TrainingJob(ApiModel):
     metadata: ObjectMeta
     """Name and namespace."""
     spec: TrainingJobSpec
-    """What to train, and on what it may run."""
+    """Training, and the GPUs that it may run on."""
     status: TrainingJobStatus = TrainingJobStatus()
-    """What has become of it."""
+    """State of the job."""

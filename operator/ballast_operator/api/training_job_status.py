@@ -36,7 +36,7 @@ class Progress(StatusModel):
     loss: float | None = None
     """Training loss of that step."""
     eta: Time | None = None
-    """When the last step is expected, at the present speed."""
+    """Time at which the last step is expected, at the present speed."""
     imbalance: Annotated[float, Field(ge=0)] | None = None
     """Load of the busiest rank / mean load - 1."""
     bubble: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -46,9 +46,9 @@ class Progress(StatusModel):
     checkpoint_every_steps: Step | None = None
     """Steps between two checkpoints: ``spec.checkpoint.everySteps``, or what is chosen where it is absent."""
     checkpoint_seconds: Annotated[float, Field(ge=0)] | None = None
-    """How long training stands still for a checkpoint."""
+    """Seconds that training stands still for a checkpoint."""
     checkpoint_write_seconds: Annotated[float, Field(ge=0)] | None = None
-    """How long it takes until the checkpoint is whole, mostly beside the steps."""
+    """Seconds until the checkpoint is whole, mostly beside the steps."""
     bad_samples: Step | None = None
     """Samples that this launch could not read and has left out (``training.skipBadSamples``)."""
     flops_per_second: Annotated[float, Field(ge=0)] | None = None
@@ -69,7 +69,7 @@ class Rebalancing(StatusModel):
     """One move of layers between ranks."""
 
     time: Time
-    """When it was reported."""
+    """Time of the report."""
     launch: Annotated[int, Field(ge=1)] = 1
     """In which launch."""
     step: Step
@@ -79,7 +79,7 @@ class Rebalancing(StatusModel):
     imbalance_after: float | None = None
     """Imbalance measured afterwards."""
     pause_ms: Annotated[float, Field(ge=0)] | None = None
-    """How long training stood still, in milliseconds."""
+    """Milliseconds that training stood still."""
 
 
 class Survivor(StatusModel):
@@ -95,7 +95,7 @@ class Repacking(StatusModel):
     """One hand-back of GPUs while training."""
 
     time: Time
-    """When the released pods were gone."""
+    """Time when the released pods were gone."""
     epoch: Annotated[int, Field(ge=1)]
     """The plan's epoch that it made."""
     step: Step
@@ -107,15 +107,15 @@ class Repacking(StatusModel):
     gpus: Annotated[int, Field(ge=0)] | None = None
     """GPUs that stayed; absent: one for each of these pods."""
     pause_ms: Annotated[float, Field(ge=0)] | None = None
-    """How long training stood still, in milliseconds."""
+    """Milliseconds that training stood still."""
     step_seconds_before: Annotated[float, Field(ge=0)] | None = None
     """Predicted seconds per step as it was."""
     step_seconds_after: Annotated[float, Field(ge=0)] | None = None
     """Predicted seconds per step with fewer ranks."""
     reason: _Text = ""
-    """Why, as text."""
+    """Reason, as text."""
     asked: bool = False
-    """Whether it was asked for, for other jobs or since nodes go; false: the trainer proposed it."""
+    """It was asked for, for other jobs or since nodes go; false: the trainer proposed it."""
 
 
 MOST_RATIO = 1000.0
@@ -132,7 +132,7 @@ class MeasuredOnType(StatusModel):
     ratios: Annotated[tuple[Annotated[float, Field(ge=0, le=MOST_RATIO)], ...], listed(1024)]
     """Of each layer, measured seconds over those stated."""
     at: Time
-    """When they were measured."""
+    """Time of their measurement."""
     of: _Name
     """Digest of the planner and model that they count for."""
 
@@ -141,11 +141,11 @@ class Decision(StatusModel):
     """The allocator's last decision about the job."""
 
     chosen: _Text = ""
-    """What was chosen."""
+    """Choice."""
     next_best: _Text = ""
-    """What would have been second."""
+    """Second choice."""
     why: _Text = ""
-    """Why, in a sentence."""
+    """Reason, in a sentence."""
     plan_id: _Name = ""
     """The round."""
     gpu_type: _Name = ""
@@ -206,7 +206,7 @@ class TrainingJobStatus(StatusModel):
     allocation: JobAllocation | None = None
     """GPUs held; absent: none."""
     progress: Progress | None = None
-    """How far the training is."""
+    """Progress of the training."""
     rebalances: Annotated[tuple[Rebalancing, ...], listed(64)] = ()
     """The last moves of layers between ranks, oldest first."""
     repacks: Annotated[tuple[Repacking, ...], listed(64)] = ()
@@ -214,16 +214,16 @@ class TrainingJobStatus(StatusModel):
     measured_layers: Annotated[tuple[MeasuredOnType, ...], listed(8)] = ()
     """By which the next launch with ``planner`` is planned, the newest last."""
     launches: Annotated[int, Field(ge=0, le=MOST_EPOCH)] = 0
-    """How often a gang was launched."""
+    """Number of launches of a gang."""
     restarts: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
-    """How often a launch ended early, by cause."""
+    """Number of launches that ended early, by cause."""
     last_decision: Decision | None = None
     """The allocator's last decision about the job."""
     cost_so_far: Annotated[float, Field(ge=0)] = 0.0
     """GPU hours x price of the pool, in the currency of ``pricePerGpuHour``, up to ``costAt``, and data read
     from other regions."""
     cost_at: Time | None = None
-    """When the cost was summed up last."""
+    """Time of the cost's last sum."""
     active_seconds: Annotated[float, Field(ge=0)] = 0.0
     """Seconds during which it has held GPUs, up to ``costAt``."""
     pool_costs: Annotated[tuple[PoolCost, ...], listed(256, "pool")] = ()
@@ -231,17 +231,17 @@ class TrainingJobStatus(StatusModel):
     team_costs: Annotated[tuple[TeamPart, ...], listed(16, "team")] = ()
     """``costSoFar`` by team; the last one pays now, the others are those that the job belonged to before."""
     data: DataCost | None = None
-    """What it has read from other regions, of a job with ``spec.dataLocation``."""
+    """Data that it has read from other regions, of a job with ``spec.dataLocation``."""
     lost_steps: Annotated[int, Field(ge=0)] = 0
     """Steps that were done and not saved when a launch ended: they are done twice."""
     lost_cost: Annotated[float, Field(ge=0)] = 0.0
-    """What they cost, at the job's mean cost of a step until then."""
+    """Their cost, at the job's mean cost of a step until then."""
     gpu_time: GpuTime | None = None
-    """What its GPUs were held for; absent: it has held none."""
+    """Use of its GPUs; absent: it has held none."""
     isolated: Isolated | None = None
     """For ``finish-time-fairness``: what an isolated share would have taken. Absent: no progress."""
     gpu_left_at: Time | None = None
-    """When it last left a GPU that it shared: from then on the other job pays for the whole of it."""
+    """Time when it last left a GPU that it shared: from then on the other job pays for the whole of it."""
     suspended_since: Time | None = None
     """Since when it is suspended, by ``spec.suspend``, budget or deadline; absent: it is not."""
     suspended_seconds: Annotated[float, Field(ge=0)] = 0.0
@@ -249,7 +249,7 @@ class TrainingJobStatus(StatusModel):
     next_launch_at: Time | None = None
     """Earliest time of the next launch, after a failure of the job itself."""
     finished_at: Time | None = None
-    """When it succeeded or failed for good."""
+    """Time when it succeeded or failed for good."""
 
     @field_validator("state", mode="before")
     @classmethod

@@ -50,7 +50,7 @@ _FIXES = {
     errno.EROFS: _ELSEWHERE,
     errno.EACCES: _ELSEWHERE,
 }
-"""What to do about errors of the file system."""
+"""Remedies for errors of the file system."""
 
 
 class _LazyGroup(click.Group):

@@ -13,7 +13,7 @@ from ballast_operator.kube.kinds import Object, key_of, spec_of
 from ballast_operator.report.held import held_parts, partner
 
 SEEN, COURSE, CLUSTER, TWIN = "seen", "course", "cluster", "twin"
-"""What a row is: a job as decisions saw it last, what it held from then on, the pools, a replay's result."""
+"""Kinds of rows: a job as decisions saw it last, what it held from then on, the pools, a replay's result."""
 
 SPEEDS_DIFFER = 0.005
 """Part by which a speed has to change for the job to be kept again."""

@@ -16,7 +16,7 @@ from ballast_operator.history.recent import Happened
 from ballast_operator.history.recording import JobRecord, Kept
 
 BUSY_SECONDS, ANSWER_SECONDS, WRITTEN_SECONDS = 2.0, 10.0, 60.0
-"""How long a locked file, an answer of PostgreSQL's, and one to the thread that writes are waited for."""
+"""Seconds to wait for a locked file, an answer of PostgreSQL's, and one to the thread that writes."""
 
 EVENTS_A_JOB, ROWS_KEPT = 500, 2_000
 

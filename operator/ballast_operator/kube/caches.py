@@ -50,7 +50,7 @@ SELECTORS = {CONFIG_MAP: JOB_LABEL, LEASE: JOB_LABEL}
 """Kinds of which only labelled objects are watched."""
 
 DOUBT_SECONDS = 10.0
-"""How long lists are older than what is known before they are believed: less than a gang takes to be hung."""
+"""Seconds until lists older than what is known are believed: less than a gang takes to be hung."""
 
 
 class Store:

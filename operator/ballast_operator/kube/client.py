@@ -428,10 +428,10 @@ def _summary(error: DynamicApiError) -> str:
 
 
 _BY_RBAC = re.compile(r"cannot \w+ resource")
-"""What the API server says of a missing right, and not of a quota or of an admission plugin."""
+"""Text of the API server on a missing right, not on a quota or an admission plugin."""
 
 _BY_WEBHOOK = re.compile(r"admission webhook .* denied the request|ValidatingAdmissionPolicy")
-"""What the API server says of a refusal by the cluster's own policies, whatever HTTP status they choose."""
+"""Text of the API server on a refusal by the cluster's own policies, with any HTTP status."""
 
 
 def _translate(verb: str, path: str, error: DynamicApiError) -> OperatorError:

@@ -25,7 +25,7 @@ FIRST_RESYNC_SECONDS = 5.0
 """From the first list to the second; the pauses double from there."""
 
 FOLLOWER_RESYNC = 10.0
-"""How much longer a follower's pauses between two lists are: it lists once more when it leads."""
+"""Factor of a follower's pauses between two lists: it lists once more when it leads."""
 
 FREEZE_SECONDS = 5.0
 """Between two looks whether new objects are many enough to be kept from the collector."""
@@ -46,7 +46,7 @@ MOST_READ_SINGLY = 100
 """Objects that are read one by one; of more, a whole list costs less."""
 
 INSTALL_DEFINITIONS = "ballast crds | kubectl apply --server-side -f -, or install the Helm chart"
-"""What to do where the API server does not have Ballast's kinds as this release does."""
+"""Remedy where the API server does not have Ballast's kinds as this release does."""
 
 logger = logging.getLogger(__name__)
 

@@ -44,10 +44,10 @@ AGAIN_SECONDS = 0.2
 """Pause before a renewal that failed is repeated."""
 
 ANSWERS, LONGEST_LEASE_SECONDS = 4, 40.0
-"""How many answers, as slow as the last one, a Lease lasts for; and how long at most."""
+"""Length of a Lease in answers as slow as the last one; and at most."""
 
 RELEASE_ATTEMPTS = 3
-"""How often giving the Lease back is tried; after that its duration has to pass."""
+"""Attempts to give the Lease back; after that its duration has to pass."""
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from ballast_operator.kube.client import Cluster, read_json
 from ballast_operator.kube.kinds import POD, VERSION, Kind, Object, check
 
 SLICE_SECONDS = 0.02
-"""How long events are taken in before the rest of the event loop has its turn."""
+"""Seconds for which events are taken in before the rest of the event loop has its turn."""
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 5.0
 """After a watch that ended at once or was refused, or a list that was; doubles with each of them."""
@@ -32,7 +32,7 @@ TRIES = 4
 CHANGES = ("ADDED", "MODIFIED", "DELETED")
 
 NOT_THIS = (ValueError, LookupError, TypeError, AttributeError)
-"""What reading a value raises that is not of the shape that the API server gives it."""
+"""Errors of reading a value that has not the shape that the API server gives it."""
 
 _IDENTITY = ("namespace", "name", "uid", "resourceVersion")
 

@@ -31,7 +31,7 @@ from ballast_operator.views.spec import (
 )
 
 SLICE_SECONDS = 0.02
-"""How long the event loop decodes ahead before others have their turn."""
+"""Seconds for which the event loop decodes ahead before others have their turn."""
 
 MOST_TRIES = 3
 """Of a plan, where the process that makes it ends, or takes too long, as it may on a busy machine."""

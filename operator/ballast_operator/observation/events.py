@@ -15,7 +15,7 @@ from ballast_operator.kube.kinds import EVENT, Kind
 from ballast_operator.views.clock import now, show
 
 COMPONENT = "ballast-operator"
-"""Who reports, as ``kubectl describe`` shows it."""
+"""Reporter of Events, as ``kubectl describe`` shows it."""
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from ballast_operator.views.clock import Time, show
 from ballast_operator.views.job import JobView, Refusal
 
 AVOIDED_SECONDS = 600.0
-"""How long a job is not started on a node on which its pods did not run in time, if there are others."""
+"""Seconds for which a job is not started on a node where its pods did not run in time, if others exist."""
 
 MOST_AVOIDED = 64
 """Nodes that a job avoids at a time."""
@@ -32,7 +32,7 @@ MOST_REPORTS = 20_000
 
 
 FREE_RESTORATIONS = 5
-"""How often what others have changed is put right at once."""
+"""Number of times that what others have changed is put right at once."""
 
 LONGEST_PAUSE_SECONDS = 60.0
 """Before what others change again and again is put right once more; doubles up to this."""

@@ -92,7 +92,7 @@ LIFE_FIELDS = (
     "finished_at",
     "gpu_left_at",
 )
-"""What later passes decide on, beside the conditions and the allocation."""
+"""Fields that later passes decide on, beside the conditions and the allocation."""
 
 
 def plain(text: str) -> str:

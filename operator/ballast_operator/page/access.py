@@ -19,7 +19,7 @@ from ballast_operator.api import meta
 from ballast_operator.kube.kinds import SUBJECT_ACCESS_REVIEW, TOKEN_REVIEW, Kind, Object
 
 KEPT_SECONDS, REFUSED_SECONDS = 60.0, 10.0
-"""How long an answer counts, and a refusal of a token."""
+"""Seconds for which an answer counts, and a refusal of a token."""
 
 RENEWED_SECONDS = 20.0
 """Before an answer's end, from when on a look has it asked for again: who keeps looking never waits."""
@@ -34,7 +34,7 @@ MOST_NAMESPACES, ASKED_AT_ONCE = 2000, 16
 """Namespaces of which one person is asked for, and reviews under way at the same time."""
 
 ANSWERED_SECONDS = 0.3
-"""How long a look waits for reviews of more namespaces than are asked for at once; the next one has more."""
+"""Seconds a look waits for reviews of more namespaces than are asked for at once; the next one has more."""
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -13,7 +13,7 @@ from ballast_operator.views.clock import show
 from ballast_operator.views.pod import PodView
 
 EXITED_WELL = "every rank of the command has exited with success"
-"""Why a script has succeeded."""
+"""Reason that a script has succeeded."""
 
 
 def leaving_text(leaving: NodesLeaving | None) -> str:

@@ -27,7 +27,7 @@ from ballast_operator.steps.observed import seconds_left
 from ballast_operator.views.clock import Time
 
 KEPT_REPACKS = 20
-"""How many entries ``status.repacks`` keeps, newest last."""
+"""Entries that ``status.repacks`` keeps, newest last."""
 
 
 def with_leaving_nodes(context: ReconcileContext, status: TrainingJobStatus) -> TrainingJobStatus:

@@ -89,7 +89,7 @@ LONGEST_ETA_SECONDS = 100 * 365 * 86_400.0
 """Of a job that would take longer, the end is not forecast."""
 
 KEPT_REBALANCES = 20
-"""How many entries ``status.rebalances`` keeps, newest last."""
+"""Entries that ``status.rebalances`` keeps, newest last."""
 
 
 def track_progress(context: ReconcileContext) -> TrainingJobStatus:
@@ -295,7 +295,7 @@ def next_look(context: ReconcileContext) -> float:
 
 
 LOOK_SECONDS = 15.0
-"""How often a gang that trains is looked at, whatever it tells."""
+"""Seconds between looks at a gang that trains, whatever it tells."""
 
 
 def recreate_owned_objects(context: ReconcileContext) -> tuple[tuple[Action, ...], tuple[str, ...]]:

@@ -20,7 +20,7 @@ from ballast_policies.contract.messages import read_end_reason, read_finished_st
 from ballast_operator.kube.kinds import Object
 
 REFUSAL_SECONDS = 60.0
-"""How long a refusal is shown after the last refused message, with the text of the first.
+"""Seconds that a refusal is shown after the last refused message, with the text of the first.
 
 A trainer whose messages are refused may send several a second, each wrong in another way: the operator writes
 about it at most twice in this time.

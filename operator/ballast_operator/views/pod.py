@@ -25,7 +25,7 @@ _RESTARTED = "Unknown"
 CRI-O and Docker have ``Error``, and so has a process that itself exits with 255."""
 
 _BROKEN = frozenset({"CreateContainerConfigError", "InvalidImageName", "ErrImageNeverPull"})
-"""What the kubelet says of a container that cannot be made as it is described."""
+"""Reasons of the kubelet for a container that cannot be made as it is described."""
 _NAMES_NOTHING = re.compile(r'code = NotFound|manifest unknown|persistentvolumeclaim ".*" not found')
 """Said of a pod whose image the registry does not have, or whose volume claim is not there.
 

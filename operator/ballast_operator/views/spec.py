@@ -39,7 +39,7 @@ LEAST_STEP_SECONDS = 1e-15
 """Of a plan; shorter ones are none."""
 
 BEING_PLANNED = "its degrees are being planned"
-"""Why a spec cannot be used yet."""
+"""Reason that a spec cannot be used yet."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from ballast_policies.allocation.solvers.linear import LinearSolution, SolverErr
 GAINS = 1e-9
 """Part of the gain of a full-time share by which an answer must be better than the known ones."""
 FIRST = 1e5
-"""How many times the gain of a tie the cost of leaving the optimum counts."""
+"""Weight of the cost of leaving the optimum, in gains of a tie."""
 MOST_ROUNDS = 200
 GENERATES = ("max-min-fairness", "makespan", "finish-time-fairness", "max-throughput")
 """Policies whose programs count a configuration by its speed, times a number of its job, and by its GPUs."""

@@ -53,7 +53,7 @@ MOST_PLANS = 1_000_000
 """Shapes times plans of a job: 8 MB of bounds."""
 
 STAGE_WORK = 8192
-"""What a stage costs to cut whatever the layers, as much as of 90."""
+"""Cost of cutting a stage whatever the layers, as much as of 90."""
 
 LEAST_SECONDS = 1e-9
 """Of the longest layer of a profile: steps per second stay numbers."""

@@ -118,7 +118,7 @@ class Reads(enum.StrEnum):
     STEPS = "steps_remaining"
     """Steps left of each job."""
     ARRIVAL_ORDER = "arrival order"
-    """Which job came first."""
+    """Order of the jobs' arrivals."""
     ELAPSED = "elapsed"
     """Seconds since each job's arrival."""
     ISOLATED_ELAPSED = "isolated_elapsed"
@@ -126,7 +126,7 @@ class Reads(enum.StrEnum):
     DEADLINES = "deadline"
     """Seconds until each job should be done."""
     BUDGETS = "budget"
-    """What the rest of each job, and of all jobs together, may cost."""
+    """Rest of the budget of each job, and of all jobs together."""
 
 
 CLOCK = (Reads.ELAPSED, Reads.ISOLATED_ELAPSED, Reads.DEADLINES)

@@ -75,7 +75,7 @@ class Configuration:
 
 
 ENTITY_POLICIES = ("fairness", "fifo")
-"""How an entity may divide its share among its members."""
+"""Ways in which an entity may divide its share among its members."""
 
 MOST_ABOVE = 100
 """Entities above an entity: the policies go through them level by level."""

@@ -51,7 +51,7 @@ the gang wait and go on with it from their memory. Written by the operator, read
 never; the pod ends with its rank."""
 
 RANK_RESTARTS = 3
-"""How often a killed rank is started again, by its pod or by ``ballast-train run --ranks``."""
+"""Number of times that a killed rank is started again, by its pod or by ``ballast-train run --ranks``."""
 
 RENEW_ENV = "BALLAST_RENEW_SECONDS"
 """In a pod's environment: how often rank 0 renews its Lease with the newest report while it has nothing else

@@ -154,7 +154,7 @@ class ProfiledLayer(Settings):
     name: str = Field("", max_length=253)
     """For people."""
     repeat: int = Field(1, ge=1, le=100_000)
-    """How many such layers follow each other."""
+    """Number of such layers that follow each other."""
     forward_seconds: _Seconds
     """Of its forward."""
     backward_seconds: _Seconds

@@ -25,8 +25,8 @@ later changes between spot machines and others. From 0.1 to 0.2 it makes no
 difference that could be told, on every third of the first 75 windows of "Can't Be Late"."""
 
 SETTLED_HOURS = 1.0
-"""What came back less than an hour ago is expected to last as long again as it has; later, at least as long
-as its rate of preemptions says."""
+"""Hours: what came back less than this ago is expected to last as long again as it has; later, at least as
+long as its rate of preemptions says."""
 
 _NEVER = 1e-9
 """Preemptions an hour, once in a hundred thousand years, up to which there are none."""

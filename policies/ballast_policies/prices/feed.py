@@ -13,7 +13,7 @@ from ballast_policies.contract.model import Model
 from ballast_policies.prices.offers import LEAST_OF_ON_DEMAND, MOST_ABOVE_ON_DEMAND, is_plausible
 
 MOST_AHEAD_SECONDS = 300.0
-"""How far the clock of a feed may be ahead of ours."""
+"""Seconds by which the clock of a feed may be ahead of ours."""
 
 MOST_PRICE = 1e6
 """Highest price of a GPU hour."""

@@ -37,7 +37,7 @@ from ballast_policies.rounds.values import (
 )
 
 HOLDS = 0.85
-"""What a gang holds already counts as if it were so much more urgent: equal gangs do not swap GPUs."""
+"""Factor of the urgency of what a gang holds already: equal gangs do not swap GPUs."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

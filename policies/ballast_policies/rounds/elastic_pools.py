@@ -412,7 +412,7 @@ class _PoolChoice:
 
 
 MOST_SWEEPS = 4
-"""How often the gangs are gone through: one that has moved leaves room for others."""
+"""Passes over the gangs: one that has moved leaves room for others."""
 
 
 def claims_where_they_run(cluster: Question, reduced: Mapping[str, Placement]) -> Question:

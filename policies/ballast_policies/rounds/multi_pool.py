@@ -47,7 +47,7 @@ STAYS, STARTS = 1.0, 0.999
 OVER_ROOM = "by the jobs' completion times other jobs are to have the GPUs that its namespace may hold"
 
 GRANTED = ("", "stays on ")
-"""What leads the reason of a gang that was granted its GPUs by its share."""
+"""Lead of the reason of a gang that was granted its GPUs by its share."""
 
 
 def grant_sizes(question: Question) -> Draft:
@@ -243,7 +243,7 @@ def _state(job: Job, question: Question, at: Placement | None, keeps: bool, pool
 
 
 Ways = tuple[list[Configuration], Configuration | None]
-"""What a gang may have, by pool, and what it has."""
+"""Configurations that a gang may have, by pool, and the one that it has."""
 
 
 def _in_each_pool(

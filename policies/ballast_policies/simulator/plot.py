@@ -12,7 +12,7 @@ import numpy as np
 from ballast_policies.simulator.result import HOUR, Result, Segment
 
 FORMATS = (".png", ".html")
-"""What a picture's file name may end in."""
+"""Endings of a picture's file name."""
 
 
 def draw(result: Result, path: Path) -> None:

@@ -132,4 +132,4 @@ class SpeedKey(NamedTuple):
 
 
 Speeds = Mapping[SpeedKey, Estimate]
-"""Where -> what is known of the speed there."""
+"""Place -> speed that is known there."""

@@ -17,11 +17,11 @@ from ballast_trainer.distributed.stopping import StopSignal
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
-"""How often the plan is read."""
+"""Seconds between reads of the plan."""
 
 CLOSE_SECONDS, FINISH_SECONDS = 5.0, 120.0
-"""How long the last messages are tried; those that the job is done for longer. While no operator can read
-them, nobody else would get the GPUs; without them, the job would be launched again.
+"""Seconds to try the last messages; those that the job is done, longer. While no operator can read them,
+nobody else would get the GPUs; without them, the job would be launched again.
 """
 
 EVENTS_PER_RENEWAL = 4

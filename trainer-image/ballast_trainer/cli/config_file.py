@@ -30,7 +30,7 @@ class _Loader(yaml.SafeLoader):
 
 
 _UNREADABLE = (ValueError, AttributeError, LookupError, RecursionError, yaml.YAMLError)
-"""What PyYAML raises, also for impossible dates, tags that do not suit their text, and what is no text."""
+"""Errors of PyYAML, also for impossible dates, tags that do not suit their text, and what is no text."""
 
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",

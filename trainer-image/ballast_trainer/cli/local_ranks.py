@@ -20,7 +20,7 @@ from ballast_trainer.process_exit import end_with_parent, leave, print_error
 
 _POLL_SECONDS = 0.05
 _LEAVE_SECONDS = 10.0
-"""How long the other ranks have to notice that one has failed, and leave."""
+"""Seconds for the other ranks to notice that one has failed, and leave."""
 
 _CAUSE_CHARACTERS = 1000
 """Of 16 ranks, less than a pipe takes without a reader."""
@@ -29,7 +29,7 @@ _REFUSED_SECONDS = 2.0
 """The same where one of them has refused the configuration."""
 
 _STORE_SECONDS = 120.0
-"""How long the process that serves the ranks' store may take to listen on this machine."""
+"""Seconds that the process that serves the ranks' store may take to listen on this machine."""
 _LOOKS_FOR_HUNG = 20
 """Looks for ranks that have ended between two for ranks that hang."""
 _ENDED_WELL = (ExitCode.OK, ExitCode.STOPPED)

@@ -42,7 +42,7 @@ PLAN_POLL_SECONDS = 0.2
 TERMINATION_LOG = Path("/dev/termination-log")
 TERMINATION_LOG_ENV = "BALLAST_TERMINATION_LOG"
 METRICS_PORT_ENV = "BALLAST_METRICS_PORT"
-"""Where a pod template's container sets it, rank 0 serves Prometheus metrics on this port."""
+"""Variable of a pod template's container: rank 0 serves Prometheus metrics on this port."""
 
 
 def _required(name: str) -> str:

@@ -30,15 +30,15 @@ from ballast_trainer.environment import RESTARTS_ENV
 from ballast_trainer.process_exit import end_with_parent, leave, print_error
 
 Body = Callable[[int, Path], int]
-"""What a rank runs: gets its local rank and where to write its termination message, returns an exit code. It
-unblocks SIGTERM once it has a handler."""
+"""Function of a rank: gets its local rank and where to write its termination message, returns an exit code.
+It unblocks SIGTERM once it has a handler."""
 
 LEAVE_SECONDS = 10.0
-"""How long the other ranks have to leave when one has failed; they notice by themselves."""
+"""Seconds for the other ranks to leave when one has failed; they notice by themselves."""
 
 _POLL_SECONDS = 0.05
 _OUTPUT_SECONDS = 30.0
-"""How long the last lines are waited for where nobody reads them."""
+"""Seconds to wait for the last lines where nobody reads them."""
 _LONGEST_LINE = 1 << 16
 _NOT_TO_BLAME = (ExitCode.OK, ExitCode.STOPPED, ExitCode.PEER_LOST)
 

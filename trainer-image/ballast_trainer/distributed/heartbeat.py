@@ -31,7 +31,7 @@ from ballast_trainer.errors import PeerLost, WaitedTooLong
 logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 1.0
-"""How often a rank counts up."""
+"""Seconds between a rank's counts."""
 
 _TELLS_AFTER = 0.25
 """Of the time that others wait: a rank that is busy for longer says so."""

@@ -20,7 +20,7 @@ from ballast_trainer.distributed.survivors import Fate, tell_name
 from ballast_trainer.errors import Stopped
 
 ANSWER_SECONDS = 10.0
-"""How long rank 0 waits for the new ranks' answers, while the other ranks wait for it."""
+"""Seconds that rank 0 waits for the new ranks' answers, while the other ranks wait for it."""
 _POLL_SECONDS = 0.02
 
 

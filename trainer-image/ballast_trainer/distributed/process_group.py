@@ -36,7 +36,7 @@ _STORE_POLL_SECONDS = 0.05
 _PATIENCE = datetime.timedelta(days=7)
 
 _limit: datetime.timedelta | None = None
-"""How long ranks wait in the default process group; torch would give another group half an hour."""
+"""Limit of waits in the default process group; torch would give another group half an hour."""
 
 _PEER_FAILURES = (
     "gloo/transport",

@@ -56,7 +56,7 @@ OWN_OPTIMIZERS = ("adamw", "sgd")
 """Of ``training.optimizer``: those that are no function of the user's."""
 _FUSED_ON = ("cpu", "cuda")
 _OF_DEVICES = re.compile(r"cpu|gpu|cuda|rocm|triton|nvidia|device", re.IGNORECASE)
-"""What errors of optimizers speak of that step on a GPU alone."""
+"""Words of errors of optimizers that step on a GPU alone."""
 
 
 def _make_optimizer(parameters: list[nn.Parameter], config: TrainingConfig) -> torch.optim.Optimizer:

@@ -51,7 +51,7 @@ class LayerStack(nn.Module):
         self.exit: Callable[[torch.Tensor], torch.Tensor] | None = None
         """Converts the last layer's output to the message to the next stage; None: no conversion."""
         self.sends = False
-        """Whether the output goes to another stage: gloo sends contiguous tensors only."""
+        """True if the output goes to another stage: gloo sends contiguous tensors only."""
         self.sent_as: Boundary | None = None
         """The message to the next stage, which waits for that many bytes; None: any."""
         self.layer_ended: tuple[int | None, Callable[[int], None]] | None = None

@@ -38,7 +38,7 @@ class LayerMove:
 
 
 _FAILURES = (RuntimeError, ValueError, KeyError, MemoryError)
-"""What a rank can survive when it packs, builds or loads a layer."""
+"""Errors that a rank can survive when it packs, builds or loads a layer."""
 
 
 class MigrationFailed(RuntimeError):  # noqa: N818

@@ -68,7 +68,7 @@ def is_conv1d(module: nn.Module) -> bool:
 
 
 _CHOICES = {"top_k_index", "router_indices"}
-"""What transformers calls the experts of each token, [tokens, k], where its fused experts take them."""
+"""Names of transformers for the experts of each token, [tokens, k], where its fused experts take them."""
 
 
 def chosen_experts_are_given(parts: list[nn.Module]) -> bool:

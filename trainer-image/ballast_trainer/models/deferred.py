@@ -48,7 +48,7 @@ _FROM_OUTSIDE = frozenset(
     ("numpy", "data_ptr", "untyped_storage", "storage", "_typed_storage", "__array__", "__dlpack__")
 )
 _UNDISPATCHED = _FROM_OUTSIDE | {"tolist", "tensor", "as_tensor", "asarray", "__deepcopy__", "__reduce_ex__"}
-"""What reads a tensor in memory without an operation that a mode sees."""
+"""Functions that read a tensor in memory without an operation that a mode sees."""
 _BY_SHAPE_ALONE = frozenset(
     f"aten::{name}" for like in ("empty", "zeros", "ones", "full") for name in (f"{like}_like", f"new_{like}")
 )
@@ -59,7 +59,7 @@ _PLACES = {
     torch.Tensor.is_cpu: True,
     torch.Tensor.is_meta: False,
 }
-"""What says where a tensor is."""
+"""Properties that say where a tensor is."""
 
 
 class CannotDeferError(Exception):

@@ -35,7 +35,7 @@ _NO_THREADS = "HF_DEACTIVATE_ASYNC_LOAD"
 """Variable that keeps transformers from reading a whole file ahead."""
 
 _PREDICT_NEXT = ("ForCausalLM", "GPT2LMHeadModel")
-"""How classes that predict the next token are called."""
+"""Endings of the names of classes that predict the next token."""
 
 ATTENTION = ("self_attn", "attn", "attention", "self_attention")
 

@@ -102,7 +102,7 @@ class PartitionCache:
 Gather = Callable[[Any], list[Any]]
 
 Problem = str | ConfigurationError
-"""Why a stage cannot run."""
+"""Reason that a stage cannot run."""
 
 _Run = tuple[LayerStack, Tree, Tree, bool]
 """A forward: stage, input, output, and whether its backward may be split."""
@@ -121,7 +121,7 @@ class TrialFailed(TrainerError):  # noqa: N818
 
 _IN_THE_OPTIMIZER = "To fix: change weights in the optimizer (an Embedding without max_norm)"
 _ELSEWHERE = "a rank that shares its layers has failed"
-"""Why a stage does not run that was fine on this rank."""
+"""Reason that a stage does not run that was fine on this rank."""
 
 
 class _Shared:

@@ -21,7 +21,7 @@ from ballast_trainer.profiling.meter import Mark, Meter
 logger = logging.getLogger(__name__)
 
 GATHER_SECONDS = 30.0
-"""How long rank 0 waits for the notes of the others once it is done."""
+"""Seconds that rank 0 waits for the notes of the others once it is done."""
 
 TRACED_STEPS = 2
 

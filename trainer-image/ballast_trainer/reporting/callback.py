@@ -25,7 +25,7 @@ from ballast_trainer.seeding import host_seeded
 logger = logging.getLogger(__name__)
 
 EVENTS = ("step", "evaluation", "checkpoint")
-"""What it is told of."""
+"""Events that it is told of."""
 
 NO_REASON = "no reason given"
 

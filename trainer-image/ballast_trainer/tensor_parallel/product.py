@@ -21,8 +21,8 @@ from ballast_trainer.gpu_emulation import EmulatedSpeed
 from ballast_trainer.tensor_parallel.exchange import eager
 
 IMPUTATIONS = ("zero", "average", "same")
-"""What stands for a gradient that was not computed: zero, the mean of those that were in the same row,
-or the last one that was (the most memory)."""
+"""Replacements of a gradient that was not computed: zero, the mean of those that were in the same row, or the
+last one that was (the most memory)."""
 
 
 class GemmTimer:

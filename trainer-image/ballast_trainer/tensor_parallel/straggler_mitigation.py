@@ -219,9 +219,9 @@ class StragglerMitigation:
         self._measured: deque[tuple[float, float]] = deque(maxlen=MEASURED_STEPS)
         self._baseline: float | None = None
         self._unjudged = False
-        """Whether the ranks have yet to tell what the newest decision has changed."""
+        """True if the ranks have yet to tell what the newest decision has changed."""
         self._moved = False
-        """Whether layers have come or gone since the newest decision."""
+        """True if layers have come or gone since the newest decision."""
         self._costs: MoveCosts | None = None
         self._before: tuple[float, ...] = ()
         """T of each rank before the decision in force, where that acts."""

@@ -88,7 +88,7 @@ class SourceUnavailableError(Exception):
 
 
 Answers = Mapping[Any, float | PriceLogError | SourceUnavailableError]
-"""What was wanted -> its price in the list's currency, or why there is none."""
+"""Query -> its price in the list's currency, or the reason that there is none."""
 
 W = TypeVar("W")
 

@@ -23,7 +23,7 @@ from ballast_operator.kube.kinds import CONFIG_MAP
 from ballast_operator.views.clock import Time
 
 READ_SECONDS = 15.0
-"""How often a ConfigMap is read."""
+"""Seconds between reads of a ConfigMap."""
 
 MOST_NAMED = 5
 """Pools named in the condition PricesCurrent."""

@@ -333,7 +333,7 @@ def read_capacity(
 
 
 GPU_LABELS = (NVIDIA_PRODUCT, AMD_PARTITION, *AMD_PREFIXES)
-"""How keys of labels begin that tell a node's GPU."""
+"""Prefixes of the keys of labels that tell a node's GPU."""
 
 
 def pool_memory(pool: NodePool, nodes: Sequence[NodeView]) -> float | None:

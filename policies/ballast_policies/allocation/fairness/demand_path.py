@@ -28,7 +28,7 @@ ROUNDING = 1e-12
 """Part of a job's full speed up to which a demand is rounding: what a stage before ended 1e-16 too late."""
 
 FIRST_PART = 1e-3
-"""How far from where it should be a root is looked for first, as a part of it."""
+"""First distance of a root from its expected place, as a part of it."""
 
 BINDING = 1e-9
 """Part of the largest multiplier (per full speed) from which on a job's counts as positive."""

@@ -47,7 +47,7 @@ ROUGH = 0.005
 FIRST_TRIALS, NEAR, AT_START = 0.005, 0.001, 0.01
 """Prices of a sample's trials are right to this part, of all jobs far from the end, and at the start."""
 FAR, MANY = 0.003, 10_000
-"""How wrong prices may still be there, and how many jobs make it worth while."""
+"""Error of prices that may remain there, and the number of jobs that make it worth while."""
 ROUGH_TRIALS, TRIALS = 10, 30
 ADJUSTMENTS = 30
 FIRST_STEP = 0.3
@@ -56,9 +56,9 @@ SHORTEST, LONGEST = 0.05, 2.0
 LEAST_PART, GREATEST_PART = 0.01, 4.0
 """The demand for a type, relative to the mean, counts as at least and at most this."""
 FIRST_BOX = 0.05
-"""How wrong prices may be after a sample."""
+"""Largest error of prices after a sample."""
 WIDE, NARROW = 0.3, 1e-7
-"""How wrong prices may be, at most and at least."""
+"""Errors of prices, the largest and the least."""
 
 
 class MoreTypesError(Exception):

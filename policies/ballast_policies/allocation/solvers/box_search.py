@@ -179,14 +179,14 @@ MAX_ROUNDS = 150
 MOST_JOBS = 60_000
 """Jobs in all LPs of a search together, after which one LP of all jobs is faster."""
 COARSE_ROUNDS = 20
-"""Where prices to about a hundredth will do, the search ends after this number of rounds."""
+"""Rounds after which the search ends where prices to about a hundredth will do."""
 SAFETY = 2.0
 """The box's next width per movement of the prices."""
 FASTEST_SHRINK, SLOWEST_SHRINK, GROW = 1e-3, 0.3, 3.0
-"""How much narrower or wider a box becomes at most, and how much narrower at least."""
+"""Factors of a box's width, the least and the largest when it shrinks, and the most when it grows."""
 FAR = 0.25
-"""Where a step ends at a wall and improves the bound, GROW applies to all prices that moved this part of
-their width or more: prices that move in proportion are then followed in steps of growing length."""
+"""GROW applies, where a step improves the bound at a wall, to prices that moved this part of their width:
+prices that move in proportion are then followed in steps of growing length."""
 UNEVEN = 0.01
 """Part of the widest side of the box that all sides have at least: a price of 0 may have to rise again."""
 TIED = 1e-10

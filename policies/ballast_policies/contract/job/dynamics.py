@@ -165,13 +165,12 @@ class ExpertsSettings(Settings):
     capacity_factor: float = Field(1.25, gt=0, le=1024)
     """Positions that an expert takes at most, over the mean, where ``dropTokens`` is true."""
     drop_tokens: bool = False
-    """Whether positions above an expert's capacity pass it by. If not, capacity grows to the fullest
-    expert."""
+    """Positions above an expert's capacity pass it by. If not, capacity grows to the fullest expert."""
     balance: LoadBalance = LoadBalance.LOSS
     """``loss``: an auxiliary loss; ``bias``: a bias on the choice of experts, without a loss; or ``none``."""
     parallel: bool = False
-    """Whether the replicas of a stage (``parallelism.data``) share its experts: tokens travel to the rank of
-    their expert and back, and the placement of experts follows the tokens of the last step."""
+    """The replicas of a stage (``parallelism.data``) share its experts: tokens travel to the rank of their
+    expert and back, and the placement of experts follows the tokens of the last step."""
     balance_weight: float = Field(0.01, ge=0, le=1000)
     """Of the auxiliary loss, or the step of the bias."""
 
@@ -236,7 +235,7 @@ class DynamicConfig(Settings):
     )
 
     kind: Annotated[str, Field(max_length=253), Named(DYNAMICS)]
-    """What changes: a name under [Dynamics](#dynamics), or ``prefix.name`` of a distribution that is
+    """Kind of change: a name under [Dynamics](#dynamics), or ``prefix.name`` of a distribution that is
     installed in the operator's and the trainer's image."""
     start_step: int = Field(0, ge=0, le=2**53)
     """First step that changes something."""
@@ -245,18 +244,18 @@ class DynamicConfig(Settings):
     every_steps: int = Field(1, ge=1, le=2**31 - 1)
     """Steps between two changes, or two looks at a criterion."""
     target: float | None = Field(None, ge=0, le=1)
-    """What is reached at ``endStep``, 0 to 1: final sparsity, fraction of layers frozen, and the like. Where
+    """Strength reached at ``endStep``, 0 to 1: final sparsity, fraction of layers frozen, and the like. Where
     the model's own measurements decide, the most that may be reached; absent: 1."""
     pruning: PruningSettings | None = None
-    """What is pruned, of ``kind: pruning``."""
+    """Weights to prune and the schedule, of ``kind: pruning``."""
     freezing: FreezingSettings | None = None
-    """When layers freeze, of ``kind: freezing``."""
+    """Schedule or criterion, of ``kind: freezing``."""
     attention: AttentionSettings | None = None
-    """Who attends to whom, of ``kind: sparseAttention``."""
+    """Sparsity, of ``kind: sparseAttention``."""
     exits: ExitsSettings | None = None
-    """When positions leave, of ``kind: earlyExit``."""
+    """Early exits, of ``kind: earlyExit``."""
     depths: DepthsSettings | None = None
-    """How positions are routed, of ``kind: mixtureOfDepths``."""
+    """Routing of positions, of ``kind: mixtureOfDepths``."""
     experts: ExpertsSettings | None = None
     """The experts of ``kind: mixtureOfExperts``."""
     args: Arguments = Field(default_factory=dict)

@@ -282,42 +282,41 @@ class JobConfig(Settings):
     model: Annotated[
         ModelConfig | None, InCluster(immutable="the checkpoint holds the weights of this one")
     ] = None
-    """What the trainer builds. Absent: the job runs its template's own command, as it is, one process a
-    GPU."""
+    """The model to build. Absent: the job runs its template's own command, as it is, one process a GPU."""
     pipeline: PipelineConfig = Field(default_factory=PipelineConfig)
-    """How a step's batch passes through the stages. Changes take effect at the next launch."""
+    """Passage of a step's batch through the stages. Changes take effect at the next launch."""
     parallelism: ParallelismConfig = Field(default_factory=ParallelismConfig)
-    """How many ranks work at each position of the pipeline. Changes take effect at the next launch."""
+    """Number of ranks at each position of the pipeline. Changes take effect at the next launch."""
     plan: PlanConfig | None = None
-    """Where the layers are cut at each launch, and on which GPUs: what ``ballast plan`` prints. Then
-    ``rebalance`` moves layers where it measures better. Absent: cut by what is known of layers and GPUs.
-    Changes take effect at the next launch."""
+    """Partition of the layers at each launch, and the GPUs: as ``ballast plan`` prints it. Then ``rebalance``
+    moves layers where it measures better. Absent: cut by what is known of layers and GPUs. Changes take
+    effect at the next launch."""
     dynamics: Annotated[tuple[DynamicConfig, ...], Field(max_length=16), Keyed("kind")] = ()
-    """How the model changes while it trains, each kind once."""
+    """Changes of the model while it trains, each kind once."""
     rebalance: RebalanceConfig = Field(default_factory=RebalanceConfig)
-    """When layers move between ranks."""
+    """Conditions on which layers move between ranks."""
     repack: RepackConfig = Field(default_factory=RepackConfig)
-    """When GPUs are released."""
+    """Conditions on which GPUs are released."""
     training: TrainingConfig = Field(default_factory=TrainingConfig)
-    """How the weights are learnt. Changes take effect at the next launch."""
+    """Optimizer, learning rate, precision and the like. Changes take effect at the next launch."""
     data: Annotated[DataConfig | None, InCluster(immutable="the step determines which samples come next")] = (
         None
     )
     """The training data. Absent: the model's own."""
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
-    """Where and how often the state is saved."""
+    """Place and frequency of checkpoints."""
     metrics: MetricsConfig = Field(default_factory=MetricsConfig)
-    """Where rank 0 writes its figures, besides standard output and the job's status."""
+    """Outputs of rank 0's metrics, besides standard output and the job's status."""
     evaluation: EvaluationConfig | None = None
-    """When the loss on validation data is measured. Absent: never. Changes take effect at the next launch."""
+    """Measurement of the loss on validation data. Absent: never. Changes take effect at the next launch."""
     callback: CallbackConfig | None = None
     """A function of yours that is told of steps, evaluations and checkpoints. Changes take effect at the next
     launch."""
     profiling: ProfilingConfig | None = None
     """Steps that torch's profiler traces. Absent: none. Changes take effect at the next launch."""
     export: ExportConfig | None = None
-    """Where the whole model is written after the last step. Absent: nowhere; ``ballast-train export`` does it
-    later. Changes take effect at the next launch."""
+    """Place of the whole model after the last step. Absent: nowhere; ``ballast-train export`` does it later.
+    Changes take effect at the next launch."""
 
     @property
     def model_name(self) -> str:

@@ -41,10 +41,10 @@ class CheckpointConfig(Settings):
     keep: int = Field(2, ge=1, le=1000)
     """Complete checkpoints that are kept; older ones are removed."""
     start_over: bool = False
-    """Whether to start from step 0 where there are checkpoints and none of them can be used; they are set
-    aside. Else the job does not start."""
+    """Start from step 0 where there are checkpoints and none of them can be used; they are set aside. Else
+    the job does not start."""
     retry_seconds: float = Field(60.0, ge=0, le=86_400)
-    """How long to try again what storage refuses, when the job resumes and when it saves its last step."""
+    """Seconds to try again what storage refuses, when the job resumes and when it saves its last step."""
     async_mode: AsyncMode = AsyncMode.ASYNC
     """``async``: steps go on while a copy of the state is written, which takes as much again of the host's
     memory; ``disabled``: they wait. Where a job stops or changes its ranks it waits in any case."""
@@ -82,7 +82,7 @@ class MlflowConfig(Settings):
     """A run of MLflow."""
 
     tracking_uri: str | None = Field(None, min_length=1, max_length=4096)
-    """Where its server or folder is. Absent: ``MLFLOW_TRACKING_URI``."""
+    """Its server or folder. Absent: ``MLFLOW_TRACKING_URI``."""
     experiment: str = Field(min_length=1, max_length=253)
     """Its experiment, made where there is none."""
     name: (
@@ -103,12 +103,12 @@ class ProfilingConfig(Settings):
     first_step: int = Field(10, ge=1, le=2**53)
     """The first step of the trace."""
     steps: int = Field(2, ge=1, le=100)
-    """How many follow each other. Without a flush the trace lasts until the pipeline is drained."""
+    """Number of steps in a row. Without a flush the trace lasts until the pipeline is drained."""
     ranks: Annotated[tuple[Annotated[int, Field(ge=0, le=65_535)], ...], Field(max_length=256)] = ()
     """The ranks that are traced. Absent: all."""
     memory_snapshot: bool = False
-    """Whether ranks on GPUs record allocations, and write a snapshot when memory runs out
-    (pytorch.org/memory_viz)."""
+    """Ranks on GPUs record allocations, and write a snapshot when memory runs out (pytorch.org/memory_viz).
+    """
 
 
 class MetricsConfig(Settings):
@@ -145,10 +145,9 @@ class CallbackConfig(Settings):
     args: Arguments = Field(default_factory=dict)
     """Passed to it with each call."""
     every_rank: bool = False
-    """Whether all ranks call it, else rank 0 alone."""
+    """All ranks call it, else rank 0 alone."""
     on_error: CallbackError = CallbackError.END
-    """What follows where it raises: ``end`` of the job, as by an error of a layer, or ``report``: a
-    warning."""
+    """Consequence of an error: ``end`` of the job, as by an error of a layer, or ``report``: a warning."""
 
 
 class ExportFormat(enum.StrEnum):

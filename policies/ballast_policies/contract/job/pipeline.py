@@ -51,7 +51,7 @@ class RebalanceConfig(Settings):
     )
 
     enabled: bool = True
-    """Whether layers move at all."""
+    """Layers move."""
     every_steps: int | None = Field(None, ge=1, le=2**31 - 1)
     """Steps between two decisions. Absent: a decision is due when the steps since the last one have lost as
     much time to uneven ranks as a decision and a move cost; of a schedule without a flush, every 20
@@ -60,10 +60,10 @@ class RebalanceConfig(Settings):
     """Layers move where the predicted step time falls by at least this fraction; where what is measured is
     noisy, by as much more as noise may feign, up to 0.1. 0: whatever is gained."""
     balancer: Annotated[str, Field(max_length=253), Named(BALANCERS)] = DEFAULT_BALANCER
-    """How the partition is chosen: a name under [Balancers](#balancers), or ``prefix.name`` of a distribution
-    that is installed in the operator's and the trainer's image."""
+    """Method that chooses the partition: a name under [Balancers](#balancers), or ``prefix.name`` of a
+    distribution that is installed in the operator's and the trainer's image."""
     by: BalanceBy = BalanceBy.TIME
-    """What is spread evenly: measured ``time``, or ``parameters``, which need no measuring."""
+    """Quantity to spread evenly: measured ``time``, or ``parameters``, which need no measuring."""
     memory_bytes: int | None = Field(None, ge=1, le=2**53)
     """Limit of what parameters, gradients, optimizer state, and the measured activations and messages of the
     microbatches in flight take on a rank, after rebalances and repacks. Absent: no limit."""
@@ -88,7 +88,7 @@ class RepackConfig(Settings):
     )
 
     enabled: bool = False
-    """Whether it does."""
+    """The job releases GPUs."""
     min_stages: int = Field(1, ge=1, le=1024)
     """Fewest stages that it may shrink to."""
     target_stages: int | None = Field(None, ge=1, le=1024)
@@ -130,11 +130,11 @@ class StragglersConfig(Settings):
     """``none``; ``resize``: a late rank skips columns (some accuracy is lost); ``migrate``: other ranks
     compute its columns (nothing is lost); ``semi``: the cheaper split of both."""
     selection: Selection = Selection.PRIORITY
-    """Which columns are skipped: ``priority``, those whose weights change least, or ``random`` ones."""
+    """Columns to skip: ``priority``, those whose weights change least, or ``random`` ones."""
     differentiated: bool = False
-    """Whether more is skipped in layers that change little, and less in the others."""
+    """More is skipped in layers that change little, and less in the others."""
     imputation: Imputation = Imputation.ZERO
-    """What replaces a gradient that is not computed: ``zero``, ``average``, or the ``same`` as last time."""
+    """Replacement of a gradient that is not computed: ``zero``, ``average``, or the ``same`` as last time."""
     epoch_steps: int = Field(20, ge=1, le=2**31 - 1)
     """Steps between two choices of columns."""
     tolerance: float = Field(0.05, ge=0, le=1000)
@@ -149,19 +149,19 @@ class ParallelismConfig(Settings):
     data: int = Field(1, ge=1, le=MOST_REPLICAS)
     """Replicas of the pipeline; each takes its share of the microbatches."""
     zero_stage: int = Field(0, ge=0, le=3)
-    """What the replicas (``data``) have a part of each instead of all: 0, nothing; 1, the optimizer's state
-    (ZeRO-1): each updates its part of the weights and gets the other parts; 2, the gradients, too (ZeRO-2):
-    they are summed after each microbatch instead of each step; 3, the weights, too (ZeRO-3): those of a layer
-    are gathered for each of its forwards and backwards, one layer at a time."""
+    """State of which the replicas (``data``) have a part each instead of all: 0, nothing; 1, the optimizer's
+    state (ZeRO-1): each updates its part of the weights and gets the other parts; 2, the gradients, too
+    (ZeRO-2): they are summed after each microbatch instead of each step; 3, the weights, too (ZeRO-3): those
+    of a layer are gathered for each of its forwards and backwards, one layer at a time."""
     gpus_per_pod: int | None = Field(None, ge=1, le=1024)
     """GPUs of each pod, one process for each: as many as a node has, so that its ranks reach each other over
     NVLink and shared memory. The job has, takes and releases whole pods. Absent: ``tensor``, so
     that a tensor group is on one node."""
     scatter_gather: bool = True
-    """Whether each tensor-parallel rank sends its part of the activations between stages, which the
-    receivers put together."""
+    """Each tensor-parallel rank sends its part of the activations between stages, which the receivers put
+    together."""
     stragglers: StragglersConfig = Field(default_factory=StragglersConfig)
-    """What a tensor-parallel group does about slow ranks."""
+    """Handling of slow ranks in a tensor-parallel group."""
 
     @property
     def ranks_per_position(self) -> int:

@@ -93,7 +93,7 @@ class TrainingConfig(Settings):
     warmup_steps: int = Field(0, ge=0, le=2**53)
     """Steps of linear warm-up of the learning rate."""
     decay: Decay = Decay.CONSTANT
-    """How the learning rate continues after the warm-up."""
+    """Course of the learning rate after the warm-up."""
     decay_steps: int | None = Field(None, ge=1, le=2**53)
     """The step at which the decay ends. Absent: ``totalSteps``."""
     decay_to: float = Field(0.0, ge=0, le=1)
@@ -115,7 +115,7 @@ class TrainingConfig(Settings):
     """``adamw``, ``sgd``, or ``module:callable`` of the trainer's image, called with the parameters and the
     learning rate."""
     precision: Precision = Precision.FP32
-    """What layers compute in: ``fp32``; ``bf16`` or ``fp16`` by autocast."""
+    """Precision in which layers compute: ``fp32``; ``bf16`` or ``fp16`` by autocast."""
     dtype: WeightType = WeightType.FP32
     """Type of weights and gradients: ``fp32`` or ``bf16``, in which all but batch norms is then held, sent
     and exported."""
@@ -123,27 +123,26 @@ class TrainingConfig(Settings):
     """With ``dtype: bf16``, whether the optimizer updates fp32 copies of the weights, its state fp32, too.
     Without them its state is bf16: half the memory, and updates below 1/256 of a weight are lost."""
     recompute: bool = False
-    """Whether only each layer's input is kept and its forward runs again in the backward: less memory, more
-    time."""
+    """Only each layer's input is kept and its forward runs again in the backward: less memory, more time."""
     recompute_every: int = Field(1, ge=1, le=1024)
     """With ``recompute``, which layers: 4 is the fourth, the eighth, ...; the others keep everything."""
     dataloader_num_workers: int = Field(0, ge=0, le=64)
     """Processes on each rank that read the batches of the next steps while it trains. 0: read in the step.
     Not for a loader, which has workers of its own."""
     deterministic: bool = False
-    """Whether torch may use deterministic kernels only; a layer that has none ends the job. Slower."""
+    """Torch may use deterministic kernels only; a layer that has none ends the job. Slower."""
     skip_bad_samples: int = Field(0, ge=0, le=1_000_000)
-    """How many samples of a dataset that cannot be read are replaced by others, and told; of an iterable or
-    a loader, whose whole batch is left out, how many batches. One more ends the job."""
+    """Number of unreadable samples of a dataset that are replaced by others, and told; of an iterable or a
+    loader, whose whole batch is left out, how many batches. One more ends the job."""
     group_by_length: bool = False
-    """Whether a step's samples are of about one length, as in transformers; with a dataset that has a column
+    """A step's samples are of about one length, as in transformers; with a dataset that has a column
     ``length``, or an attribute ``lengths``."""
     compile: bool = False
-    """Whether each layer is compiled (``torch.compile``, with the random numbers of one that is not), again
-    on a rank that it moves to. The trainer's image needs a C++ compiler."""
+    """Each layer is compiled (``torch.compile``, with the random numbers of one that is not), again on a rank
+    that it moves to. The trainer's image needs a C++ compiler."""
     comm_timeout_seconds: float = Field(600.0, ge=1, le=86400)
-    """How long ranks wait for one that lives but is busy, e.g. in a callback, or in a layer that compiles.
-    Dead and hung ranks are noticed in seconds."""
+    """Seconds that ranks wait for one that lives but is busy, e.g. in a callback, or in a layer that
+    compiles. Dead and hung ranks are noticed in seconds."""
 
     @property
     def repeated(self) -> int:

@@ -15,7 +15,7 @@ from ballast_policies.planning.memory.rank_bytes import RECEIVED_AHEAD, WHOLE_GR
 from ballast_policies.planning.partition import Partition, best_cuts, smallest_largest
 
 ROUNDING = 1 + 1e-9
-"""What fits exactly fits, also after rounding."""
+"""Tolerance by which what fits exactly fits after rounding, too."""
 
 
 class StageBytes:

@@ -120,7 +120,7 @@ class StepCost:
 
 
 RECOMPUTED = (0, 4, 2, 1)
-"""What planners try: no layer repeats its forward, each fourth, each second, all."""
+"""Values that planners try: no layer repeats its forward, each fourth, each second, all."""
 
 
 class CostModel:

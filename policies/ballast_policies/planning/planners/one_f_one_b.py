@@ -24,7 +24,7 @@ _LONGEST_PERIOD = 8
 """Columns after which advances are compared, at most."""
 
 _State = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""When each stage, each link to the right and each to the left is free."""
+"""Times at which each stage, each link to the right and each to the left is free."""
 
 _PLAYED = 8192
 """Microbatches that are gone through at most."""

@@ -13,7 +13,7 @@ _ACTIONS = {
     Kind.BACKWARD_WEIGHT: 0.5,
     Kind.UPDATE: 0.0,
 }
-"""What counts as how much of an action."""
+"""Weight of an action by its kind."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

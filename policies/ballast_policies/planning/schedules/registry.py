@@ -19,7 +19,7 @@ from ballast_policies.planning.schedules.schedule import Schedule, ScheduleError
 from ballast_policies.registry import Registry
 
 DEFAULT_STAGES_PER_RANK = 2
-"""Where the schedule leaves the stages a rank open and ``pipeline.stagesPerRank`` is absent."""
+"""Stages a rank where the schedule leaves them open and ``pipeline.stagesPerRank`` is absent."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

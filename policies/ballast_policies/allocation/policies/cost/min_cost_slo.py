@@ -48,7 +48,7 @@ ALMOST = 2e-6
 """Likewise of shares that are found: ``box_search`` breaks ties by changes of 1e-7."""
 MAX_ROUNDS = 400
 WIDE, NARROW = 0.3, 1e-3
-"""How wrong the prices of the round before may be, at most and at least, as a part of them."""
+"""Errors of the prices of the round before, the largest and the least, as a part of them."""
 
 
 def admissible_demands(instance: Instance, demand: np.ndarray, order: np.ndarray) -> np.ndarray | None:
