@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from ballast_policies.contract import (
     Ack,
+    Candidate,
     Directive,
     ExitReason,
     Plan,
@@ -13,6 +14,7 @@ from ballast_policies.contract import (
     SlowRank,
     Stage,
     TerminationMessage,
+    Tried,
 )
 from ballast_policies.contract.job.dynamics import DynamicConfig
 from ballast_policies.contract.job.job import JobConfig
@@ -177,6 +179,10 @@ EXAMPLES = {
         stages=STAGES,
         reason="repack from 4 pods to 2",
         failures_per_hour=0.125,
+        candidates=(
+            Candidate(schedule="1F1B", layers=(3, 5), step_seconds=0.25),
+            Candidate(schedule="ZeroBubbleV", layers=(2, 2, 2, 2), step_seconds=0.1875),
+        ),
     ),
     "report": Report(
         epoch=6,
@@ -211,6 +217,8 @@ EXAMPLES = {
         part_of_peak=0.375,
         goodput=0.875,
         slow_ranks=(SlowRank(rank=1, factor=1.5),),
+        tried=(Tried(step_seconds=0.25), Tried(reason="layer 2 stays where it is")),
+        kept=0,
         checkpoint_every_steps=200,
         checkpoint_seconds=1.5,
         checkpoint_write_seconds=20.5,

@@ -12,6 +12,7 @@ the bytes that both sides are tested against.
 from ballast_policies.contract.errors import ContractError
 from ballast_policies.contract.messages import (
     Ack,
+    Candidate,
     ExitCode,
     ExitReason,
     Proposal,
@@ -20,6 +21,7 @@ from ballast_policies.contract.messages import (
     SlowRank,
     Stage,
     TerminationMessage,
+    Tried,
 )
 from ballast_policies.contract.names import (
     ACK_ANNOTATION,
@@ -73,6 +75,7 @@ __all__ = [
     "RENEW_SECONDS",
     "REPORT_ANNOTATION",
     "Ack",
+    "Candidate",
     "ContractError",
     "Directive",
     "ExitCode",
@@ -84,6 +87,7 @@ __all__ = [
     "SlowRank",
     "Stage",
     "TerminationMessage",
+    "Tried",
     "lease_name",
     "plan_config_map_name",
     "pod_name",

@@ -27,6 +27,9 @@ MOST_RANKS = 65_536
 MOST_SLOW_RANKS = 64
 """Most ranks that a report names as slow."""
 
+MOST_CANDIDATES = 8
+"""Most plans that a gang tries."""
+
 MOST_REPLICAS = 1024
 """Most replicas of a pipeline."""
 

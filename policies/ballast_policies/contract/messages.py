@@ -9,6 +9,7 @@ from ballast_policies.contract.errors import ContractError, shown
 from ballast_policies.contract.limits import (
     LONGEST_NAME,
     LONGEST_REASON,
+    MOST_CANDIDATES,
     MOST_EPOCH,
     MOST_LAYERS,
     MOST_RANKS,
@@ -63,6 +64,34 @@ class Stage(Model):
         return self
 
 
+class Candidate(Model):
+    """A plan that ranks may be trained by, without another launch.
+
+    Attributes:
+        schedule: as ``pipeline.schedule`` names it, with a flush.
+        layers: of each stage.
+        step_seconds: predicted.
+    """
+
+    schedule: str = Field(max_length=LONGEST_NAME)
+    layers: tuple[Annotated[int, Field(ge=1, le=MOST_LAYERS)], ...] = Field(
+        min_length=1, max_length=MOST_LAYERS
+    )
+    step_seconds: float = Field(ge=0, le=MOST_SECONDS)
+
+
+class Tried(Model):
+    """A candidate's result.
+
+    Attributes:
+        step_seconds: measured; None: not yet, or it does not run.
+        reason: why it does not run.
+    """
+
+    step_seconds: float | None = Field(None, ge=0, le=MOST_SECONDS)
+    reason: str = Field("", max_length=LONGEST_REASON)
+
+
 class SlowRank(Model):
     """A rank that takes ``factor`` times as long for the same work as the median rank of its GPU type."""
 
@@ -112,6 +141,8 @@ class Report(Model):
         part_of_peak: the same over what the GPUs promise; None: not known.
         goodput: part of this launch's time in which steps ran; None: none has.
         slow_ranks: ranks that measure slow beside the others of their GPU type, the slowest first.
+        tried: of each of the plan's candidates, what came out; empty: none are tried.
+        kept: number of the candidate that measured fastest and goes on; None: they are being tried.
     """
 
     epoch: int = Field(ge=1, le=MOST_EPOCH)
@@ -149,6 +180,8 @@ class Report(Model):
     part_of_peak: float | None = Field(None, ge=0)
     goodput: float | None = Field(None, ge=0, le=1)
     slow_ranks: tuple[SlowRank, ...] = Field((), max_length=MOST_SLOW_RANKS)
+    tried: tuple[Tried, ...] = Field((), max_length=MOST_CANDIDATES)
+    kept: int | None = Field(None, ge=0, le=MOST_CANDIDATES)
 
 
 class Proposal(Model):

@@ -15,13 +15,14 @@ from pydantic import Field, model_validator
 from ballast_policies.contract.limits import (
     LONGEST_NAME,
     LONGEST_REASON,
+    MOST_CANDIDATES,
     MOST_EPOCH,
     MOST_LAYERS,
     MOST_RANKS,
     OBJECT,
     Limits,
 )
-from ballast_policies.contract.messages import Proposal, Rank, Stage
+from ballast_policies.contract.messages import Candidate, Proposal, Rank, Stage
 from ballast_policies.contract.model import Model
 
 
@@ -53,6 +54,8 @@ class Plan(Model):
             is no such time.
         failures_per_hour: how often machines of the gang are expected to be lost; None: not known. It may
             change within an epoch.
+        candidates: to be trained by for a few steps each, the first being in force; the fastest goes on.
+            Fewer than two: nothing is tried.
 
     Raises:
         ValueError: ranks or stages have gaps, or a stage names a rank that is not in the plan.
@@ -69,6 +72,7 @@ class Plan(Model):
     reason: str = Field("", max_length=LONGEST_REASON)
     deadline: float | None = Field(None, ge=0, le=1e12)
     failures_per_hour: float | None = Field(None, ge=0, le=1e9)
+    candidates: tuple[Candidate, ...] = Field((), max_length=MOST_CANDIDATES)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -159,6 +163,7 @@ class Plan(Model):
             stages=stages,
             reason=reason,
             deadline=deadline,
+            candidates=(),
         )
 
     def grow(self, new: Sequence[Rank], reason: str) -> "Plan":
@@ -178,6 +183,7 @@ class Plan(Model):
             stages=(),
             reason=reason,
             deadline=None,
+            candidates=(),
         )
 
     def stop(self, reason: str, deadline: float | None = None) -> "Plan":

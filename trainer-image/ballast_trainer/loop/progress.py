@@ -7,7 +7,7 @@ import time
 from collections import deque
 from typing import Any
 
-from ballast_policies.contract import Ack, ExitReason, Proposal, Report, Stage
+from ballast_policies.contract import Ack, ExitReason, Proposal, Report, Stage, Tried
 from ballast_policies.contract.limits import LONGEST_REASON
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.planning.partition import imbalance
@@ -318,7 +318,13 @@ class Progress:
         (first_at, first), (last_at, last) = self._done[0], self._done[-1]
         return (last - first) / (last_at - first_at) if last_at > first_at else None
 
-    def _note(self, **figures: float | str | None) -> None:
+    def tried(self, results: tuple[Tried, ...], kept: int | None) -> None:
+        """The plan's candidates have come so far; ``kept``: the one that goes on."""
+        self._note(tried=results, kept=kept)
+        if results:
+            self.tell(now=True)
+
+    def _note(self, **figures: Any) -> None:
         """Figures of the report, which stay until there are newer ones."""
         self._report = self._report.replace(**figures)
 

@@ -8,6 +8,7 @@ from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.distributed.process_group import peer_failures
 from ballast_trainer.distributed.stopping import StopSignal
+from ballast_trainer.loop.candidates import Candidates
 from ballast_trainer.loop.ending import JobEnd
 from ballast_trainer.loop.evaluating import Evaluator
 from ballast_trainer.loop.in_place import InPlace
@@ -52,6 +53,7 @@ class Session:
         memory = None if in_place is None else in_place.memory
         self._saver = Saver(self.progress, stop=stop, memory=memory)
         self._plans = PlanFollower(self.progress, self._saver, heartbeat)
+        self._candidates = Candidates(self.progress)
         self._evaluator = Evaluator(self.progress, self._plans, self._saver)
         self._end = JobEnd(model, run, end_request or EndRequest())
         self.close = self._saver.close
@@ -108,6 +110,7 @@ class Session:
         self.progress.gather_bytes()
         if self._in_place is not None:
             self._in_place.sizes = self.progress.sizes
+        self._candidates.begin()
         self.progress.launched(None if self._in_place is None else self._in_place.memory.lost)
         self._saver.copy_if_due(anew=True)
 
@@ -147,10 +150,13 @@ class Session:
         every = config.rebalance.every_steps
         if every is None and is_asynchronous(config.pipeline.schedule):
             every = REBALANCE_EVERY
-        if config.rebalance.enabled and (check_rebalance or (every is not None and step % every == 0)):
-            self._plans.rebalance()
-        if config.repack.enabled and step % config.repack.every_steps == 0:
-            self._plans.propose_repack()
+        if told is not None:
+            self._candidates.step_done()
+        if not self._candidates.under_way:
+            if config.rebalance.enabled and (check_rebalance or (every is not None and step % every == 0)):
+                self._plans.rebalance()
+            if config.repack.enabled and step % config.repack.every_steps == 0:
+                self._plans.propose_repack()
         if self._saver.save_if_due(wanted=told is not None and told.save):
             self._end.agree()
         self._saver.copy_if_due(anew=told is None)

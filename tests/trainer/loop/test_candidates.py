@@ -1,0 +1,49 @@
+"""A gang tries the candidates of its plan in its first steps; the measured fastest goes on, the curve stays."""
+
+import pytest
+from ballast_policies.contract import Candidate, Report
+
+from tests.support.plans import local_plan
+
+pytestmark = pytest.mark.processes
+
+CANDIDATES = (
+    Candidate(schedule="1F1B", layers=(4, 4), step_seconds=0.25),
+    Candidate(schedule="ZeroBubbleV", layers=(1, 3, 2, 2), step_seconds=0.125),
+    Candidate(schedule="1F1B", layers=(4, 5), step_seconds=0.25),
+    Candidate(schedule="InterleavedZeroBubble", layers=(2, 2, 2, 2), step_seconds=0.25),
+    Candidate(schedule="ZeroBubbleH1", layers=(1, 7), step_seconds=0.25),
+)
+
+
+def trained(pods, folder, config, candidates, network):
+    """Losses of two pods, and the last report."""
+    names = [f"job-{network}-{number}" for number in range(2)]
+    plan = local_plan(names, network=network).replace(candidates=candidates)
+    pods.start_job(folder, config, plan)
+    assert {pods.exit_code(name) for name in names} == {0}, pods.errors()
+    return pods.losses(names[0]), Report.from_json((folder / "report.json").read_text()), names[0]
+
+
+def test_candidates_are_tried_and_the_fastest_goes_on(pods, small_config, tmp_path):
+    """Each is measured by five steps, one that cannot run is said; the losses are to the bit those without."""
+    config = small_config(totalSteps=23, rebalance={"enabled": True, "everySteps": 4, "minGain": 0.9})
+    losses, report, first = trained(pods, tmp_path / "tried", config, CANDIDATES, 91)
+    (event,) = pods.events("tried", first)
+    measured = [one["measured_seconds"] for one in event["candidates"]]
+    assert event["step"] == 20
+    assert [seconds is None for seconds in measured] == [False, False, True, False, False]
+    assert "2 stages of 9 layers, not 2 of 8" in event["candidates"][2]["reason"]
+    assert event["kept"] == min((s, n) for n, s in enumerate(measured) if s is not None)[1] == report.kept
+    assert [one.step_seconds for one in report.tried] == measured
+    sizes = [
+        tuple(stage["endLayer"] - stage["firstLayer"] for stage in line["stages"])
+        for line in pods.lines(first)
+        if "event" not in line
+    ]
+    run = [one.layers for one in (*CANDIDATES[:2], *CANDIDATES[3:]) for _ in range(5)]
+    assert sizes[:21] == [*run, CANDIDATES[report.kept].layers]
+    assert all(event["step"] >= 20 for event in pods.events("rebalance", first))
+    plain, untried, _ = trained(pods, tmp_path / "plain", config | {"rebalance": {"enabled": False}}, (), 92)
+    assert losses == plain
+    assert (untried.tried, untried.kept) == ((), None)

@@ -1,0 +1,115 @@
+"""Candidates of a plan: trained by for a few steps each, one after the other; the measured fastest goes on.
+
+It is AMP's last step (supplement, algorithm 2) with steps that count: from one candidate to the next only
+layers move, and the order of the microbatches changes, neither of which the loss depends on.
+"""
+
+import itertools
+import logging
+import math
+import statistics
+
+from ballast_policies.contract import Candidate, ContractError, Tried
+from ballast_policies.contract.limits import LONGEST_REASON
+from ballast_policies.planning.partition import Partition
+from ballast_policies.planning.stages import stages_over
+
+from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.loop.migrate import MigrationFailed
+from ballast_trainer.loop.progress import Progress
+from ballast_trainer.loop.reshape import move_layers
+
+logger = logging.getLogger(__name__)
+
+_WARM = 2
+"""Steps of a candidate before those that count: buffers, connections and caches are made in them."""
+
+_MEASURED = 3
+"""Steps of a candidate whose median counts."""
+
+
+class Candidates:
+    """The candidates of the plan in force; collective: every rank calls it after the same steps."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress, self._epoch = progress, 0
+        self._candidates: tuple[Candidate, ...] = ()
+        self._tried: list[Tried] = []
+        self._steps = 0
+
+    @property
+    def under_way(self) -> bool:
+        """Whether they are being tried: then layers move for nothing else."""
+        return len(self._tried) < len(self._candidates)
+
+    def begin(self) -> None:
+        """Try those of the plan in force, if it is new and has any."""
+        plan, world = self._progress.run.plan, self._progress.model.world
+        if plan.epoch == self._epoch:
+            return
+        self._epoch, self._tried, self._steps = plan.epoch, [], 0
+        several = len(plan.candidates) > 1 and world.positions > 1
+        self._candidates = plan.candidates if several else ()
+        self._progress.tried((Tried(),) * len(self._candidates), None)
+
+    def step_done(self) -> None:
+        """Count a step; after the last of a candidate take the next, after all of them the fastest."""
+        self.begin()
+        if not self.under_way:
+            return
+        self._steps += 1
+        if self._steps < _WARM + _MEASURED:
+            return
+        progress = self._progress
+        seconds = statistics.median(progress.step_seconds()[-_MEASURED:])
+        self._tried.append(Tried(step_seconds=progress.model.world.from_rank_0(seconds)))
+        self._steps = 0
+        while self.under_way and (reason := self._take(len(self._tried))):
+            self._tried.append(Tried(reason=reason[:LONGEST_REASON]))
+        kept = None
+        if not self.under_way:
+            took = [math.inf if one.step_seconds is None else one.step_seconds for one in self._tried]
+            # One that has run may yet find no room: then the next.
+            kept = next((n for n in sorted(range(len(took)), key=took.__getitem__) if not self._take(n)), 0)
+            self._tell(kept)
+        progress.tried((*self._tried, *(Tried(),) * (len(self._candidates) - len(self._tried))), kept)
+
+    def _take(self, number: int) -> str:
+        """Train on by a candidate. Returns why it cannot be, all being as it was; empty: it is."""
+        model, candidate, before = self._progress.model, self._candidates[number], self._progress.model.config
+        try:
+            # Its own plan has said how it was launched.
+            model.config = before.replace(
+                pipeline=before.pipeline.replace(schedule=candidate.schedule), plan=None
+            )
+            placement, layers = model.placement(model.world.size), model.definition.layer_count
+            bounds = tuple(itertools.accumulate(candidate.layers, initial=0))
+            if (len(bounds), bounds[-1]) != (1 + len(placement), layers):
+                reason = f"{len(bounds) - 1} stages of {bounds[-1]} layers"
+                raise ConfigurationError(
+                    "plan.candidates", f"{reason}, not {len(placement)} of {layers}. To fix: another plan"
+                )
+            stages = stages_over(Partition(bounds=bounds), placement)
+            if stages != model.stages or candidate.schedule != before.pipeline.schedule:
+                self._progress.migrated(move_layers(model, self._progress.run, stages))
+        except (MigrationFailed, ConfigurationError, ContractError) as error:
+            model.config = before
+            return str(error) or type(error).__name__
+        model.profile.forget()
+        self._progress.reshaped()
+        return ""
+
+    def _tell(self, kept: int) -> None:
+        rows = [
+            {
+                "schedule": candidate.schedule,
+                "layers": candidate.layers,
+                "predicted_seconds": candidate.step_seconds,
+                "measured_seconds": tried.step_seconds,
+                "reason": tried.reason,
+            }
+            for candidate, tried in zip(self._candidates, self._tried, strict=True)
+        ]
+        self._progress.event("tried", candidates=rows, kept=kept)
+        if self._progress.model.world.rank == 0:
+            logger.info("of %d candidates number %d goes on: %s", len(rows), kept, rows)
