@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from ballast_policies.accounting import price_part
 from ballast_policies.contract.limits import MOST_EPOCH
+from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE, SCHEDULES
 from ballast_policies.protocol.observed import Cause
 from ballast_policies.rounds.values import Placement, PoolPart
 from pydantic import Field, WithJsonSchema, field_serializer, field_validator
@@ -103,6 +104,8 @@ class LaunchDegrees(StatusModel):
     """Forwards are repeated."""
     recompute_every: Annotated[int, Field(ge=1)] = 1
     """Of which layers, as of ``training``."""
+    schedule: _Name = DEFAULT_SCHEDULE
+    """Order of the microbatches."""
     layers: Annotated[tuple[Annotated[int, Field(ge=1)], ...], listed(1024)] = ()
     """Of each stage."""
     step_seconds: Annotated[float, Field(ge=0)] = 0.0
@@ -122,13 +125,25 @@ class LaunchDegrees(StatusModel):
         """That hold it, which are in one pool."""
         return self.tensor * self.data
 
+    @property
+    def positions(self) -> int:
+        """Of the pipeline: ranks that have its stages."""
+        kind = SCHEDULES.get(self.schedule)
+        return max(1, len(self.layers) // (1 if kind is None else kind.stages_on_a_rank()))
+
+    def divides_as(self, other: "LaunchDegrees") -> bool:
+        """Whether ranks get from one to the other as they train: by layers that move, and the schedule."""
+        alike = ("tensor", "data", "microbatches", "repeated", "positions")
+        return all(getattr(self, name) == getattr(other, name) for name in alike)
+
     def __str__(self) -> str:
         count, layers = len(self.layers), ", ".join(map(str, self.layers))
         again = (", recomputed" + f" 1 layer of {self.repeated}" * (self.repeated > 1)) * self.recompute
+        named = self.schedule != DEFAULT_SCHEDULE
         by = f" from layers measured on {', '.join(self.measured_on)}" if self.measured_on else ""
         return (
             f"tensor {self.tensor} x data {self.data} x {count} stage{'s' * (count > 1)} of {layers} layers, "
-            f"{self.microbatches} microbatches{again}: "
+            f"{self.microbatches} microbatches{again}{f', {self.schedule}' * named}: "
             f"{self.step_seconds:.3g} s a step predicted{by}"
         )
 

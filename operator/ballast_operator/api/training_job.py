@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from ballast_policies.contract import ExitCode
 from ballast_policies.contract.conditions import Cel, Condition, Items, RowFact, Rule, absent, at, given
 from ballast_policies.contract.job.job import JobConfig
-from ballast_policies.contract.limits import LEAST_RATE
+from ballast_policies.contract.limits import LEAST_RATE, MOST_CANDIDATES
 from ballast_policies.gpus.catalogue import gpu_named
 from ballast_policies.planning.profile import ProfiledLayer
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE, SCHEDULES
@@ -127,6 +127,9 @@ class PlannerConfig(ApiModel):
     """GPU types on which it may run."""
     bandwidth: Annotated[float, Field(ge=1, le=1e15)] | None = None
     """Bytes/s between GPUs. Absent: transfers are free."""
+    trial: Annotated[int, Field(ge=2, le=MOST_CANDIDATES)] | None = None
+    """Best plans of a launch (schedules, where open, and cuts) that its gang runs for five steps each before
+    the measured fastest goes on. Absent: none."""
 
 
 PLANNER_RULES = tuple(
@@ -141,8 +144,8 @@ PLANNER_RULES = tuple(
         (
             at("pipeline.schedule") == DEFAULT_SCHEDULE,
             "pipeline.schedule",
-            f"predicts steps of {DEFAULT_SCHEDULE} alone",
-            f"pipeline.schedule: {DEFAULT_SCHEDULE}",
+            f"chooses the schedule, or keeps to {DEFAULT_SCHEDULE}",
+            f"leave schedule out, or {DEFAULT_SCHEDULE}",
         ),
         (
             Items("pipeline.replicas", 1),
@@ -158,6 +161,46 @@ PLANNER_RULES = tuple(
             "repack.enabled: false",
         ),
     )
+)
+
+
+TRIAL_RULES = (
+    Rule(
+        condition=Cel(
+            "!has(self.planner) || !has(self.planner.trial) || self.pipeline.maxStages != 1 || "
+            "(has(self.parallelism) && self.parallelism.tensor * self.parallelism.data != 1)",
+            lambda spec: (
+                not (
+                    spec.planner
+                    and spec.planner.trial
+                    and spec.pipeline.max_stages == spec.parallelism.ranks_per_position == 1
+                )
+            ),
+        ),
+        field="planner.trial",
+        reason="trial compares how layers are cut over ranks, and the job has one",
+        fix="a larger pipeline.maxStages, or leave trial out",
+    ),
+    *(
+        Rule(
+            condition=absent("planner.trial") | condition,
+            field="planner.trial",
+            reason=f"trial {reason}",
+            fix=f"{fix}, or leave trial out",
+        )
+        for condition, reason, fix in (
+            (
+                at("rebalance.enabled") == True,  # noqa: E712 - a comparison as a value
+                "moves layers, which rebalance.enabled: false keeps where they are",
+                "rebalance.enabled: true",
+            ),
+            (
+                at("checkpoint.in_memory_every_steps") == 0,
+                "may change the schedule, and a rank that goes on from copies in memory has the launch's",
+                "inMemoryEverySteps: 0",
+            ),
+        )
+    ),
 )
 
 
@@ -337,6 +380,7 @@ class TrainingJobSpec(ApiModel, JobConfig):
             fix="leave gpuTypes out",
         ),
         *PLANNER_RULES,
+        *TRIAL_RULES,
         Rule(
             condition=Cel(
                 "!has(self.planner) || !has(self.gpuTypes) || size(self.gpuTypes) == 0 || "
@@ -389,12 +433,11 @@ class TrainingJobSpec(ApiModel, JobConfig):
     is faster than one pool, or no pool has room. Its size stays, or shrinks as nodes leave. A change takes
     effect at the next launch."""
     planner: PlannerConfig | None = None
-    """Each launch has the degrees whose predicted step is shortest on its GPUs and fits memory, in place of
+    """Each launch has the degrees of the shortest step that fits its GPUs, in place of
     ``parallelism.tensor``, ``data``, ``pipeline.microbatches``, ``training.recompute`` and
-    ``recomputeEvery``; replicas share by ``parallelism.zeroStage``. Another number of GPUs, from
-    ``minStages`` to ``maxStages`` times the stated ``tensor`` x ``data``, is another launch, unless its
-    degrees are at most 5 % slower, and so is another mix of up to three types (``mixedPools``).
-    ``gpusPerPod``, unless stated, is the profiles' largest ``tensor``."""
+    ``recomputeEvery``. Another number of GPUs, from ``minStages`` to ``maxStages`` times the stated
+    ``tensor`` x ``data``, is another launch, unless its degrees are at most 5 % slower, and so is another mix
+    of up to three types (``mixedPools``). ``gpusPerPod``: unless stated, the profiles' largest ``tensor``."""
     topology: JobTopology | None = None
     """Closeness of its nodes to each other. Absent: on as few nodes as possible, of these in as few domains
     as possible. A change takes effect at the next launch."""
@@ -423,6 +466,11 @@ class TrainingJobSpec(ApiModel, JobConfig):
     def planned_types(self) -> tuple[str, ...]:
         """GPU types of the plan, in the order of the ranks; empty: there is no plan, or it is of any type."""
         return () if self.plan is None else tuple(of_type.gpu_type for of_type in self.plan.gpus)
+
+    @property
+    def leaves_schedule_open(self) -> bool:
+        """Whether its planner chooses the schedule."""
+        return "schedule" not in self.pipeline.model_fields_set
 
     @property
     def config(self) -> JobConfig:

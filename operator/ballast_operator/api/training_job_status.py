@@ -18,7 +18,7 @@ from ballast_operator.api.base import (
 )
 from ballast_operator.api.conditions import SUSPENSIONS, JobCondition, JobReason, JobState
 from ballast_operator.api.costs import DataCost, TeamPart
-from ballast_operator.api.job_allocation import JobAllocation, PoolCost
+from ballast_operator.api.job_allocation import JobAllocation, LaunchDegrees, PoolCost
 
 _Text = Annotated[str, Field(max_length=4096)]
 _Name = Annotated[str, Field(max_length=253)]
@@ -137,6 +137,44 @@ class MeasuredOnType(StatusModel):
     """Digest of the planner and model that they count for."""
 
 
+class TriedPlan(StatusModel):
+    """A plan that was tried."""
+
+    plan: LaunchDegrees
+    """With its predicted seconds."""
+    step_seconds: Annotated[float, Field(ge=0)] | None = None
+    """Measured; absent: it has not run."""
+    reason: _Text = ""
+    """Why it cannot."""
+
+    def __str__(self) -> str:
+        layers = ", ".join(map(str, self.plan.layers))
+        took = "not measured" if self.step_seconds is None else f"{self.step_seconds:.3g} s a step measured"
+        why = f": {self.reason}" if self.reason else ""
+        return f"{self.plan.schedule} of {layers} layers: {took}, {self.plan.step_seconds:.3g} predicted{why}"
+
+
+class PlanTrial(StatusModel):
+    """What a gang with ``planner.trial`` has tried in its first steps."""
+
+    launch: Annotated[int, Field(ge=1, le=MOST_EPOCH)]
+    """Which one."""
+    gpus: _Name
+    """On which."""
+    of: _Name
+    """Digest of planner and model."""
+    plans: Annotated[tuple[TriedPlan, ...], listed(8)] = ()
+    """The launched one first."""
+    kept: Annotated[int, Field(ge=0, le=7)] | None = None
+    """Which goes on, from 0; absent: not all were tried."""
+
+    @property
+    def kept_plan(self) -> LaunchDegrees | None:
+        """The plan that goes on; None: it is not known."""
+        known = self.kept is not None and self.kept < len(self.plans)
+        return self.plans[self.kept or 0].plan if known else None
+
+
 class Decision(StatusModel):
     """The allocator's last decision about the job."""
 
@@ -213,6 +251,8 @@ class TrainingJobStatus(StatusModel):
     """The last hand-backs of GPUs, oldest first."""
     measured_layers: Annotated[tuple[MeasuredOnType, ...], listed(8)] = ()
     """By which the next launch with ``planner`` is planned, the newest last."""
+    trial: PlanTrial | None = None
+    """Of ``planner.trial``, the last launch that tried plans."""
     launches: Annotated[int, Field(ge=0, le=MOST_EPOCH)] = 0
     """Number of launches of a gang."""
     restarts: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)

@@ -36,6 +36,7 @@ class Explanation:
     Attributes:
         answer: one sentence.
         reason: the stable word behind it.
+        trial: ``status.trial``.
         decision: ``status.lastDecision``.
         policy: the ClusterPolicies' readiness, as text.
         events: the newest last, "reason: message".
@@ -47,6 +48,7 @@ class Explanation:
     reason: str
     answer: str
     allocation: dict[str, Any]
+    trial: dict[str, Any]
     decision: dict[str, Any]
     progress: dict[str, Any]
     restarts: dict[str, int]
@@ -88,6 +90,7 @@ def explanation(
         reason=reason,
         answer="; ".join([answer, *stuck]),
         allocation=dict(status.get("allocation") or {}),
+        trial=dict(status.get("trial") or {}),
         decision=dict(status.get("lastDecision") or {}),
         progress=dict(status.get("progress") or {}),
         restarts=dict(status.get("restarts") or {}),

@@ -7,14 +7,15 @@ an address.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ballast_policies.contract import Directive, Plan, Rank
+from ballast_policies.contract import Candidate, Directive, Plan, Rank, Report
 from ballast_policies.protocol.moves import Wait, WaitFor
 from ballast_policies.protocol.observed import Cause, Deadline, Gang
-from ballast_policies.rounds.values import Placement
+from ballast_policies.rounds.gangs import types_by_rank
+from ballast_policies.rounds.values import Placement, PoolPart
 
 from ballast_operator.api.conditions import JobCondition, JobReason, some_of
 from ballast_operator.api.job_allocation import AllocationPart, JobAllocation, SharedGpu
-from ballast_operator.api.training_job_status import Decision, TrainingJobStatus
+from ballast_operator.api.training_job_status import Decision, PlanTrial, TrainingJobStatus, TriedPlan
 from ballast_operator.desired import (
     PodOptions,
     access_objects,
@@ -140,7 +141,11 @@ def launch(context: ReconcileContext, gang: Gang) -> StepResult:
     assignment = context.assignment
     assert assignment is not None and assignment.placement is not None
     placement = assignment.placement
-    degrees = context.spec.degrees_on(placement.by_pool)
+    degrees = next(iter(context.spec.candidates_on(placement.by_pool)), None)
+    tried = _tried_on(context, placement.by_pool)
+    known = None if tried is None else tried.kept_plan
+    if degrees is not None and known is not None and known.divides_as(degrees) and context.spec.runs(known):
+        degrees = known
     allocation = JobAllocation(
         launch=gang.launch,
         gpu_type=placement.gpu_type,
@@ -179,6 +184,56 @@ def launch(context: ReconcileContext, gang: Gang) -> StepResult:
         requeue_after_seconds=0.0,
         metric_increments=tuple((JobCounter.LAUNCHES, part.pool, 1) for part in placement.by_pool),
     )
+
+
+def _tried_on(context: ReconcileContext, parts: Sequence[PoolPart]) -> PlanTrial | None:
+    """What the job has tried on such GPUs; None: nothing."""
+    trial = context.view.status.trial
+    same = trial is not None and (trial.gpus, trial.of) == (_shape(parts), context.spec.measured_as)
+    return trial if same else None
+
+
+def _shape(parts: Sequence[PoolPart]) -> str:
+    return " + ".join(f"{count} x {gpu_type}" for gpu_type, count in types_by_rank(parts))[:253]
+
+
+def to_try(context: ReconcileContext) -> tuple[Candidate, ...]:
+    """The candidates that a launch tries, the one that was launched first; none: there are not several."""
+    parts, degrees, spec = context.allocation.by_pool, context.allocation.degrees, context.view.spec
+    found = () if spec is None else spec.candidates_on(parts)
+    if len(found) < 2 or degrees != found[0] or _tried_on(context, parts) is not None:
+        return ()
+    return tuple(
+        Candidate(schedule=one.schedule, layers=one.layers, step_seconds=one.step_seconds) for one in found
+    )
+
+
+def with_trial(context: ReconcileContext, status: TrainingJobStatus, report: Report) -> TrainingJobStatus:
+    """The status with what the gang has tried, and with the plan that goes on."""
+    allocation, candidates = status.allocation, context.plan.candidates
+    if allocation is None or allocation.degrees is None or report.epoch != context.plan.epoch:
+        return status
+    if not candidates or len(candidates) != len(report.tried):
+        return status
+    plans = tuple(
+        TriedPlan(
+            plan=allocation.degrees.replace(**dict(candidate)),
+            step_seconds=one.step_seconds,
+            reason=one.reason,
+        )
+        for candidate, one in zip(candidates, report.tried, strict=True)
+    )
+    kept = report.kept if report.kept is not None and report.kept < len(plans) else None
+    trial = PlanTrial(
+        launch=allocation.launch,
+        gpus=_shape(allocation.by_pool),
+        of=context.spec.measured_as,
+        plans=plans,
+        kept=kept,
+    )
+    if trial.kept_plan is not None:
+        allocation = allocation.replace(degrees=trial.kept_plan)
+    return status.replace(trial=trial, allocation=allocation)
 
 
 def _parts(
@@ -251,6 +306,7 @@ def write_first_plan(context: ReconcileContext, epoch: int) -> StepResult:
         ),
         reason=f"launch {allocation.launch} on pool "
         + " and pool ".join(part.pool for part in allocation.by_pool),
+        candidates=to_try(context),
     )
     status = with_condition(
         context,

@@ -38,6 +38,7 @@ from ballast_operator.steps.context import (
     seconds_since,
     with_condition,
 )
+from ballast_operator.steps.gang import with_trial
 
 CLIENT_SECONDS = 30.0
 """After the plan's writing, until a script that has not acknowledged it counts as one without the client."""
@@ -123,6 +124,7 @@ def track_progress(context: ReconcileContext) -> TrainingJobStatus:
     if report is None or plan is None or report.epoch > plan.epoch or not view.has_spoken:
         return status
     status = _rebalanced(context, status, report)
+    status = with_trial(context, status, report)
     status = _with_measured_layers(context, status, report)
     status = accrue_lost_steps(status, report)
     speed = context.assignment.isolated_speed if context.assignment is not None else 0.0

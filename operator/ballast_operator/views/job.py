@@ -184,7 +184,7 @@ class JobView:
         degrees = None if allocation is None else allocation.degrees
         if self.spec is None or allocation is None or degrees is None:
             return self.spec
-        if degrees.gpus_per_stage * len(degrees.layers) != allocation.gpus:
+        if degrees.gpus_per_stage * degrees.positions != allocation.gpus:
             return self.spec  # put there by hand
         try:
             return self.spec.with_degrees(degrees)
@@ -200,12 +200,8 @@ class JobView:
         has, planned = allocation.degrees, self.spec.degrees_on(allocation.by_pool)
         if has is None or planned is None:
             return has is planned and not self.spec.plans
-        names, kept = ("step_seconds", "memory_bytes", "measured_on"), self.live_plans.get(allocation.gpus)
-        return any(
-            has.replace(**{name: getattr(plan, name) for name in names}) == plan
-            for plan in (planned, kept)
-            if plan is not None
-        )
+        kept = self.live_plans.get(allocation.gpus)
+        return any(has.divides_as(plan) for plan in (planned, kept) if plan is not None)
 
     @property
     def name(self) -> str:
@@ -285,6 +281,9 @@ class JobView:
         allocation, spec = self.running_allocation, self.spec
         if allocation is None or spec is None or allocation.degrees is None or allocation.parts:
             return {}
+        report = None if self.lease is None else self.lease.report
+        if report is not None and report.tried and report.kept is None:
+            return {}  # its ranks are trying others
         return spec.plans_with(allocation.gpu_type, allocation.degrees)
 
     @property

@@ -10,8 +10,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from ballast_policies.allocation.planned_gangs import MOST_PLANS, PlannedGang, ShapePlan, TensorProfile
 from ballast_policies.contract.errors import ContractError, Problem
+from ballast_policies.contract.job.pipeline import PlanConfig
+from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.planners.best.placements import divisors
 from ballast_policies.planning.planners.cost_model import Degrees
+from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE
 from ballast_policies.rounds.gangs import TypesByRank
 
 from ballast_operator.api.job_allocation import LaunchDegrees
@@ -264,7 +267,7 @@ class DegreesQuestion:
             return {}
         per_replica, rest = divmod(degrees.microbatches, degrees.data)
         size, left = divmod(self.batch_size, degrees.microbatches)
-        if rest or left or not best:
+        if rest or left or not best or degrees.schedule != DEFAULT_SCHEDULE:
             return {}
         kept = Degrees(degrees.tensor, degrees.data, size, per_replica, degrees.repeated)
         gang, found = self.gang(tuple(best)), {}
@@ -322,6 +325,29 @@ def planned_degrees(question: DegreesQuestion) -> Mapping[TypesByRank, tuple[Pla
         gpus = tuple(one.gpus.items())
         found[gpus] = tuple(_launch(gpus, plan, measured_on) for plan in (gang.plan_of(one), *more))
     return found
+
+
+@functools.lru_cache(maxsize=256)
+def candidates(
+    question: DegreesQuestion, gpus: TypesByRank, planned: LaunchDegrees, schedules: tuple[str, ...]
+) -> tuple[LaunchDegrees, ...]:
+    """Plans with the degrees of ``planned``, of 1F1B, as :meth:`PlannedGang.scheduled` has them."""
+    of_replica = planned.microbatches // planned.data
+    size = question.batch_size // planned.microbatches
+    degrees = Degrees(planned.tensor, planned.data, size, of_replica, planned.repeated)
+    cut = PlanConfig(layers=planned.layers)
+    found = question.gang((sum(count for _, count in gpus),)).scheduled(
+        degrees, Partition(bounds=cut.bounds), gpus, schedules
+    )
+    return tuple(
+        planned.replace(
+            schedule=one.form.schedule,
+            layers=tuple(np.diff(one.cut.bounds).tolist()),
+            step_seconds=one.seconds,
+            memory_bytes=max(one.memory_bytes),
+        )
+        for one in found
+    )
 
 
 def _launch(gpus: TypesByRank, found: ShapePlan, measured_on: tuple[str, ...]) -> PlannedLaunch:

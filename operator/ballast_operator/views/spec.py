@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import math
 import sys
@@ -17,7 +18,7 @@ from ballast_policies.contract.limits import MOST_STEP
 from ballast_policies.planning.launch import LaunchRanks, launch_partition
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.partition import Partition
-from ballast_policies.planning.schedules.registry import SCHEDULES
+from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE, SCHEDULES, trained_schedules
 from ballast_policies.planning.stages import first_stages, stage_placement, stages_over
 from ballast_policies.prices.egress import JobData
 from ballast_policies.rounds.gangs import PlannedSpeed, TypesByRank, types_by_rank
@@ -33,7 +34,7 @@ from ballast_operator.kube.kinds import Object
 from ballast_operator.trainer_template import filled_in, trainer_template
 from ballast_operator.views.node_constraints import NodeRequirements, read_requirements
 from ballast_operator.views.nodes import PodNeed, pod_requests
-from ballast_operator.views.planned_degrees import DegreesQuestion, PlannedLaunch, planned_degrees
+from ballast_operator.views.planned_degrees import DegreesQuestion, PlannedLaunch, candidates, planned_degrees
 
 LEAST_STEP_SECONDS = 1e-15
 """Of a plan; shorter ones are none."""
@@ -132,10 +133,13 @@ class JobSpec:
     def with_degrees(self, degrees: LaunchDegrees) -> "JobSpec":
         """The spec of a launch that divides the work so. Raises ContractError: no trainer runs that."""
         if degrees not in self._launched:
-            config, stages = self.config, len(degrees.layers)
+            config, ranks = self.config, degrees.positions
             config = config.replace(
                 pipeline=config.pipeline.replace(
-                    min_stages=stages, max_stages=stages, microbatches=degrees.microbatches
+                    min_stages=ranks,
+                    max_stages=ranks,
+                    microbatches=degrees.microbatches,
+                    schedule=degrees.schedule,
                 ),
                 parallelism=config.parallelism.replace(
                     tensor=degrees.tensor,
@@ -155,6 +159,36 @@ class JobSpec:
         """The plan of a launch on GPUs of these pools, in their order; None: there is none."""
         each = (plan.degrees for plan in self.planned_launches.get(types_by_rank(parts), ()))
         return next((d for d in each if not any(part.gpus % d.gpus_per_stage for part in parts)), None)
+
+    def candidates_on(self, parts: Sequence[PoolPart]) -> tuple[LaunchDegrees, ...]:
+        """Plans of a launch on GPUs of these pools: the first to launch, those after it to try; none: ().
+
+        Their schedule is 1F1B in several pools, for which other schedules are not cut, and where the gang may
+        become smaller or larger, which others allow at few sizes.
+        """
+        planned, gpus, trial = self.degrees_on(parts), types_by_rank(parts), None
+        if planned is None or self.question is None:
+            return () if planned is None else (planned,)
+        schedules: tuple[str, ...] = (DEFAULT_SCHEDULE,)
+        fixed = not self.grow or self.question.fewest == self.question.most
+        if self.asked.leaves_schedule_open and fixed and len(parts) == 1:
+            schedules = trained_schedules(asynchronous=False)
+            if self.config.pipeline.stages_per_rank == 1:
+                schedules = tuple(name for name in schedules if SCHEDULES[name].stages_per_rank == 1)
+        if self.asked.planner is not None:
+            trial = self.asked.planner.trial
+        if trial is None and len(schedules) == 1:
+            return (planned,)
+        found = filter(self.runs, candidates(self.question, gpus, planned, schedules))
+        return tuple(itertools.islice(found, trial or 1)) or (planned,)
+
+    def runs(self, degrees: LaunchDegrees) -> bool:
+        """Whether the trainer runs a launch that divides the work so."""
+        try:
+            self.with_degrees(degrees)
+        except ContractError:
+            return False
+        return True
 
     def plans_with(self, gpu_type: str, degrees: LaunchDegrees) -> Mapping[int, LaunchDegrees]:
         """GPUs of the type -> the plan by which a gang with these degrees goes on with so many; none: {}."""

@@ -16,6 +16,9 @@ for the best k, times what any layer takes at this size of a microbatch at least
 profile. The other order is this one of the layers in reverse; of both, each term's least counts. So the best
 answer to prices is found by cutting, in the order of what these bounds would gain, until the plan that comes
 first is one that is cut.
+
+This is of 1F1B. Under which other schedule a plan is faster is seen by playing it
+(:meth:`PlannedGang.scheduled`).
 """
 
 import dataclasses
@@ -31,9 +34,18 @@ from pydantic import Field
 from ballast_policies.allocation.gang_sizes import MOST_LISTED
 from ballast_policies.allocation.problem import Configuration
 from ballast_policies.contract.errors import ContractError, Problem
-from ballast_policies.contract.limits import MOST_MICROBATCHES, MOST_REPLICAS
-from ballast_policies.planning.launch import UNLIMITED_BYTES, LaunchedPipeline, RankGpu, best_cut
+from ballast_policies.contract.limits import MOST_CANDIDATES, MOST_MICROBATCHES, MOST_REPLICAS
+from ballast_policies.planning.launch import (
+    UNLIMITED_BYTES,
+    LaunchedPipeline,
+    LaunchRanks,
+    RankGpu,
+    best_cut,
+    cut_within_memory,
+)
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
+from ballast_policies.planning.memory.moments import schedule_of
+from ballast_policies.planning.memory.need import bytes_of_cuts
 from ballast_policies.planning.memory.stage_bytes import ROUNDING, stage_bytes
 from ballast_policies.planning.partition import Partition, sums_of
 from ballast_policies.planning.planners.best.placements import divisors
@@ -46,7 +58,9 @@ from ballast_policies.planning.profile import (
     repeated_layers,
     zero_shares,
 )
-from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE
+from ballast_policies.planning.schedules.costs import StageCosts
+from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE, SCHEDULES
+from ballast_policies.planning.schedules.simulate import simulate
 from ballast_policies.planning.step_time import predict_step_seconds
 
 MOST_PLANS = 1_000_000
@@ -60,6 +74,12 @@ LEAST_SECONDS = 1e-9
 
 LEAST_SPEED = 1e-6
 """Of a GPU type."""
+
+MOST_PLAYED = 5_000
+"""Stages x microbatches up to which a schedule is played: all of them take a second at most."""
+
+SCHEDULE_GAIN = 0.05
+"""Part by which a step has to be shorter under another schedule than 1F1B, which has the fewest messages."""
 
 REVERSED_GAIN = 0.01
 """The slowest GPUs first are looked at where they might win more than this."""
@@ -117,7 +137,10 @@ class ShapePlan:
 
     @property
     def memory_bytes(self) -> tuple[float, ...]:
-        """That each stage takes of its GPUs."""
+        """That each stage takes of its GPUs; where ranks have several, those of each rank."""
+        by_rank = bytes_of_cuts(self.layers, self.form)
+        if by_rank is not None:
+            return by_rank(self.cut)
         taken: list[float] = stage_bytes(self.layers, self.form).of_cut(self.cut).tolist()
         return tuple(taken)
 
@@ -229,6 +252,23 @@ class PlannedGang:
     def plan_with(self, degrees: Degrees, gpu_type: str, gpus: int) -> ShapePlan | None:
         """The plan of GPUs of a type that has these degrees, though others may be faster; None: none fits."""
         return self._search.plan_with(degrees, gpu_type, gpus)
+
+    def scheduled(
+        self, degrees: Degrees, cut: Partition, gpus: Sequence[tuple[str, int]], schedules: Sequence[str]
+    ) -> tuple[ShapePlan, ...]:
+        """Plans that ranks can change between as they train: schedules, each with its best cut, and cuts.
+
+        First the one to launch: 1F1B's, unless another takes SCHEDULE_GAIN less; then the others by seconds,
+        which are as played; after all schedules, cuts that move one layer from the fastest. Empty: none
+        fits, or is played.
+
+        Args:
+            degrees: of all of them.
+            cut: of 1F1B.
+            gpus: (GPU type, number), in the order of the ranks.
+            schedules: their names, each with a flush.
+        """
+        return tuple(self._search.scheduled(degrees, cut, gpus, schedules))
 
     @functools.cached_property
     def _search(self) -> "_Search":
@@ -391,6 +431,14 @@ class _Search:
             return None
         return self._plans.planned(degrees, [self._gpu_of[self._types.index(gpu_type)]] * stages)
 
+    def scheduled(
+        self, degrees: Degrees, cut: Partition, gpus: Sequence[tuple[str, int]], schedules: Sequence[str]
+    ) -> list[ShapePlan]:
+        group, ranks = degrees.tensor * degrees.data, list[RankGpu]()
+        for gpu_type, count in gpus:
+            ranks += [self._gpu_of[self._types.index(gpu_type)]] * (count // group)
+        return self._plans.scheduled(degrees, cut, ranks, schedules)
+
     def _ranks(self, shape: int, number: int) -> tuple[list[RankGpu], int]:
         """The GPUs of a plan's stages, the fastest first, and what cutting for them takes."""
         group = int(self._plans.groups[number])
@@ -529,16 +577,7 @@ class _Plans:
 
     def planned(self, plan: Degrees, ranks: Sequence[RankGpu]) -> ShapePlan | None:
         """The plan with its best cut over ``ranks``, one for each stage; None: none fits their memory."""
-        layers = self._measured_layers(plan)
-        _, gradient_shares, weight_shares = zero_shares(self._zero_stage, plan.data)
-        form = PipelineForm(
-            schedule=DEFAULT_SCHEDULE,
-            positions=len(ranks),
-            microbatches=plan.microbatches,
-            averaged=plan.data > 1,
-            gradient_shares=gradient_shares,
-            weights_shared=weight_shares > 1,
-        )
+        layers, form = self._measured_layers(plan), self._form_of(plan, len(ranks))
         speeds = [rank.speed for rank in ranks]
         half = (1 - 1 / plan.data) / self._bandwidth * self._tables[plan.tensor].weight_bytes
         in_microbatch, in_step = self._halves
@@ -559,6 +598,76 @@ class _Plans:
             fixed_seconds=float(in_step * halves.max()),
         )
         return ShapePlan(degrees=plan, cut=cut, seconds=seconds, layers=layers, form=form)
+
+    def _form_of(self, plan: Degrees, positions: int, schedule: str = DEFAULT_SCHEDULE) -> PipelineForm:
+        _, gradient_shares, weight_shares = zero_shares(self._zero_stage, plan.data)
+        return PipelineForm(
+            schedule=schedule,
+            positions=positions,
+            microbatches=plan.microbatches,
+            stages_per_rank=SCHEDULES[schedule].stages_on_a_rank(),
+            averaged=plan.data > 1,
+            gradient_shares=gradient_shares,
+            weights_shared=weight_shares > 1,
+        )
+
+    def scheduled(
+        self, plan: Degrees, cut: Partition, ranks: Sequence[RankGpu], schedules: Sequence[str]
+    ) -> list[ShapePlan]:
+        """As of :meth:`PlannedGang.scheduled`, over ``ranks``."""
+        each = (self._under(s, plan, ranks, cut if s == DEFAULT_SCHEDULE else None) for s in schedules)
+        found = sorted((one for one in each if one is not None), key=lambda one: one.seconds)
+        if not found:
+            return []
+        fastest, cuts = found[0], list[Partition]()
+        for at, by in itertools.product(range(1, fastest.cut.ranks), (-1, 1)):
+            bounds = list(fastest.cut.bounds)
+            bounds[at] += by
+            if bounds[at - 1] < bounds[at] < bounds[at + 1]:
+                cuts.append(Partition(bounds=tuple(bounds)))
+        cuts.sort(key=lambda other: float(other.loads(fastest.layers.seconds).max()))
+        near = (self._under(fastest.form.schedule, plan, ranks, of) for of in cuts[:MOST_CANDIDATES])
+        first = next((one for one in found if one.form.schedule == DEFAULT_SCHEDULE), fastest)
+        if fastest.seconds <= (1 - SCHEDULE_GAIN) * first.seconds:
+            first = fastest
+        others = sorted((one for one in near if one is not None), key=lambda one: one.seconds)
+        return [first, *(one for one in found if one is not first), *others]
+
+    def _under(
+        self, schedule: str, plan: Degrees, ranks: Sequence[RankGpu], cut: Partition | None
+    ) -> ShapePlan | None:
+        """The plan under a schedule, as played, with a cut, or with its best; None: it does not fit."""
+        layers, form = self._measured_layers(plan), self._form_of(plan, len(ranks), schedule)
+        stages = form.positions * form.stages_per_rank
+        if len(ranks) == 1 or stages > self.layers or stages * plan.microbatches > MOST_PLAYED:
+            return None
+        if not SCHEDULES[schedule].suits(len(ranks), plan.microbatches):
+            return None
+        built = schedule_of(form)
+        if built is None:
+            return None
+        placement = tuple(holders[0] for holders in built[0].stage_ranks)
+        speeds, memory = [ranks[rank].speed for rank in placement], tuple(rank.memory for rank in ranks)
+        if cut is None:
+            known = LaunchRanks(placement=placement, memory=memory)
+            cut, _ = cut_within_memory(layers.seconds, speeds, layers, form, known)
+            if cut is None:
+                return None
+        profile, size = self._profiles[plan.tensor]
+        scaled = _scaled(profile, np.array([plan.microbatch_size / size]), recompute=plan.recompute)
+        half = (1 - 1 / plan.data) / self._bandwidth * self._tables[plan.tensor].weight_bytes
+        exchanged = cut.loads(half.tolist())
+        forward, backward, step = ZERO_HALVES[self._zero_stage]
+        costs = StageCosts(
+            forward=tuple(cut.loads(scaled["forward_seconds"][0], speeds) + forward * exchanged),
+            backward=tuple(cut.loads(scaled["backward_seconds"][0], speeds) + backward * exchanged),
+            update=tuple(step * exchanged),
+            transfer=tuple(layers.output_bytes[end - 1] / self._bandwidth for end in cut.bounds[1:-1]),
+        )
+        seconds = simulate(built[0], costs).makespan
+        found = ShapePlan(degrees=plan, cut=cut, seconds=seconds, layers=layers, form=form)
+        fits = (taken <= has * ROUNDING for taken, has in zip(found.memory_bytes, memory, strict=True))
+        return found if all(fits) else None
 
     def _held(self, tensor: int, data: int) -> np.ndarray:
         """(L,) bytes that each of ``data`` replicas holds."""

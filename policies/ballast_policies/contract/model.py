@@ -191,12 +191,14 @@ class InCluster:
         required: it has to be set; the trainer alone has a default.
         required_with: a TrainingJob that has this field (of the whole configuration) has to set it, too.
         immutable: why it cannot change; empty: it can.
+        left_open: the API server does not fill in the default: whether the field is set means something.
         form: in place of the field's own.
     """
 
     required: bool = False
     required_with: str = ""
     immutable: str = ""
+    left_open: bool = False
     form: Form | None = None
 
 

@@ -74,7 +74,7 @@ def launch_partition(
     best: Partition | None = None
     fits: Callable[[Partition], bool] = lambda cut: True  # noqa: E731
     if ranks.memory and len(layers.held_bytes) == count:
-        best, fits = _within_memory(seconds, speeds, layers, form, ranks)
+        best, fits = cut_within_memory(seconds, speeds, layers, form, ranks)
     if best is None:
         try:
             best, fits = exact_partition(seconds, stages, free), lambda cut: True
@@ -85,14 +85,14 @@ def launch_partition(
     return even if kept else stages_over(best, placement)
 
 
-def _within_memory(
+def cut_within_memory(
     seconds: Sequence[float],
     speeds: Sequence[float],
     layers: MeasuredLayers,
     form: PipelineForm,
     ranks: LaunchRanks,
 ) -> tuple[Partition | None, Callable[[Partition], bool]]:
-    """(the fastest cut that is found to fit, or None; whether a cut fits).
+    """(the fastest cut that is found to fit, or None; whether a cut fits); ``speeds``: of each stage.
 
     With several stages a rank, each is given an equal part of its rank's memory; where no such cut fits by
     the forecast, the one that fills the ranks least.

@@ -42,6 +42,12 @@ def _planner(**changes: Any) -> dict[str, Any]:
     }
 
 
+def _tried(**changes: Any) -> dict[str, Any]:
+    """The same, whose best plans are tried."""
+    planned = _planner(**changes)
+    return {**planned, "planner": {**planned["planner"], "trial": 3}}
+
+
 def _spread(nodes: int, rate: float, *, stages: int) -> dict[str, Any]:
     """Two steps a second on a V100's node, and ``rate`` over ``nodes``."""
     over = [{"nodes": nodes, "stepsPerSecond": rate}]
@@ -97,7 +103,7 @@ JOBS = table(
             (
                 "pipeline.schedule",
                 {"pipeline": {**JOB["spec"]["pipeline"], "schedule": "GPipe"}},
-                "steps of 1F1B alone",
+                "or keeps to 1F1B",
             ),
             (
                 "pipeline.replicas",
@@ -107,6 +113,30 @@ JOBS = table(
             ("repack.enabled", {"repack": {"enabled": True}}, "number of ranks of a launch"),
             ("planner.gpus", {"gpuTypes": ["p100"], "throughput": []}, "gpuTypes does not allow"),
         )
+    ),
+    *(
+        (f"a trial of plans {scenario}", "spec", _tried(**changes), words, "spec.planner.trial")
+        for scenario, changes, words in (
+            (
+                "on one rank",
+                {"pipeline": {**JOB["spec"]["pipeline"], "minStages": 1, "maxStages": 1}},
+                "and the job has one",
+            ),
+            ("that move no layers", {"rebalance": {"enabled": False}}, "keeps where they are"),
+            (
+                "with copies in memory",
+                {"checkpoint": {"path": "/checkpoints", "inMemoryEverySteps": 5}},
+                "has the launch's",
+            ),
+        )
+    ),
+    ("a trial of one plan", "spec.planner", {**_planner()["planner"], "trial": 1}, "2", "spec.planner.trial"),
+    (
+        "several stages a rank of the schedule that is not named",
+        "spec.pipeline",
+        {**JOB["spec"]["pipeline"], "stagesPerRank": 3},
+        "another number of stages per rank",
+        "spec.pipeline.stagesPerRank",
     ),
     (
         "a plan whose degrees are planned",

@@ -1,4 +1,4 @@
-"""A gang tries the candidates of its plan in its first steps; the measured fastest goes on, the curve stays."""
+"""A gang tries the candidates of its plan in its first steps, and the measured fastest goes on."""
 
 import pytest
 from ballast_policies.contract import Candidate, Report
@@ -26,7 +26,7 @@ def trained(pods, folder, config, candidates, network):
 
 
 def test_candidates_are_tried_and_the_fastest_goes_on(pods, small_config, tmp_path):
-    """Each is measured by five steps, one that cannot run is said; the losses are to the bit those without."""
+    """Each has five steps, one that cannot run is said why; losses are to the bit those without."""
     config = small_config(totalSteps=23, rebalance={"enabled": True, "everySteps": 4, "minGain": 0.9})
     losses, report, first = trained(pods, tmp_path / "tried", config, CANDIDATES, 91)
     (event,) = pods.events("tried", first)

@@ -189,7 +189,7 @@ def _complete(kind: type[Settings], schema: dict[str, Any]) -> None:
                 *part.get(_RULES, ()),
                 *validations([immutable(camel(name), asked.immutable)]),
             ]
-        if name in required or asked.required_with:
+        if name in required or asked.required_with or asked.left_open:
             # Objects stay left out, too: what the API server stores for each job is what the job says.
             part.pop("default", None)
     if required:
@@ -283,7 +283,7 @@ def _optional(kind: Any, path: str) -> bool:
         return False
     asked = mark_of(kind, first, InCluster) or InCluster()
     field = kind.model_fields[first]
-    if asked.required_with or _model(field.annotation) is not None:
+    if asked.required_with or asked.left_open or _model(field.annotation) is not None:
         return True
     default = field.get_default(call_default_factory=True)
     return not worth_defaulting(list(default) if isinstance(default, tuple) else default, is_model=False)

@@ -52,6 +52,7 @@ def _saves(progress: dict[str, Any]) -> str:
 def as_text(found: "Explanation") -> str:
     """The explanation as text lines."""
     from ballast_operator.api.job_allocation import LaunchDegrees
+    from ballast_operator.api.training_job_status import PlanTrial
     from ballast_operator.report.held import held_parts, partner
 
     lines = [f"{found.namespace}/{found.job}: {found.state} ({found.reason})", f"  {found.answer}"]
@@ -64,6 +65,11 @@ def as_text(found: "Explanation") -> str:
         )
         if held.get("degrees"):
             lines.append(f"  planned  {LaunchDegrees.model_validate(held['degrees'])}")
+    if found.trial:
+        trial = PlanTrial.model_validate(found.trial)
+        for number, plan in enumerate(trial.plans):
+            goes_on = ", goes on" if number == trial.kept else ""
+            lines.append(f"  tried    launch {trial.launch}, {plan}{goes_on}")
     if found.decision.get("chosen"):
         chosen, why = found.decision["chosen"], found.decision.get("why", "")
         lines.append(f"  chosen   {why if why.startswith(chosen) else f'{chosen}: {why}'}")

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ballast_policies.contract.conditions import AllOf, Cel, Condition, RowFact, Rule, absent, at
+from ballast_policies.contract.conditions import AllOf, Cel, Condition, RowFact, Rule, absent, at, given
 from ballast_policies.contract.limits import MOST_LAYERS, MOST_MICROBATCHES, MOST_REPLICAS
 from ballast_policies.contract.model import InCluster, Keyed, Named, Settings
 from ballast_policies.planning.balancers.registry import BALANCERS, DEFAULT_BALANCER
@@ -208,8 +208,9 @@ def _fixed_stages_rules() -> tuple[Rule, ...]:
             for count, names in sorted(fixed.items())
         )
     )
-    # The second rule is for schedules of other distributions, which CEL has no list of.
-    return Rule(condition=condition, **facts), Rule(condition=_suits_row, **facts)
+    # For CEL, whose first rule does not read the default; schedules of other distributions it has no list of.
+    unnamed = given("schedule") | (at("stages_per_rank") == SCHEDULES[DEFAULT_SCHEDULE].stages_per_rank)
+    return tuple(Rule(condition=each, **facts) for each in (condition, unnamed, _suits_row))
 
 
 def _suits_row(pipeline: "PipelineConfig") -> bool:
@@ -262,11 +263,15 @@ class PipelineConfig(Settings):
     ] = 16
     """Samples of one optimizer step, over all microbatches: a multiple of ``microbatches``. Required with
     ``model``."""
-    schedule: Annotated[str, Field(max_length=253), Named(SCHEDULES, usable=lambda kind: kind.trained)] = (
-        DEFAULT_SCHEDULE
-    )
+    schedule: Annotated[
+        str,
+        Field(max_length=253),
+        Named(SCHEDULES, usable=lambda kind: kind.trained),
+        InCluster(left_open=True),
+    ] = DEFAULT_SCHEDULE
     """Order of the microbatches: a name under [Schedules](#schedules), or ``prefix.name`` of a distribution
-    that is installed in the operator's and the trainer's image."""
+    that is installed in the operator's and the trainer's image. Absent: 1F1B; with ``planner`` and
+    a fixed number of GPUs, in one pool, the fastest that fits them."""
     stages_per_rank: int | None = Field(None, ge=1, le=1024)
     """Stages of the model on each rank, with LoopedBFS and the interleaved schedules. Absent: 2, or as many
     as the schedule has. ``minStages`` and ``maxStages`` count ranks of the pipeline all the same."""
@@ -322,7 +327,7 @@ def _stages(config: Any) -> int | None:
 _SEVERAL = [name for name, kind in SCHEDULES.builtin.items() if kind.stages_on_a_rank() > 1]
 _EACH = (
     "has(self.pipeline.stagesPerRank) ? self.pipeline.stagesPerRank : "
-    f"self.pipeline.schedule in {_SEVERAL} ? {DEFAULT_STAGES_PER_RANK} : 1"
+    f"has(self.pipeline.schedule) && self.pipeline.schedule in {_SEVERAL} ? {DEFAULT_STAGES_PER_RANK} : 1"
 )
 _REPLICAS = "has(self.pipeline.replicas) && size(self.pipeline.replicas) > 0"
 

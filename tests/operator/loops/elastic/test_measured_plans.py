@@ -63,10 +63,11 @@ async def test_the_next_launch_has_the_plan_of_the_layers_as_they_were_measured(
     ]
     await simulation.relaunched("one")
     right, _ = read_spec({"metadata": {"name": "right"}, "spec": stating(simulation, SLOW_END)})
-    degrees = simulation.status("one").allocation.degrees
-    assert degrees.layers == simulation.configuration("one").plan.layers == right.plans["fast"][4].layers
+    allocation = simulation.status("one").allocation
+    degrees, (best,) = allocation.degrees, right.candidates_on(allocation.by_pool)
+    assert degrees.layers == simulation.configuration("one").plan.layers == best.layers
     assert degrees.layers != first.layers
-    assert degrees.step_seconds == pytest.approx(right.plans["fast"][4].step_seconds)
+    assert degrees.step_seconds == pytest.approx(best.step_seconds)
     await simulation.running("one")
     assert "predicted from layers measured on fast" in simulation.condition("one", "Admitted").message
     item, pods = simulation.world.get(JOB, NAMESPACE, "one"), simulation.world.items(POD)
@@ -81,7 +82,9 @@ def stating(simulation: Simulation, layers: tuple[float, ...]) -> dict:
 async def test_a_new_operator_plans_by_what_was_measured():
     simulation = await running(SLOW_END)
     await simulation.ticks(30)
-    expected = planned(simulation)
+    (expected,) = read_spec(simulation.world.get(JOB, NAMESPACE, "one"))[0].candidates_on(
+        simulation.status("one").allocation.by_pool
+    )
     simulation.start_operator()
     await simulation.relaunched("one")
     assert simulation.status("one").allocation.degrees == expected

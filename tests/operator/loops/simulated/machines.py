@@ -27,6 +27,7 @@ from ballast_policies.contract import (
     SlowRank,
     Stage,
     TerminationMessage,
+    Tried,
     lease_name,
     plan_config_map_name,
 )
@@ -124,6 +125,7 @@ class Trainer:
         stages: in which it has them by now; empty: not reported.
         slow: ranks that it reports as slow.
         start_seconds: from its plan to its first step.
+        tries: seconds of a step under its plan's candidates, of which each act tries one; None: one fails.
     """
 
     namespace: str
@@ -146,6 +148,7 @@ class Trainer:
     slow: tuple[SlowRank, ...] = ()
     start_seconds: float = 0.0
     planned_at: Time | None = None
+    tries: tuple[float | None, ...] = ()
     told_at: Time | None = None
     ranks: tuple[str, ...] = ()
     nodes: int = 1
@@ -190,6 +193,8 @@ class Trainer:
         report = self._report(plan)
         if self.layers:
             report = report.replace(layer_seconds=self._layer_seconds(config), stages=self.stages)
+        if plan.candidates and self.tries:
+            report = report.replace(**self._tried(plan))
         self._write(world, now, report=report)
         if self.step >= self.total:
             self._write(world, now, finished=str(self.step))
@@ -258,6 +263,15 @@ class Trainer:
             for pod in world.items(POD)
             if pod["metadata"]["name"] not in own
         )
+
+    def _tried(self, plan: Plan) -> dict[str, Any]:
+        count = len(plan.candidates)
+        done = self.tries[: min(count, (self.step - self.resumed_from[-1]) // self.pace)]
+        measured = [Tried() if took is not None else Tried(reason="no room") for took in done]
+        measured = [one.replace(step_seconds=took) for one, took in zip(measured, done, strict=True)]
+        ran = {took: number for number, took in enumerate(done) if took is not None}
+        kept = ran[min(ran)] if len(done) == count else None
+        return {"tried": (*measured, *(Tried(),) * (count - len(done))), "kept": kept}
 
     def _layer_seconds(self, config: Mapping[str, Any]) -> tuple[float, ...]:
         """Of a rank's step, forwards as well where they are repeated: a third of a layer."""

@@ -12,6 +12,8 @@ from ballast_policies.allocation.registry import allocate
 from ballast_policies.contract.decode import decode
 from ballast_policies.contract.errors import ContractError
 from ballast_policies.planning.memory.measured_layers import PipelineForm
+from ballast_policies.planning.partition import Partition
+from ballast_policies.planning.planners.cost_model import Degrees
 from ballast_policies.planning.planners.plan_memory import PlanMemory
 from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.step_time import predict_step_seconds
@@ -176,6 +178,64 @@ def test_the_optimum_over_all_plans_from_those_that_are_cut(policy, family):
         found = allocate_generated(policy, posed, gangs, within=0.01)
         assert found.allocation.objective == pytest.approx(want.objective, rel=0.02)
         assert found.allocation.gap <= 0.01 + 1e-6
+
+
+BUBBLES = {
+    "1F1B": 3 / 16,
+    "GPipe": 3 / 16,
+    "LoopedBFS": 3 / 32,
+    "Interleaved1F1B": 3 / 32,
+    "ZeroBubbleH1": 1 / 16,
+    "InterleavedZeroBubble": 1 / 32,
+    "ZeroBubbleV": 1 / 32,
+}
+"""Of four ranks and 16 microbatches, as docs/planning.md has them."""
+
+
+def sixteen_layers(**fields):
+    row = {"repeat": 16, "forwardSeconds": 1, "backwardSeconds": 2, "activationBytes": 1e6, "heldBytes": 4e6}
+    profile = decode(TensorProfile, {"layers": [row]})
+    return PlannedGang(profiles=(profile,), speeds={"a": 1.0}, batch_size=16, sizes=(4,), **fields)
+
+
+@pytest.mark.parametrize("memory", [None, 40e6])
+def test_schedules_of_a_plan_have_their_bubbles_and_fit(memory):
+    """The fastest comes first; GPipe and LoopedBFS keep all 16 microbatches: there may be no room."""
+    gang = sixteen_layers(memory_bytes={} if memory is None else {"a": memory})
+    degrees, cut = Degrees(1, 1, 1, 16), Partition(bounds=(0, 4, 8, 12, 16))
+    found = gang.scheduled(degrees, cut, (("a", 4),), tuple(BUBBLES))
+    best = {one.form.schedule: one for one in reversed(found)}
+    expected = BUBBLES if memory is None else BUBBLES.keys() - {"GPipe", "LoopedBFS"}
+    assert best.keys() == set(expected)
+    for name, one in best.items():
+        assert one.seconds == pytest.approx(16 * 4 * 3 * (1 + BUBBLES[name])), name
+        assert max(one.memory_bytes) <= (memory or math.inf)
+    assert [one.seconds for one in found[: len(best)]] == sorted(one.seconds for one in best.values())
+    assert found[0].seconds == min(one.seconds for one in found)
+    near = found[len(best) :]
+    assert {one.form.schedule for one in near} == {found[0].form.schedule}
+    for one in near:
+        moved = np.subtract(one.cut.bounds, found[0].cut.bounds)
+        assert sorted(abs(moved))[-2:] == [0, 1]
+
+
+def test_another_schedule_is_launched_where_it_gains_enough():
+    """A twentieth: of many microbatches the bubble is less than that."""
+    few, many = (
+        sixteen_layers().scheduled(
+            Degrees(1, 1, 1, count),
+            Partition(bounds=(0, 4, 8, 12, 16)),
+            (("a", 4),),
+            ("1F1B", "ZeroBubbleH1"),
+        )
+        for count in (16, 256)
+    )
+    assert [one.form.schedule for one in few[:2]] == ["ZeroBubbleH1", "1F1B"]
+    assert [one.form.schedule for one in many[:2]] == ["1F1B", "ZeroBubbleH1"]
+    assert many[1].seconds < many[0].seconds
+    assert not sixteen_layers().scheduled(
+        Degrees(1, 4, 1, 4), Partition(bounds=(0, 16)), (("a", 4),), ("1F1B",)
+    )
 
 
 @pytest.mark.parametrize(("cuts", "every"), [(1, 1), (2, 1), (6, 4)])

@@ -1,0 +1,124 @@
+"""Jobs with ``planner`` that leave their schedule open, and that try its best plans in their first steps."""
+
+import json
+
+import pytest
+from ballast_operator.cli.live.explain import as_text
+from ballast_operator.kube.kinds import JOB, POD
+from ballast_operator.report.explanation import explanation
+from ballast_operator.views.spec import read_spec
+from ballast_policies.planning.schedules.registry import SCHEDULES
+
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+
+LAYER = {"repeat": 8, "forwardSeconds": 0.01, "backwardSeconds": 0.02, "heldBytes": 2e8, "outputBytes": 1e5}
+MEASURED = (0.4, 0.3, None, 0.5)
+
+
+def planner(**fields) -> dict:
+    gpus = [{"gpuType": name, "memory": "700M"} for name in ("fast", "slow")]
+    return {"profiles": [{"layers": [LAYER]}], "gpus": gpus, "bandwidth": 1e10, **fields}
+
+
+async def running(tries=MEASURED, pipeline=None, **fields) -> Simulation:
+    """A job of four GPUs, or more."""
+    simulation = Simulation(nodes={"a": ("fast", 4), "b": ("slow", 4)}, roundSeconds=30)
+    sizes = {"minStages": 4, "maxStages": 4, "microbatches": 8, "globalBatchSize": 16}
+    simulation.add_job(
+        "one",
+        trainer={"tries": tries},
+        totalSteps=10_000_000,
+        model={"name": "gpt", "layers": 8},
+        repack={"enabled": False},
+        pipeline=sizes | (pipeline or {}),
+        throughput=[
+            {"gpuType": name, "stages": 4, "stepsPerSecond": speed}
+            for name, speed in (("fast", 5), ("slow", 1))
+        ],
+        planner=planner(**fields),
+    )
+    await simulation.running("one")
+    return simulation
+
+
+def degrees(simulation: Simulation):
+    return simulation.status("one").allocation.degrees
+
+
+def cut(simulation: Simulation) -> tuple[int, ...]:
+    stages = sorted(simulation.plan("one").stages, key=lambda stage: stage.first_layer)
+    return tuple(stage.end_layer - stage.first_layer for stage in stages)
+
+
+async def test_a_schedule_that_is_left_open_is_the_fastest_that_fits():
+    """The trainer has it, and stages for it; who states 1F1B, or may grow, has 1F1B."""
+    simulation = await running()
+    has, config = degrees(simulation), simulation.configuration("one")
+    kind = SCHEDULES[has.schedule]
+    assert has.schedule != "1F1B" and config.pipeline.schedule == has.schedule
+    assert (config.pipeline.max_stages, len(has.layers)) == (4, 4 * kind.stages_on_a_rank())
+    assert config.plan.layers == cut(simulation) == has.layers
+    assert has.memory_bytes <= 700e6 and simulation.plan("one").candidates == ()
+    assert has.schedule in simulation.condition("one", "Admitted").message
+    stated = degrees(await running(pipeline={"schedule": "1F1B"}))
+    assert stated.schedule == "1F1B" and has.step_seconds < 0.95 * stated.step_seconds
+    assert degrees(await running(pipeline={"minStages": 2})).schedule == "1F1B"
+
+
+async def test_the_best_plans_are_tried_and_the_fastest_goes_on():
+    """Status and explain tell measured beside predicted; the same GPUs have it again, others try again."""
+    simulation = await running(trial=4)
+    candidates = simulation.plan("one").candidates
+    spec, _ = read_spec(simulation.world.get(JOB, NAMESPACE, "one"))
+    first = degrees(simulation)
+    assert [(one.schedule, one.layers) for one in candidates] == [
+        (one.schedule, one.layers) for one in spec.candidates_on(simulation.status("one").allocation.by_pool)
+    ]
+    assert (first.schedule, first.layers) == (candidates[0].schedule, candidates[0].layers)
+    await simulation.until(lambda: (trial := simulation.status("one").trial) and trial.kept is not None)
+    trial = simulation.status("one").trial
+    assert (trial.launch, trial.gpus, trial.kept) == (1, "4 x fast", 1)
+    assert [one.step_seconds for one in trial.plans] == list(MEASURED)
+    assert [one.plan.step_seconds for one in trial.plans] == [one.step_seconds for one in candidates]
+    assert degrees(simulation) == trial.plans[1].plan != first
+    item, pods = simulation.world.get(JOB, NAMESPACE, "one"), simulation.world.items(POD)
+    text = as_text(explanation(json.loads(json.dumps(item)), pods, [], []))
+    assert f"  tried    launch 1, {trial.plans[1]}, goes on" in text.splitlines()
+    assert "not measured" in str(trial.plans[2]) and str(trial.plans[2]).endswith(": no room")
+    await simulation.relaunched("one")
+    assert degrees(simulation) == trial.plans[1].plan
+    assert cut(simulation) == simulation.configuration("one").plan.layers == trial.plans[1].plan.layers
+    assert simulation.configuration("one").pipeline.schedule == trial.plans[1].plan.schedule
+    assert simulation.plan("one").candidates == ()
+    await simulation.suspended("one")
+    simulation.change(
+        "one",
+        suspend=False,
+        gpuTypes=["slow"],
+        planner=planner(trial=4, gpus=[{"gpuType": "slow", "memory": "700M"}]),
+    )
+    await simulation.running("one")
+    assert len(simulation.plan("one").candidates) == 4
+
+
+async def test_a_trial_that_did_not_end_is_not_begun_again():
+    """What fails in it would fail the next launch: that has the planner's best."""
+    simulation = await running(tries=(0.5,), trial=3)
+    await simulation.until(lambda: simulation.status("one").trial is not None)
+    first = degrees(simulation)
+    await simulation.relaunched("one")
+    assert degrees(simulation) == first and simulation.plan("one").candidates == ()
+    assert simulation.status("one").trial.kept is None
+
+
+@pytest.mark.parametrize("grow", [True, False])
+async def test_cuts_are_tried_where_the_schedule_is_stated(grow):
+    """Also where the gang may grow, which it does not meanwhile."""
+    simulation = await running(
+        tries=(0.5,), trial=3, pipeline={"schedule": "1F1B", "minStages": 2 if grow else 4}
+    )
+    candidates = simulation.plan("one").candidates
+    assert {one.schedule for one in candidates} == {"1F1B"}
+    assert len({one.layers for one in candidates}) == len(candidates) == 3
+    await simulation.until(lambda: simulation.status("one").trial is not None)
+    assert not simulation.status("one").trial.kept
