@@ -57,6 +57,10 @@ class NotAllowed(Rejected):
     """
 
 
+OVER_QUOTA = "exceeded quota"
+"""In the API server's text of an object for which a ResourceQuota has no room."""
+
+
 class Expired(Rejected):
     """The requested version is too old (HTTP 410): it is listed anew. It happens in good order."""
 

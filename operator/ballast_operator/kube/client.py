@@ -25,6 +25,7 @@ from kubernetes.aio.dynamic import DynamicClient
 from kubernetes.aio.dynamic.exceptions import DynamicApiError
 
 from ballast_operator.errors import (
+    OVER_QUOTA,
     Conflict,
     Expired,
     Forbidden,
@@ -451,7 +452,8 @@ def _translate(verb: str, path: str, error: DynamicApiError) -> OperatorError:
     if error.status == 403 and _BY_RBAC.search(text):
         return Forbidden(text)
     if error.status == 403:
-        return NotAllowed(text)
+        fix = "raise that ResourceQuota, or ask for less"
+        return NotAllowed(f"{text}. To fix: {fix}" if OVER_QUOTA in text else text)
     return Rejected(text)
 
 

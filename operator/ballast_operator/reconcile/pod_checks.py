@@ -12,6 +12,7 @@ import json
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from ballast_policies.contract import (
     GPU_RESOURCE,
@@ -20,6 +21,7 @@ from ballast_policies.contract import (
     pod_name,
     rendezvous_config_map_name,
 )
+from kubernetes.utils.quantity import parse_quantity
 
 from ballast_operator.api.conditions import JobCondition, JobReason, some_of
 from ballast_operator.api.job_allocation import JobAllocation
@@ -32,6 +34,7 @@ from ballast_operator.desired import (
     pod_object,
 )
 from ballast_operator.errors import (
+    OVER_QUOTA,
     Conflict,
     Forbidden,
     NameTaken,
@@ -90,6 +93,9 @@ class PodChecks:
             return Refusal(JobReason.MISCONFIGURED, problem)
         asked = _asked(view, spec, resources)
         answer = await self._remembered(asked, lambda: self._ask(view, spec, resources, now))
+        if answer is None and view.over_quota:
+            gang = *asked, "gang", str(spec.smallest_gang)
+            answer = await self._remembered(gang, lambda: self._over_quota(view, spec, resources, now))
         if answer is None:
             answer = await self._volumes(view, spec, now)
         return answer if answer is not None else await self._name_taken(view, spec)
@@ -122,23 +128,11 @@ class PodChecks:
         self, view: JobView, spec: JobSpec, gpu_resources: Sequence[str], now: Time
     ) -> Refusal | None:
         name = pod_name(view.name, view.status.launches + 1, 0)
-        allocation = JobAllocation(
-            launch=view.status.launches + 1,
-            gpu_type="any",
-            pool="any",
-            gpus=spec.gpus_per_pod,
-            gpus_per_pod=spec.gpus_per_pod,
-            pods=(name,),
-            nodes=(_NODE,),
-            plan_id="",
-            since=now,
-        )
         try:
-            body = pod_object(view, spec, allocation, number=0, pod=name, gpu_resource=gpu_resources[0])
+            body = _first_pod(view, spec, name, gpu_resources[0], now)
         except Exception as error:  # whatever the template holds that its schema lets through
             message = f"spec.template: no pod can be made of it: {type(error).__name__}: {error}"
             return Refusal(JobReason.MISCONFIGURED, message[:1024])
-        body["spec"].pop("serviceAccountName", None)  # it is made at the launch
 
         def said(error: Exception) -> str:
             return str(error).replace(f' "{name}"', "")  # the answer is all jobs' with this template
@@ -159,6 +153,32 @@ class PodChecks:
             return Refusal(JobReason.MISCONFIGURED, message[:4096])
         if problem := changed_by_admission(body, made, gpu_resources):
             return Refusal(JobReason.NOT_ALLOWED, problem, may_pass=True)
+        return None
+
+    async def _over_quota(
+        self, view: JobView, spec: JobSpec, gpu_resources: Sequence[str], now: Time
+    ) -> Refusal | None:
+        """Refusal while no quota has room for the least gang, for which one refused a launch; None: it has.
+
+        Each dry run counts alone, so that of the gang is of one pod that asks for what all its pods do. A
+        quota of the number of pods is met by the launch only.
+        """
+        name = pod_name(view.name, view.status.launches + 1, 0)
+        body, pods = (
+            _first_pod(view, spec, name, gpu_resources[0], now),
+            spec.smallest_gang // spec.gpus_per_pod,
+        )
+        for part in (body["spec"], *body["spec"].get("initContainers", ()), *body["spec"]["containers"]):
+            for amounts in (part.get("resources") or {}).values():
+                if isinstance(amounts, dict):
+                    amounts |= {key: f"{parse_quantity(each) * pods:f}" for key, each in amounts.items()}
+        try:
+            await self._cluster.try_create(POD, body)
+        except (Conflict, NotFound, Rejected, ServerInternalError) as error:
+            if OVER_QUOTA in str(error):
+                words = str(error).replace(f' "{name}"', "")
+                message = f"the cluster does not allow the job's {pods} pods now: {words}"
+                return Refusal(JobReason.NOT_ALLOWED, message[:4096], may_pass=True)
         return None
 
     async def _volumes(self, view: JobView, spec: JobSpec, now: Time) -> Refusal | None:
@@ -255,6 +275,24 @@ class PodChecks:
         first, *others = taken
         message = taken[first] + (f". The same is true of {some_of(others, len(needed))}" if others else "")
         return Refusal(JobReason.NAME_TAKEN, message, may_pass=True)
+
+
+def _first_pod(view: JobView, spec: JobSpec, name: str, gpu_resource: str, now: Time) -> dict[str, Any]:
+    """The first pod of the next launch, without the service account, which is made at the launch."""
+    allocation = JobAllocation(
+        launch=view.status.launches + 1,
+        gpu_type="any",
+        pool="any",
+        gpus=spec.gpus_per_pod,
+        gpus_per_pod=spec.gpus_per_pod,
+        pods=(name,),
+        nodes=(_NODE,),
+        plan_id="",
+        since=now,
+    )
+    body = pod_object(view, spec, allocation, number=0, pod=name, gpu_resource=gpu_resource)
+    body["spec"].pop("serviceAccountName", None)
+    return body
 
 
 def _waits_for(message: str) -> Refusal:

@@ -9,11 +9,12 @@ from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.protocol.observed import Cause
 from ballast_policies.protocol.shrink import pods_after_drain
 
-from ballast_operator.api.conditions import JobReason
+from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.costs import OnLimit
 from ballast_operator.api.job_allocation import JobAllocation, LaunchDegrees
 from ballast_operator.api.training_job import TrainingJobSpec
 from ballast_operator.api.training_job_status import TrainingJobStatus
+from ballast_operator.errors import OVER_QUOTA
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.clock import Time, show
 from ballast_operator.views.lease import LeaseView
@@ -349,6 +350,13 @@ class JobView:
     def acknowledged(self) -> bool:
         """Rank 0 has reached the newest plan; a script has with the plan's writing."""
         return self.launched_plan is not None and (self.is_script or self.has_spoken)
+
+    @property
+    def over_quota(self) -> bool:
+        """A quota had no room for the gang of its last launch."""
+        running = self.status.condition(JobCondition.RUNNING)
+        refused = running is not None and running.reason == JobReason.NOT_ALLOWED
+        return running is not None and refused and OVER_QUOTA in running.message
 
     @property
     def has_spoken(self) -> bool:

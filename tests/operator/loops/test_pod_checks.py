@@ -169,6 +169,57 @@ async def test_a_quota_that_the_gang_exceeds_gives_the_gpus_back_and_is_tried_ag
     await simulation.until(lambda: simulation.state("one") == "Succeeded", ticks=400)
 
 
+def quota(simulation: Simulation, job: str, gpus: int) -> Any:
+    """Admission that lets the pods of the job have so many GPUs at a time."""
+
+    def asked(body: Mapping[str, Any]) -> int:
+        limits = (each.get("resources", {}).get("limits", {}) for each in body["spec"]["containers"])
+        return sum(int(found.get(GPU, 0)) for found in limits)
+
+    def admission(kind: Kind, body: Mapping[str, Any]) -> None:
+        if kind is POD and of(job)(body):
+            used, more = sum(map(asked, simulation.pods(job))), asked(body)
+            if used + more > gpus:
+                raise NotAllowed(
+                    f"HTTP 403 exceeded quota: few, requested: {more}, used: {used}, limited: {gpus}"
+                )
+
+    return admission
+
+
+@pytest.mark.slow
+async def test_a_gang_larger_than_a_quota_disturbs_nobody_again_and_goes_on_once_it_fits():
+    """One launch finds it; what others run is stopped for no second one."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 4)}, roundSeconds=20)
+    simulation.world.admission = quota(simulation, "wide", 3)
+    simulation.add_job("small", totalSteps=10**6)
+    simulation.add_job("wide", stages=(4, 4), totalSteps=10**6, backoffLimit=0)
+    await simulation.until(lambda: bool(simulation.status("wide").restarts))
+    await simulation.running("small")
+    launches = simulation.status("small").launches
+    await simulation.ticks(300)
+    assert simulation.status("small").launches == launches
+    status = simulation.status("wide")
+    assert (status.launches, status.restarts, status.allocation) == (1, {"NotAllowed": 1}, None)
+    await simulation.refused("wide", "NotAllowed", "the job's 4 pods", "requested: 4, used: 0, limited: 3")
+    assert "NotAllowed" in simulation.world.events
+    simulation.world.admission = quota(simulation, "wide", 4)
+    await simulation.running("wide", ticks=120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("grow", [True, False])
+async def test_a_gang_of_several_sizes_is_launched_with_one_for_which_a_quota_has_room(grow):
+    simulation = Simulation(nodes={"fast-0": ("fast", 4)}, roundSeconds=20)
+    simulation.world.admission = quota(simulation, "one", 2)
+    simulation.add_job("one", stages=(1, 4), totalSteps=10**6, grow=grow)
+    await simulation.running("one")
+    await simulation.ticks(300)
+    status = simulation.status("one")
+    assert (status.launches, status.restarts) == (2, {"NotAllowed": 1})
+    assert (simulation.state("one"), status.allocation.gpus <= 2) == ("Running", True)
+
+
 async def test_a_template_is_tried_again_once_the_pools_have_other_gpus():
     """An answer holds for the extended resources that the pools had."""
     simulation = Simulation(nodes={"fast-0": ("fast", 2)})

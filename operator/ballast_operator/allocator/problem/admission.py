@@ -268,6 +268,8 @@ def _admit_one(
         full = capacity.tolerance.without_room(view, offer.pools)
         return with_barred_nodes(refusal, capacity.nodes, barred, offer.gpu_types, full)
     sizes = (allocation.gpus,) if unknown and allocation else gang_sizes(view, room, offer.gpu_types, size)
+    if view.over_quota:  # the least alone may fit; it grows from there
+        sizes, mixed = sizes[:1], None if mixed is None else dataclasses.replace(mixed, sizes=mixed.sizes[:1])
     size = sizes[0]
     small = memory.too_small(room.gpus, size)
     gpu_types, closed = offer.gpu_types, (small | offer.closed) - offer.own

@@ -277,7 +277,7 @@ def gang_sizes(view: JobView, room: Room, allowed: Sequence[str], largest: int) 
     assert spec is not None
     if held is not None and (not spec.grow or view.shrinking or view.leaving or held.parts):
         return (held.gpus,)
-    if not spec.grow:
+    if not spec.grow and not view.over_quota:
         return (largest,)
     fewest = max(1, min(spec.smallest_gang, largest))
     suiting = [size for size in range(fewest, largest + 1) if spec.suits(size)]
