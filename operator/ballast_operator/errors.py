@@ -81,6 +81,10 @@ class Unreachable(Unavailable):
     """No answer came from the API server, or its connection was lost."""
 
 
+class TooSlow(Unreachable):
+    """The API server took longer than an answer may take: it is busy, or waits for an admission webhook."""
+
+
 def for_good(error: BaseException) -> bool:
     """True if the API server refused the content itself, so that the same request never succeeds."""
     return isinstance(error, Rejected) and not isinstance(

@@ -34,6 +34,7 @@ from ballast_operator.errors import (
     OperatorError,
     Rejected,
     ServerInternalError,
+    TooSlow,
     Unavailable,
     Unreachable,
     for_good,
@@ -392,7 +393,7 @@ class Cluster:
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             late = isinstance(error, TimeoutError)
             what = f"no answer in {self.request_seconds:g} s" if late else f"{type(error).__name__} {error}"
-            failed = Unreachable(f"{verb} {path}: {what}")
+            failed = (TooSlow if late else Unreachable)(f"{verb} {path}: {what}")
             self.on_answer(verb, kind, failed)
             raise failed from error
         except ValueError as error:  # the answer is no JSON, e.g. a page of a load balancer, or torn

@@ -42,6 +42,7 @@ from ballast_operator.errors import (
     NotFound,
     Rejected,
     ServerInternalError,
+    TooSlow,
 )
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import CLAIM, CONFIG_MAP, LEASE, POD, POD_GROUP, STORAGE_CLASS
@@ -148,6 +149,10 @@ class PodChecks:
                 return None  # the namespace's default one is missing; the job has its own
             message = f"the cluster does not allow the job's pods now: {said(error)}"
             return Refusal(JobReason.NOT_ALLOWED, message[:4096], may_pass=True)
+        except TooSlow as error:
+            fix = "see what asks about pods: kubectl get mutatingwebhookconfigurations"
+            message = f"whether the job's pods can be made, nothing says: {error}. To fix: {fix}"
+            return Refusal(JobReason.NOT_ALLOWED, message, may_pass=True)
         except Rejected as error:
             message = f"spec.template: the API server refuses its pod: {said(error)}"
             return Refusal(JobReason.MISCONFIGURED, message[:4096])
@@ -174,7 +179,7 @@ class PodChecks:
                     amounts |= {key: f"{parse_quantity(each) * pods:f}" for key, each in amounts.items()}
         try:
             await self._cluster.try_create(POD, body)
-        except (Conflict, NotFound, Rejected, ServerInternalError) as error:
+        except (Conflict, NotFound, Rejected, ServerInternalError, TooSlow) as error:
             if OVER_QUOTA in str(error):
                 words = str(error).replace(f' "{name}"', "")
                 message = f"the cluster does not allow the job's {pods} pods now: {words}"

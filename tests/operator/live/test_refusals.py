@@ -3,14 +3,16 @@
 import base64
 import contextlib
 import http.server
+import json
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ballast_localcluster.certificates import Identity, write_certificates
+from ballast_policies.contract import JOB_LABEL
 from kubernetes import client
 
 from tests.operator.live.conftest import JOBS, Stage
@@ -75,6 +77,25 @@ def test_what_keeps_pods_from_being_made_is_named_and_ends_with_its_cause(stage:
         assert stage.status("wrong").get("launches", 0) == 0
 
 
+def test_a_gang_for_which_a_quota_has_no_room_names_it_and_goes_on_once_it_has(stage: Stage) -> None:
+    """One launch finds it, since the quota has room for the first pod."""
+    quota = {"metadata": {"name": "few"}, "spec": {"hard": {"requests.nvidia.com/gpu": "1"}}}
+    stage.core.create_namespaced_resource_quota(stage.namespace, quota)
+    eventually(
+        lambda: stage.core.read_namespaced_resource_quota("few", stage.namespace).status.used, "its count"
+    )
+    with stage.operator():
+        stage.add_job("one", script=DONE, backoffLimit=0)
+        words = "exceeded quota: few, requested: requests.nvidia.com/gpu=2, used: requests.nvidia.com/gpu=0"
+        refused(stage, "one", "NotAllowed", words)
+        refused(stage, "one", "NotAllowed", ". To fix: raise that ResourceQuota, or ask for less")
+        assert stage.status("one")["launches"] == 1
+        quota["spec"]["hard"] = {"requests.nvidia.com/gpu": "2"}
+        stage.core.replace_namespaced_resource_quota("few", stage.namespace, quota)
+        stage.wait_for("one", "Succeeded")
+        assert stage.status("one")["launches"] == 2
+
+
 def test_a_status_that_a_person_has_edited_is_the_operators_again(stage: Stage, tmp_path: Path) -> None:
     """A field of the allocation that the person's tool owns from then on does not outlive the allocation."""
     finish = tmp_path / "finish"
@@ -126,20 +147,41 @@ def test_gpus_that_a_limit_range_adds_are_named_and_not_taken_uncounted(stage: S
         stage.wait_for("uncounted", "Succeeded")
 
 
+Review = Mapping[str, Any]
+
+
+def review(asked: Review, *, patch: Sequence[Any] = (), denied: str = "") -> bytes:
+    """The answer to ``asked``: with these changes of the object, or why it is denied."""
+    answer: dict[str, Any] = {"uid": asked["request"]["uid"], "allowed": not denied}
+    if denied:
+        answer["status"] = {"message": denied}
+    if patch:
+        answer |= {"patchType": "JSONPatch", "patch": base64.b64encode(json.dumps(patch).encode()).decode()}
+    return json.dumps(
+        {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": answer}
+    ).encode()
+
+
 @contextlib.contextmanager
-def broken_webhook(stage: Stage, folder: Path, answer: bytes) -> Iterator[None]:
-    """Asked about each pod of the namespace, and answers the same to every question."""
+def webhook(
+    stage: Stage, folder: Path, answer: Callable[[Review], bytes], *, mutates: bool = False, seconds: int = 10
+) -> Iterator[None]:
+    """Asked about each pod of the namespace; the API server waits so many seconds for its answer."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
+            asked.set()
+            body = answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            with contextlib.suppress(OSError):  # the API server has given up
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None: ...
 
+    asked = threading.Event()
     write_certificates(folder, (Identity(file="hook", common_name="hook", hosts=("127.0.0.1",)),))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -158,17 +200,95 @@ def broken_webhook(stage: Stage, folder: Path, answer: bytes) -> Iterator[None]:
         "rules": [rule],
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": stage.namespace}},
         "sideEffects": "None",
+        "timeoutSeconds": seconds,
         "admissionReviewVersions": ["v1"],
     }
-    registry = client.AdmissionregistrationV1Api(stage.core.api_client)
-    registry.create_validating_webhook_configuration({"metadata": {"name": name}, "webhooks": [hook]})
+    registry, kind = (
+        client.AdmissionregistrationV1Api(stage.core.api_client),
+        "mutating" if mutates else "validating",
+    )
+    getattr(registry, f"create_{kind}_webhook_configuration")(
+        {"metadata": {"name": name}, "webhooks": [hook]}
+    )
+
+    def is_asked() -> bool:
+        with contextlib.suppress(Exception):
+            refusal_of_a_pod(stage)
+        return asked.is_set()
+
     try:
-        eventually(lambda: "failed calling webhook" in refusal_of_a_pod(stage), "the webhook to be asked")
+        eventually(is_asked, "the webhook to be asked")
         yield
     finally:
-        registry.delete_validating_webhook_configuration(name)
+        getattr(registry, f"delete_{kind}_webhook_configuration")(name)
         server.shutdown()
         server.server_close()
+
+
+SIDECAR_AND_MORE = [
+    {"op": "add", "path": "/spec/containers/0", "value": {**SIDECAR, "name": "mesh"}},
+    {"op": "add", "path": "/metadata/labels/mesh.example~1injected", "value": "true"},
+    {"op": "add", "path": "/metadata/annotations", "value": {"mesh.example/version": "1"}},
+    {
+        "op": "add",
+        "path": "/spec/containers/1/env/0",
+        "value": {"name": "HTTP_PROXY", "value": "http://mesh"},
+    },
+    {"op": "add", "path": "/spec/tolerations/0", "value": {"key": "mesh", "operator": "Exists"}},
+]
+
+
+def of_jobs(patch: Sequence[Any]) -> Callable[[Review], bytes]:
+    """It changes the pods of jobs alone."""
+    return lambda asked: review(
+        asked,
+        patch=patch if JOB_LABEL in (asked["request"]["object"]["metadata"].get("labels") or {}) else (),
+    )
+
+
+def test_a_job_whose_pods_a_webhook_changes_runs(stage: Stage, tmp_path: Path) -> None:
+    """A side car before the trainer that never ends, a label, an annotation, a variable, a toleration."""
+    with stage.operator(), webhook(stage, tmp_path, of_jobs(SIDECAR_AND_MORE), mutates=True):
+        stage.add_job("one", script=DONE, backoffLimit=0)
+        stage.wait_for("one", "Succeeded")
+        assert stage.status("one")["launches"] == 1
+
+
+def test_a_job_is_told_of_a_webhook_that_takes_its_label(stage: Stage, tmp_path: Path) -> None:
+    """Its pods would not be found again: none is made; it runs once they are left alone."""
+    label = [{"op": "replace", "path": "/metadata/labels/ballast.dev~1job", "value": "other"}]
+    with stage.operator():
+        with webhook(stage, tmp_path, of_jobs(label), mutates=True):
+            stage.add_job("one", script=DONE, backoffLimit=0)
+            refused(stage, "one", "NotAllowed", "ballast.dev/job")
+            assert stage.status("one").get("launches", 0) == 0
+        stage.wait_for("one", "Succeeded")
+
+
+def test_a_job_quotes_a_webhook_that_denies_its_pods(stage: Stage, tmp_path: Path) -> None:
+    with stage.operator():
+        with webhook(stage, tmp_path, lambda asked: review(asked, denied="no team label")):
+            stage.add_job("one", script=DONE, backoffLimit=0)
+            refused(stage, "one", "NotAllowed", "denied the request: no team label")
+        stage.wait_for("one", "Succeeded")
+
+
+@pytest.mark.parametrize("seconds", [1, 30], ids=["the API server gives up", "the operator gives up"])
+def test_a_job_is_told_of_a_webhook_that_does_not_answer(stage: Stage, tmp_path: Path, seconds: int) -> None:
+    """The jobs of other namespaces go on; it runs once the webhook is gone."""
+    over = threading.Event()
+
+    def hangs(asked: Review) -> bytes:
+        over.wait(60)
+        return review(asked)
+
+    with stage.operator():
+        with webhook(stage, tmp_path, hangs, seconds=seconds):
+            stage.add_job("one", script=DONE, backoffLimit=0)
+            words = "failed calling webhook" if seconds == 1 else "no answer in"
+            refused(stage, "one", "NotAllowed", words)
+        over.set()
+        stage.wait_for("one", "Succeeded")
 
 
 @pytest.mark.nightly
@@ -179,7 +299,7 @@ def test_a_webhook_that_answers_garbage_is_quoted_and_its_launch_gives_the_gpus_
     with stage.operator():
         stage.add_job("before", script=DONE)
         stage.wait_for("before", "Succeeded")
-        with broken_webhook(stage, tmp_path, b"not a review"):
+        with webhook(stage, tmp_path, lambda _: b"not a review"):
             stage.add_job("one", script=DONE, backoffLimit=0)
             refused(stage, "one", "NotAllowed", f'failed calling webhook "hook.{stage.namespace}')
         stage.wait_for("one", "Succeeded")
