@@ -314,7 +314,7 @@ class JobReason(Reason):
     PEER_LOST = "PeerLost", Told.WARNING
     """Restarts: ranks lost touch with each other."""
     STEPS_ADDED = "StepsAdded"
-    """Restarts: ``totalSteps`` was raised while it trained; it goes on from the former last step."""
+    """Restarts: ``totalSteps`` was raised while it trained; it continues from the former last step."""
     SHRINK_TIMEOUT = "ShrinkTimeout", Told.WARNING
     """Restarts: a shrink was not acknowledged in time."""
 
@@ -415,7 +415,7 @@ class JobReason(Reason):
     """Not reconciled: the API server refuses an action, such as the deletion of a pod, for the reason in the
     message; it is tried again after growing pauses."""
     STATUS_REFUSED = "StatusRefused", Told.WARNING
-    """Not reconciled: the API server refuses what the operator writes of the job; the job goes on, and
+    """Not reconciled: the API server refuses what the operator writes of the job; the job continues, and
     texts of its status are shortened."""
     CHANGED_BY_OTHERS = "ChangedByOthers", Told.WARNING
     """Not reconciled: another controller changes what the operator writes of the job, again and again."""

@@ -310,7 +310,7 @@ class JobConfig(Settings):
     evaluation: EvaluationConfig | None = None
     """Measurement of the loss on validation data. Absent: never. Changes take effect at the next launch."""
     callback: CallbackConfig | None = None
-    """A function of yours that is told of steps, evaluations and checkpoints. Changes take effect at the next
+    """Function of yours that is called at steps, evaluations and checkpoints. Changes take effect at the next
     launch."""
     profiling: ProfilingConfig | None = None
     """Steps that torch's profiler traces. Absent: none. Changes take effect at the next launch."""
