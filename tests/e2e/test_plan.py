@@ -90,3 +90,39 @@ def test_a_planned_gang_grows_and_gives_back_by_the_planners_splits(ballast):
         assert (status["launches"], status.get("restarts", {})) == (1, {})
         ballast.end_job("planned")
         ballast.stay("v100-1")
+
+
+def test_the_best_plans_are_tried_in_the_first_steps_and_the_fastest_goes_on(ballast):
+    """Schedules and cuts, by real ranks; the next launch on the same GPUs has what was kept at once."""
+    fields = {
+        **PLANNED,
+        "rebalance": {"everySteps": ENDLESS},
+        "pipeline": {**ELASTIC["pipeline"], "maxStages": 2},
+        "planner": {**PLANNED["planner"], "trial": 3},
+    }
+
+    def kept():
+        trial = ballast.status("tried").get("trial") or {}
+        return trial if "kept" in trial else None
+
+    def trains_by(plan):
+        stages = (ballast.report("tried") or {}).get("stages") or []
+        return [of["endLayer"] - of["firstLayer"] for of in stages] == plan["layers"]
+
+    with ballast.operator():
+        ballast.apply(ballast.demo_job("transformer", "tried", **fields))
+        trial = eventually(kept, "three plans are tried")
+        measured = [one["stepSeconds"] for one in trial["plans"]]
+        plan = trial["plans"][trial["kept"]]["plan"]
+        assert len(measured) == 3 and trial["kept"] == measured.index(min(measured))
+        assert len({one["plan"]["schedule"] for one in trial["plans"]}) == 3
+        eventually(lambda: trains_by(plan), "the ranks go on by the fastest")
+        ballast.kubectl("patch", "tj", "tried", "--type=merge", "-p", '{"spec": {"suspend": true}}')
+        eventually(lambda: not ballast.pods("tried"), "the job holds no GPUs")
+        ballast.kubectl("patch", "tj", "tried", "--type=merge", "-p", '{"spec": {"suspend": false}}')
+        eventually(lambda: ballast.plan("tried").launch == 2, "it is launched again")
+        eventually(lambda: trains_by(plan) and ballast.report("tried")["epoch"] > 1, "by the fastest")
+        status = ballast.status("tried")
+        assert status["trial"] == trial and status["allocation"]["degrees"] == plan
+        assert not ballast.plan("tried").candidates
+        ballast.end_job("tried")

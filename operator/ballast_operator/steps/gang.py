@@ -14,7 +14,7 @@ from ballast_policies.rounds.gangs import types_by_rank
 from ballast_policies.rounds.values import Placement, PoolPart
 
 from ballast_operator.api.conditions import JobCondition, JobReason, some_of
-from ballast_operator.api.job_allocation import AllocationPart, JobAllocation, SharedGpu
+from ballast_operator.api.job_allocation import AllocationPart, JobAllocation, LaunchDegrees, SharedGpu
 from ballast_operator.api.training_job_status import Decision, PlanTrial, TrainingJobStatus, TriedPlan
 from ballast_operator.desired import (
     PodOptions,
@@ -141,11 +141,7 @@ def launch(context: ReconcileContext, gang: Gang) -> StepResult:
     assignment = context.assignment
     assert assignment is not None and assignment.placement is not None
     placement = assignment.placement
-    degrees = next(iter(context.spec.candidates_on(placement.by_pool)), None)
-    tried = _tried_on(context, placement.by_pool)
-    known = None if tried is None else tried.kept_plan
-    if degrees is not None and known is not None and known.divides_as(degrees) and context.spec.runs(known):
-        degrees = known
+    degrees, why_these = _degrees_on(context, placement.by_pool)
     allocation = JobAllocation(
         launch=gang.launch,
         gpu_type=placement.gpu_type,
@@ -167,7 +163,7 @@ def launch(context: ReconcileContext, gang: Gang) -> StepResult:
     status = status.replace(allocation=allocation, launches=gang.launch, next_launch_at=None)
     admitted = assignment.why or assignment.chosen
     if degrees is not None:
-        admitted += f"; {degrees}, the shortest that these GPUs hold"
+        admitted += f"; {degrees}, {why_these}"
     status = with_condition(context, status, JobCondition.ADMITTED, True, JobReason.ASSIGNED, admitted)
     status = with_condition(
         context,
@@ -184,6 +180,18 @@ def launch(context: ReconcileContext, gang: Gang) -> StepResult:
         requeue_after_seconds=0.0,
         metric_increments=tuple((JobCounter.LAUNCHES, part.pool, 1) for part in placement.by_pool),
     )
+
+
+def _degrees_on(context: ReconcileContext, parts: Sequence[PoolPart]) -> tuple[LaunchDegrees | None, str]:
+    """How a launch on GPUs of these pools divides the work, and why so; None: as its spec says."""
+    spec, tried = context.spec, _tried_on(context, parts)
+    found, known = spec.candidates_on(parts), None if tried is None else tried.kept_plan
+    if not found:
+        return None, ""
+    if tried is not None and known is not None and known.divides_as(found[0]) and spec.runs(known):
+        return known, f"measured fastest of {len(tried.plans)} in launch {tried.launch}"
+    alone = spec.asked.planner is not None and spec.asked.planner.trial is not None and len(found) == 1
+    return found[0], "the only one to try" if alone else "the shortest that these GPUs hold"
 
 
 def _tried_on(context: ReconcileContext, parts: Sequence[PoolPart]) -> PlanTrial | None:

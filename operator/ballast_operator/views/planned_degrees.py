@@ -329,7 +329,11 @@ def planned_degrees(question: DegreesQuestion) -> Mapping[TypesByRank, tuple[Pla
 
 @functools.lru_cache(maxsize=256)
 def candidates(
-    question: DegreesQuestion, gpus: TypesByRank, planned: LaunchDegrees, schedules: tuple[str, ...]
+    question: DegreesQuestion,
+    gpus: TypesByRank,
+    planned: LaunchDegrees,
+    schedules: tuple[str, ...],
+    most: int,
 ) -> tuple[LaunchDegrees, ...]:
     """Plans with the degrees of ``planned``, of 1F1B, as :meth:`PlannedGang.scheduled` has them."""
     of_replica = planned.microbatches // planned.data
@@ -337,7 +341,7 @@ def candidates(
     degrees = Degrees(planned.tensor, planned.data, size, of_replica, planned.repeated)
     cut = PlanConfig(layers=planned.layers)
     found = question.gang((sum(count for _, count in gpus),)).scheduled(
-        degrees, Partition(bounds=cut.bounds), gpus, schedules
+        degrees, Partition(bounds=cut.bounds), gpus, schedules, most
     )
     return tuple(
         planned.replace(

@@ -3,13 +3,13 @@
 import dataclasses
 import functools
 import hashlib
-import itertools
 import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from ballast_policies.contract import Stage
 from ballast_policies.contract.errors import ContractError, Problem
 from ballast_policies.contract.job.job import JobConfig
@@ -17,7 +17,7 @@ from ballast_policies.contract.job.pipeline import BalanceBy, PipelineConfig, Pl
 from ballast_policies.contract.limits import MOST_STEP
 from ballast_policies.planning.launch import LaunchRanks, launch_partition
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
-from ballast_policies.planning.partition import Partition
+from ballast_policies.planning.partition import Partition, even_partition
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE, SCHEDULES, trained_schedules
 from ballast_policies.planning.stages import first_stages, stage_placement, stages_over
 from ballast_policies.prices.egress import JobData
@@ -172,15 +172,24 @@ class JobSpec:
         schedules: tuple[str, ...] = (DEFAULT_SCHEDULE,)
         fixed = not self.grow or self.question.fewest == self.question.most
         if self.asked.leaves_schedule_open and fixed and len(parts) == 1:
-            schedules = trained_schedules(asynchronous=False)
-            if self.config.pipeline.stages_per_rank == 1:
-                schedules = tuple(name for name in schedules if SCHEDULES[name].stages_per_rank == 1)
+            names = trained_schedules(asynchronous=False)
+            schedules = tuple(name for name in names if self._runs_under(name, planned))
         if self.asked.planner is not None:
             trial = self.asked.planner.trial
         if trial is None and len(schedules) == 1:
             return (planned,)
-        found = filter(self.runs, candidates(self.question, gpus, planned, schedules))
-        return tuple(itertools.islice(found, trial or 1)) or (planned,)
+        return candidates(self.question, gpus, planned, schedules, trial or 1) or (planned,)
+
+    def _runs_under(self, schedule: str, planned: LaunchDegrees) -> bool:
+        """Whether the trainer runs the plan under another schedule."""
+        stages = planned.positions * SCHEDULES[schedule].stages_on_a_rank()
+        if stages > sum(planned.layers) or self.config.pipeline.stages_per_rank not in (
+            None,
+            stages // planned.positions,
+        ):
+            return False
+        layers = tuple(np.diff(even_partition(sum(planned.layers), stages).bounds).tolist())
+        return self.runs(planned.replace(schedule=schedule, layers=layers))
 
     def runs(self, degrees: LaunchDegrees) -> bool:
         """Whether the trainer runs a launch that divides the work so."""

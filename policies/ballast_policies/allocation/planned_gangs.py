@@ -34,7 +34,7 @@ from pydantic import Field
 from ballast_policies.allocation.gang_sizes import MOST_LISTED
 from ballast_policies.allocation.problem import Configuration
 from ballast_policies.contract.errors import ContractError, Problem
-from ballast_policies.contract.limits import MOST_CANDIDATES, MOST_MICROBATCHES, MOST_REPLICAS
+from ballast_policies.contract.limits import MOST_MICROBATCHES, MOST_REPLICAS
 from ballast_policies.planning.launch import (
     UNLIMITED_BYTES,
     LaunchedPipeline,
@@ -75,8 +75,8 @@ LEAST_SECONDS = 1e-9
 LEAST_SPEED = 1e-6
 """Of a GPU type."""
 
-MOST_PLAYED = 5_000
-"""Stages x microbatches up to which a schedule is played: all of them take a second at most."""
+MOST_PLAYED = 2_500
+"""Stages x microbatches up to which a schedule is played: all of them take one or two seconds at most."""
 
 SCHEDULE_GAIN = 0.05
 """Part by which a step has to be shorter under another schedule than 1F1B, which has the fewest messages."""
@@ -254,7 +254,12 @@ class PlannedGang:
         return self._search.plan_with(degrees, gpu_type, gpus)
 
     def scheduled(
-        self, degrees: Degrees, cut: Partition, gpus: Sequence[tuple[str, int]], schedules: Sequence[str]
+        self,
+        degrees: Degrees,
+        cut: Partition,
+        gpus: Sequence[tuple[str, int]],
+        schedules: Sequence[str],
+        most: int,
     ) -> tuple[ShapePlan, ...]:
         """Plans that ranks can change between as they train: schedules, each with its best cut, and cuts.
 
@@ -267,8 +272,9 @@ class PlannedGang:
             cut: of 1F1B.
             gpus: (GPU type, number), in the order of the ranks.
             schedules: their names, each with a flush.
+            most: how many plans.
         """
-        return tuple(self._search.scheduled(degrees, cut, gpus, schedules))
+        return tuple(self._search.scheduled(degrees, cut, gpus, schedules, most))
 
     @functools.cached_property
     def _search(self) -> "_Search":
@@ -432,12 +438,17 @@ class _Search:
         return self._plans.planned(degrees, [self._gpu_of[self._types.index(gpu_type)]] * stages)
 
     def scheduled(
-        self, degrees: Degrees, cut: Partition, gpus: Sequence[tuple[str, int]], schedules: Sequence[str]
+        self,
+        degrees: Degrees,
+        cut: Partition,
+        gpus: Sequence[tuple[str, int]],
+        schedules: Sequence[str],
+        most: int,
     ) -> list[ShapePlan]:
         group, ranks = degrees.tensor * degrees.data, list[RankGpu]()
         for gpu_type, count in gpus:
             ranks += [self._gpu_of[self._types.index(gpu_type)]] * (count // group)
-        return self._plans.scheduled(degrees, cut, ranks, schedules)
+        return self._plans.scheduled(degrees, cut, ranks, schedules, most)
 
     def _ranks(self, shape: int, number: int) -> tuple[list[RankGpu], int]:
         """The GPUs of a plan's stages, the fastest first, and what cutting for them takes."""
@@ -612,7 +623,7 @@ class _Plans:
         )
 
     def scheduled(
-        self, plan: Degrees, cut: Partition, ranks: Sequence[RankGpu], schedules: Sequence[str]
+        self, plan: Degrees, cut: Partition, ranks: Sequence[RankGpu], schedules: Sequence[str], most: int
     ) -> list[ShapePlan]:
         """As of :meth:`PlannedGang.scheduled`, over ``ranks``."""
         each = (self._under(s, plan, ranks, cut if s == DEFAULT_SCHEDULE else None) for s in schedules)
@@ -626,12 +637,14 @@ class _Plans:
             if bounds[at - 1] < bounds[at] < bounds[at + 1]:
                 cuts.append(Partition(bounds=tuple(bounds)))
         cuts.sort(key=lambda other: float(other.loads(fastest.layers.seconds).max()))
-        near = (self._under(fastest.form.schedule, plan, ranks, of) for of in cuts[:MOST_CANDIDATES])
+        near = (
+            self._under(fastest.form.schedule, plan, ranks, of) for of in cuts[: max(0, most - len(found))]
+        )
         first = next((one for one in found if one.form.schedule == DEFAULT_SCHEDULE), fastest)
         if fastest.seconds <= (1 - SCHEDULE_GAIN) * first.seconds:
             first = fastest
         others = sorted((one for one in near if one is not None), key=lambda one: one.seconds)
-        return [first, *(one for one in found if one is not first), *others]
+        return [first, *(one for one in found if one is not first), *others][:most]
 
     def _under(
         self, schedule: str, plan: Degrees, ranks: Sequence[RankGpu], cut: Partition | None

@@ -111,5 +111,15 @@ class Candidates:
             for candidate, tried in zip(self._candidates, self._tried, strict=True)
         ]
         self._progress.event("tried", candidates=rows, kept=kept)
-        if self._progress.model.world.rank == 0:
-            logger.info("of %d candidates number %d goes on: %s", len(rows), kept, rows)
+        if self._progress.model.world.rank != 0:
+            return
+        for number, row in enumerate(rows):
+            logger.info(
+                "%s of layers %s: %s s a step, predicted %.3g%s%s",
+                row["schedule"],
+                row["layers"],
+                "no" if row["measured_seconds"] is None else f"{row['measured_seconds']:.3g}",
+                row["predicted_seconds"],
+                ", goes on" if number == kept else "",
+                f": {row['reason']}" if row["reason"] else "",
+            )

@@ -90,6 +90,7 @@ async def test_the_best_plans_are_tried_and_the_fastest_goes_on():
     assert cut(simulation) == simulation.configuration("one").plan.layers == trial.plans[1].plan.layers
     assert simulation.configuration("one").pipeline.schedule == trial.plans[1].plan.schedule
     assert simulation.plan("one").candidates == ()
+    assert "measured fastest of 4 in launch 1" in simulation.condition("one", "Admitted").message
     await simulation.suspended("one")
     simulation.change(
         "one",
@@ -99,6 +100,13 @@ async def test_the_best_plans_are_tried_and_the_fastest_goes_on():
     )
     await simulation.running("one")
     assert len(simulation.plan("one").candidates) == 4
+
+
+async def test_where_nothing_can_be_tried_it_is_said():
+    """Four replicas of the whole model: there is no cut to move, and no pipeline for a schedule."""
+    simulation = await running(trial=4, gpus=[{"gpuType": "fast"}])
+    assert (degrees(simulation).data, simulation.plan("one").candidates) == (4, ())
+    assert simulation.condition("one", "Admitted").message.endswith("predicted, the only one to try")
 
 
 async def test_a_trial_that_did_not_end_is_not_begun_again():

@@ -203,7 +203,7 @@ def test_schedules_of_a_plan_have_their_bubbles_and_fit(memory):
     """The fastest comes first; GPipe and LoopedBFS keep all 16 microbatches: there may be no room."""
     gang = sixteen_layers(memory_bytes={} if memory is None else {"a": memory})
     degrees, cut = Degrees(1, 1, 1, 16), Partition(bounds=(0, 4, 8, 12, 16))
-    found = gang.scheduled(degrees, cut, (("a", 4),), tuple(BUBBLES))
+    found = gang.scheduled(degrees, cut, (("a", 4),), tuple(BUBBLES), 9)
     best = {one.form.schedule: one for one in reversed(found)}
     expected = BUBBLES if memory is None else BUBBLES.keys() - {"GPipe", "LoopedBFS"}
     assert best.keys() == set(expected)
@@ -213,7 +213,7 @@ def test_schedules_of_a_plan_have_their_bubbles_and_fit(memory):
     assert [one.seconds for one in found[: len(best)]] == sorted(one.seconds for one in best.values())
     assert found[0].seconds == min(one.seconds for one in found)
     near = found[len(best) :]
-    assert {one.form.schedule for one in near} == {found[0].form.schedule}
+    assert {one.form.schedule for one in near} <= {found[0].form.schedule} and (near or memory)
     for one in near:
         moved = np.subtract(one.cut.bounds, found[0].cut.bounds)
         assert sorted(abs(moved))[-2:] == [0, 1]
@@ -227,6 +227,7 @@ def test_another_schedule_is_launched_where_it_gains_enough():
             Partition(bounds=(0, 4, 8, 12, 16)),
             (("a", 4),),
             ("1F1B", "ZeroBubbleH1"),
+            3,
         )
         for count in (16, 256)
     )
@@ -234,7 +235,7 @@ def test_another_schedule_is_launched_where_it_gains_enough():
     assert [one.form.schedule for one in many[:2]] == ["1F1B", "ZeroBubbleH1"]
     assert many[1].seconds < many[0].seconds
     assert not sixteen_layers().scheduled(
-        Degrees(1, 4, 1, 4), Partition(bounds=(0, 16)), (("a", 4),), ("1F1B",)
+        Degrees(1, 4, 1, 4), Partition(bounds=(0, 16)), (("a", 4),), ("1F1B",), 3
     )
 
 
