@@ -223,9 +223,9 @@ def _rooms(
         return TenantRooms()
     gpus, held = Counter(found.room), Counter[str]()
     for job in asked:
-        # What waits takes its least size only when it is placed.
+        # What waits takes its least size only when it is placed; its earlier launch is gone by then.
         if job.tenant in found.room and not job.running and job.name in found.sizes:
-            gpus[job.tenant] += max(0, found.sizes[job.name] - job.held)
+            gpus[job.tenant] += max(found.sizes[job.name], job.held)
     for view in jobs:
         held[view.key[0]] += _held(view)
     limits = {tenant: limits_of(tenants, tenant).gpus for tenant in found.room}

@@ -1,11 +1,14 @@
 """Tenant limits of the ClusterPolicy: whom they keep out of the problem, and what these jobs are told."""
 
+import dataclasses
+
 import pytest
 from ballast_operator.allocator.problem.admission import Admitted
 from ballast_operator.allocator.problem.gang_size import GangMemory
 from ballast_operator.allocator.problem.snapshot import admit_tenants, limits_of
 from ballast_operator.api.cluster_policy import EachNamespace, EntityShare, Tenants
 from ballast_operator.api.conditions import JobReason
+from ballast_operator.api.job_allocation import Ending
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_policies.rounds.tenants import TenantLimits
 
@@ -91,6 +94,16 @@ def test_what_a_namespace_has_left_counts_what_its_pods_hold_and_what_gangs_can_
     )
     assert (rooms.gpus, rooms.left) == ({"team": 3}, {"team": 2})
     assert admitted(Tenants(), running("a"))[2].gpus == {}
+
+
+def test_gpus_of_a_launch_that_ends_are_room_for_the_next_one():
+    """A gang that moves is launched again only without them: nobody else has to give GPUs back for that."""
+    moves = running("moves")
+    ending = {"cause": "Preempted", "since": "2026-01-01T00:00:00Z"}
+    status = moves.status.replace(allocation=moves.status.allocation.replace(ending=Ending(**ending)))
+    views = dataclasses.replace(moves, status=status), running("stays")
+    _, _, rooms = admitted(tenants({"maxGpus": 6}), *views)
+    assert (rooms.gpus, rooms.left) == ({"team": 4}, {"team": 2})
 
 
 def test_gpus_of_a_suspended_job_count_until_its_pods_are_gone():
