@@ -380,13 +380,13 @@ class JobView:
 
     @property
     def shrinking(self) -> bool:
-        """A shrink has been planned and its pods are not all accounted for yet."""
+        """A shrink has been planned and its pods are not all accounted for yet; those that join are none."""
         plan, allocation = self.launched_plan, self.status.allocation
         return (
             plan is not None
             and allocation is not None
             and plan.directive is Directive.SHRINK
-            and len(plan.pods) < len(allocation.pods)
+            and not {*plan.pods, *allocation.joining}.issuperset(allocation.pods)
         )
 
     @property

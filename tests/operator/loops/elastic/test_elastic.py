@@ -5,7 +5,7 @@ from ballast_operator.api.conditions import JobReason
 from ballast_operator.kube.kinds import JOB, NODE, POD
 from ballast_policies.allocation.policy import SpaceSharing, Surplus
 from ballast_policies.allocation.registry import POLICIES
-from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
+from ballast_policies.contract import Directive, ExitCode, ExitReason, TerminationMessage
 from ballast_policies.protocol.observed import Cause
 
 from tests.operator.loops.simulated.machines import end_pod, node
@@ -250,6 +250,22 @@ async def test_gpus_that_are_too_few_for_a_waiting_job_are_used_until_it_has_its
     await simulation.running("two")
     assert len(simulation.pods("one")) == 1
     assert simulation.never_restarted("one")
+
+
+@pytest.mark.slow
+async def test_a_gang_that_grows_after_a_shrink_has_the_gpus_that_it_grows_onto():
+    """Its new pods are on their way, and its plan is still that of the shrink: nobody else is given these."""
+    simulation = await alone_on_four()
+    await simulation.run_job("two", stages=(2, 2), **LONG)
+    simulation.change("two", suspend=True)
+    await simulation.until(lambda: bool(simulation.status("one").allocation.joining))
+    assert simulation.plan("one").directive is Directive.SHRINK
+    simulation.add_job("three", stages=(2, 2), **LONG)
+    await simulation.look()
+    await simulation.decide()
+    assigned = simulation.board.newest.assignments
+    assert len(assigned[NAMESPACE, "one"].placement.nodes) == 4
+    assert assigned[NAMESPACE, "three"].placement is None
 
 
 @pytest.mark.slow
