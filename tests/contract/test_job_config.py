@@ -138,6 +138,13 @@ SHARED_EXPERTS = [{"kind": "mixtureOfExperts", "experts": {"parallel": True}}]
             {"parallelism": {"data": 2}, "pipeline": {"schedule": "ZeroBubbleH1"}},
             "replicas under ZeroBubbleH1 do not compute the same at the same time",
         ),
+        *(
+            ({"parallelism": {"data": 2}, "dynamics": [*SHARED_EXPERTS, other]}, "read those of all")
+            for other in (
+                {"kind": "pruning", "target": 0.5},
+                {"kind": "freezing", "freezing": {"criterion": "weightChange"}},
+            )
+        ),
     ],
 )
 def test_shared_experts_need_replicas_that_compute_at_the_same_time(change, reason):

@@ -292,7 +292,7 @@ def _with_flush(
         holding = len(holders) * data
         exchange = 0.0
         if machines.bandwidth is not None:
-            weights = sum(rows[layer].weight_bytes for layer in range(*layers))
+            weights = sum(rows[layer].weight_bytes - rows[layer].expert_bytes for layer in range(*layers))
             exchange = 2 * (holding - 1) / holding * weights / machines.bandwidth
         done.append(max(ends[rank] for rank in holders) + exchange)
     return max(done) + max(max(_update_seconds(trace)) for trace in traces)

@@ -32,6 +32,7 @@ from ballast_trainer.distributed.joining import announce_ready, wait_until_calle
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import join, told_once
 from ballast_trainer.distributed.stopping import StopSignal
+from ballast_trainer.dynamics.mixture_of_experts import check_shared_experts, share_experts
 from ballast_trainer.dynamics.registry import build_dynamics, check_dynamics, warn_without_effect
 from ballast_trainer.environment import DeviceChoice, seconds_from
 from ballast_trainer.errors import ConfigurationError, PeerLost
@@ -99,6 +100,7 @@ class ValidatedJob:
         _prepare_data(model, config)
         check_dynamics(model, config.dynamics)
         check_tensor_parallel(model, config)
+        check_shared_experts(model, config)
         check_export(model, config.export, config.dynamics)
         learning_rate(config.training, 0, config.total_steps)
         return cls(config=config, model=model, validation=validation_data(config, model))
@@ -443,7 +445,7 @@ class _Process:
         def prepare(index: int, module: torch.nn.Module) -> torch.nn.Module:
             for dynamic in dynamics:
                 module = dynamic.prepare(index, module)
-            return split_layer(module, world.tensor)
+            return share_experts(split_layer(module, world.tensor), world.data)
 
         return ModelState(
             config=config,

@@ -685,17 +685,28 @@ class _Plans:
     def _held(self, tensor: int, data: int) -> np.ndarray:
         """(L,) bytes that each of ``data`` replicas holds."""
         table = self._tables[tensor]
-        return held_by_replica(table.held_bytes, table.weight_bytes, *zero_shares(self._zero_stage, data))
+        experts = self._profiles[tensor][0].expert_bytes
+        return held_by_replica(
+            table.held_bytes,
+            table.weight_bytes,
+            *zero_shares(self._zero_stage, data),
+            expert_bytes=experts,
+            experts=data,
+        )
 
     def _measured_layers(self, plan: Degrees) -> MeasuredLayers:
         """Of a microbatch of a plan."""
-        key = plan.tensor, plan.microbatch_size, plan.recompute, plan.data if self._zero_stage else 1
+        layers, profiled_size = self._profiles[plan.tensor]
+        shares = self._zero_stage or any(layers.expert_bytes)
+        key = plan.tensor, plan.microbatch_size, plan.recompute, plan.data if shares else 1
         if key not in self._measured:
-            layers, profiled_size = self._profiles[plan.tensor]
             scale = np.array([plan.microbatch_size / profiled_size])
             scaled = _scaled(layers, scale, recompute=plan.recompute)
             values = {name: value[0] for name, value in scaled.items()}
             values["held_bytes"] = self._held(plan.tensor, plan.data)
+            values["weight_bytes"] = values["weight_bytes"] - (1 - 1 / plan.data) * np.array(
+                layers.expert_bytes
+            )
             sizes = {
                 field.name: tuple(map(math.ceil, values[field.name].tolist()))
                 for field in dataclasses.fields(MeasuredLayers)

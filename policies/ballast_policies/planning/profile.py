@@ -33,6 +33,7 @@ class LayerProfile:
             and backward seconds; none given: 0.
         repeated_bytes: kept by a repeated forward while the layer's backward runs; none given: 0.
         gradient_bytes: gradients from which those of the weights are computed; none given: 0.
+        expert_bytes: of the parameters, those of experts, of which each replica has a part; none given: 0.
     """
 
     forward_seconds: tuple[float, ...]
@@ -44,9 +45,10 @@ class LayerProfile:
     overhead_seconds: tuple[float, ...] = ()
     repeated_bytes: tuple[float, ...] = ()
     gradient_bytes: tuple[float, ...] = ()
+    expert_bytes: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("overhead_seconds", "repeated_bytes", "gradient_bytes"):
+        for name in ("overhead_seconds", "repeated_bytes", "gradient_bytes", "expert_bytes"):
             if not getattr(self, name):
                 object.__setattr__(self, name, (0.0,) * len(self.forward_seconds))
         lengths = {field.name: len(getattr(self, field.name)) for field in dataclasses.fields(self)}
@@ -69,6 +71,7 @@ class LayerProfile:
             outputs=self.output_bytes,
             repeated=self.repeated_bytes,
             gradients=self.gradient_bytes,
+            experts=self.expert_bytes,
         )
 
     @property
@@ -91,7 +94,14 @@ class GpuKind:
 
 
 def held_by_replica(
-    held: ArrayLike, weight_bytes: ArrayLike, replicas: int, gradients: int = 1, weights: int = 1
+    held: ArrayLike,
+    weight_bytes: ArrayLike,
+    replicas: int,
+    gradients: int = 1,
+    weights: int = 1,
+    *,
+    expert_bytes: ArrayLike = 0.0,
+    experts: int = 1,
 ) -> np.ndarray:
     """Bytes of layers on one of some replicas that share the optimizer's state, gradients and weights.
 
@@ -101,11 +111,15 @@ def held_by_replica(
         replicas: that share the optimizer's state (ZeRO-1).
         gradients: that share these, too (ZeRO-2).
         weights: that share these, too (ZeRO-3).
+        expert_bytes: of the weights, those of experts; gradients and state are where these are.
+        experts: that have a part of them each.
     """
     each = np.asarray(weight_bytes, dtype=float)
+    part = np.divide(expert_bytes, each, out=np.zeros_like(each), where=each > 0)
+    apart, held, each = part * held / experts, (1 - part) * held, (1 - part) * each
     learnt = np.minimum(each, np.subtract(held, each))
     state = np.maximum(0.0, np.subtract(held, 2 * each))
-    found: np.ndarray = each / weights + learnt / gradients + state / replicas
+    found: np.ndarray = apart + each / weights + learnt / gradients + state / replicas
     return found
 
 
@@ -165,6 +179,8 @@ class ProfiledLayer(Settings):
     """Parameters, gradients and optimizer state."""
     weight_bytes: _Bytes = 0.0
     """The parameters alone; every further weight version costs them again."""
+    expert_bytes: _Bytes = 0.0
+    """Those of experts, of which each replica has a part."""
     activation_bytes: _Bytes = 0.0
     """Kept for the backward, of each microbatch in flight."""
     repeated_bytes: _Bytes = 0.0
@@ -185,15 +201,22 @@ class ProfiledLayer(Settings):
         if self.overhead_seconds > whole:
             reason = f"{self.overhead_seconds} is more than the {whole} s of forward and backward"
             raise ContractError(Problem("overheadSeconds", f"{reason}, of which it is a part"))
+        if self.expert_bytes > self.weight_bytes:
+            reason = f"{self.expert_bytes} is more than the {self.weight_bytes} of weightBytes"
+            raise ContractError(Problem("expertBytes", f"{reason}, of which it is a part"))
         return self
 
-    def shared_by(self, replicas: int, *, gradients: int = 1, weights: int = 1) -> "ProfiledLayer":
+    def shared_by(
+        self, replicas: int, *, gradients: int = 1, weights: int = 1, experts: int = 1
+    ) -> "ProfiledLayer":
         """The layer on one of some replicas that share its optimizer's state (ZeRO-1) alike.
 
-        ``gradients`` and ``weights``: how many share these, too (ZeRO-2 and 3).
+        ``gradients`` and ``weights``: how many share these, too (ZeRO-2 and 3); ``experts``: its experts.
         """
-        held = held_by_replica(self.held_bytes, self.weight_bytes, replicas, gradients, weights)
-        return self.replace(held_bytes=float(held))
+        shares, of = (replicas, gradients, weights), self.expert_bytes
+        held = held_by_replica(self.held_bytes, self.weight_bytes, *shares, expert_bytes=of, experts=experts)
+        own = self.weight_bytes - of + of / experts
+        return self.replace(held_bytes=float(held), weight_bytes=own, expert_bytes=of / experts)
 
     @property
     def exchanged_bytes(self) -> float:

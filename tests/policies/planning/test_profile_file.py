@@ -2,7 +2,10 @@
 
 import pytest
 from ballast_policies.contract.errors import ContractError
-from ballast_policies.planning.profile import read_profile
+from ballast_policies.planning.memory.measured_layers import PipelineForm
+from ballast_policies.planning.partition import Partition
+from ballast_policies.planning.planners.plan_memory import PlanMemory
+from ballast_policies.planning.profile import LayerProfile, read_profile
 
 LAYER = {"forwardSeconds": 1.0, "backwardSeconds": 2.0, "optimizerSeconds": 0.5, "outputBytes": 8}
 
@@ -39,9 +42,27 @@ def test_a_report_has_the_bytes_that_the_formula_of_memory_counts():
     assert (profile.gradient_bytes, profile.repeated_bytes) == ((1, 4), (0, 0))
 
 
+def test_each_replica_has_a_part_of_the_experts():
+    """With their gradients and optimizer state; of the rest, alone, ZeRO-1 shares the state."""
+    row = {**LAYER, "heldBytes": 16.0, "weightBytes": 4.0, "expertBytes": 2.0}
+    profile = read_profile({"layers": [row]})
+    (layer,) = profile.each_layer(1)
+    for shares, held in ((1, 8 + 8 / 2), (2, 2 + 2 + 4 / 2 + 8 / 2)):
+        own = layer.shared_by(shares, experts=2)
+        assert (own.held_bytes, own.weight_bytes, own.expert_bytes) == (held, 3.0, 1.0)
+    form = PipelineForm(schedule="1F1B", positions=1, microbatches=2, averaged=True)
+
+    def planned(layers, replicas):
+        return PlanMemory(layers, 1).stage_bytes(form, 1, 1, 0, replicas).of_cut(Partition(bounds=(0, 1)))
+
+    own = LayerProfile.of([layer.shared_by(1, experts=2).replace(expert_bytes=0.0)])
+    assert planned(profile.profile(1), 2) == planned(own, 2) < planned(profile.profile(1), 1)
+
+
 @pytest.mark.parametrize(
     ("value", "problem"),
     [
+        ({"layers": [{**LAYER, "expertBytes": 1.0}]}, "1.0 is more than the 0.0 of weightBytes"),
         ([], "expected an object"),
         ({}, "give either layers, or layerSeconds"),
         ({"layers": [LAYER], "layerSeconds": [1.0]}, "give either layers, or layerSeconds"),

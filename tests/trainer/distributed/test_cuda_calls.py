@@ -62,7 +62,8 @@ def test_adamw_updates_all_tensors_of_a_layer_in_one_call(monkeypatch, device, f
 
     monkeypatch.setattr(torch.optim, "AdamW", adamw)
     weight = types.SimpleNamespace(device=device, is_floating_point=lambda: True)
-    Layer(0, types.SimpleNamespace(named_parameters=lambda: [("weight", weight)]), TrainingConfig())
+    layer = types.SimpleNamespace(named_parameters=lambda: [("weight", weight)], named_modules=list)
+    Layer(0, layer, TrainingConfig())
     assert asked == [fused]
 
 

@@ -163,7 +163,7 @@ def test_experts_equal_one_position_at_a_time(top_k, drops):
     """Each position's experts by their gates; what is over the capacity, first choices first, is left out."""
     experts = experts_of(count=4, top_k=top_k, drop_tokens=drops, capacity_factor=0.75)
     with torch.no_grad():
-        for one in experts.experts:
+        for one in experts.experts.values():
             one.up.weight.add_(torch.randn_like(one.up.weight) * 0.3)
         experts.router.weight[0] += 0.1
     hidden = torch.randn(2, 24, DIM)
@@ -179,7 +179,7 @@ def test_experts_equal_one_position_at_a_time(top_k, drops):
             chosen = int(best.indices[position, choice])
             used[chosen] += 1
             if used[chosen] <= slots:
-                expected[position] += experts.experts[chosen](x) * gates[position, choice]
+                expected[position] += experts.experts[str(int(chosen))](x) * gates[position, choice]
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
     assert experts.loads == used
     assert experts.dropped == pytest.approx(sum(max(0, n - slots) for n in used) / sum(used))

@@ -329,22 +329,29 @@ def test_pods_go_on_after_kills_of_their_ranks_at_any_time(
     assert_undisturbed(pods, reference, total if back else every, "job-1-0")
 
 
+def with_experts(**fields):
+    return [{"kind": "mixtureOfExperts", "experts": {"everyBlocks": 1, "balance": "none", **fields}}]
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(12))
 def test_ranks_go_on_after_kills_at_any_time(
     local_ranks, small_config, single_process_losses, tmp_path, seed
 ):
-    """During steps, copies, checkpoints and the going on itself; replicas and shared optimizers, too."""
+    """During steps, copies, checkpoints and the going on itself; replicas, shared optimizers, experts."""
     draw = random.Random(seed)
     total, every = 40, draw.choice([1, 1, 3])
     parallelism = draw.choice([{}, {}, {"data": 2}, {"data": 2, "zeroStage": 1}])
     ranks = 6 if parallelism else 4
     fields = {"totalSteps": total, "pipeline": {"microbatches": 8, "globalBatchSize": 8}}
-    fields |= {"parallelism": parallelism} if parallelism else {}
+    alone, shared = {}, {"parallelism": parallelism} if parallelism else {}
+    if parallelism and draw.random() < 0.5:
+        alone = {"training": {"optimizer": "sgd", "learningRate": 0.05}, "dynamics": with_experts()}
+        shared |= {**alone, "dynamics": with_experts(parallel=True)}
     config = in_memory(
-        small_config(**fields, checkpoint={"path": str(tmp_path / "saved"), "everySteps": 3}), every
+        small_config(**fields, **shared, checkpoint={"path": str(tmp_path / "saved"), "everySteps": 3}), every
     )
-    reference = single_process_losses(small_config(totalSteps=total, pipeline=fields["pipeline"]))
+    reference = single_process_losses(small_config(**fields, **alone))
     strikes = [
         (step, rank, draw.choice([0, *range(200)]), "SIGKILL")
         for step, rank in zip(

@@ -15,6 +15,7 @@ from ballast_trainer.dynamics.freezing import as_remembered
 from ballast_trainer.dynamics.pruning.sparse_linear import as_pruned_now
 from ballast_trainer.errors import CheckpointError
 from ballast_trainer.layers.layer import MODULE, OPTIMIZER, Layer, LayerSet
+from ballast_trainer.layers.shared_experts import is_elsewhere, shared_experts
 from ballast_trainer.tensor_parallel.shards import assembled, is_share, needed_keys, stored_tensors
 
 _NAMED = 4
@@ -98,8 +99,11 @@ def load(world: World, layers: LayerSet, path: Path, patience: Patience, *, opti
 
 def needed(world: World, layers: LayerSet, keys: Iterable[str]) -> set[str]:
     """Of the stored ``keys`` of all layers, those that this rank has to read for the layers that it holds."""
-    held = tuple(_layer_key(index, "") for index in layers.indices())
-    return needed_keys((key for key in keys if key.startswith(held)), world.tensor, _replicas(world, layers))
+    experts = {_layer_key(layer.index, ""): shared_experts(layer.module) for layer in layers}
+    split = ((key, *key.partition(".")[2].partition(".")) for key in keys)
+    named = ((key, f"layers.{index}.", name) for key, index, _, name in split)
+    held = (key for key, of, name in named if of in experts and not is_elsewhere(name, experts[of]))
+    return needed_keys(held, world.tensor, _replicas(world, layers))
 
 
 def fill(world: World, layers: LayerSet, state: Mapping[str, torch.Tensor], source: object) -> None:

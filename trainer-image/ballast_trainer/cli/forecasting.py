@@ -69,7 +69,10 @@ class ForecastInput:
 
         def shared(layer: ProfiledLayer) -> ProfiledLayer:
             return layer.shared_by(
-                of.optimizer_shares, gradients=of.gradient_shares, weights=of.weight_shares
+                of.optimizer_shares,
+                gradients=of.gradient_shares,
+                weights=of.weight_shares,
+                experts=of.data,
             )
 
         if path is None:

@@ -26,6 +26,7 @@ from ballast_trainer.layers.optimizer_state import (
     update_instead,
 )
 from ballast_trainer.layers.precision import in_bf16, inputs_in_bf16
+from ballast_trainer.layers.shared_experts import names_of_experts, shared_experts
 from ballast_trainer.layers.zero import (
     Share,
     WholeWeights,
@@ -126,6 +127,7 @@ class Layer:
         copies: those of them that another layer owns: its optimizer updates them, this one's does not.
         shares: by parameter, the part that this replica's optimizer updates; empty where it updates all.
         weight_shares: by name in the module's state, the part that this replica has; empty where it has all.
+        of_experts: names of its parameters that this replica has alone.
     """
 
     def __init__(
@@ -151,6 +153,7 @@ class Layer:
         self._replicas, self._whole = replicas, whole
         self._by_parameter: dict[nn.Parameter, Share] = {}
         self._masters: dict[str, nn.Parameter] = {}
+        self.of_experts = names_of_experts(module)
         self._arrival: Callable[[], object] | None = None
         self._optimizer = self._new_optimizer(in_bf16(module) if config.dtype == "bf16" else {})
         if whole is not None:
@@ -178,7 +181,7 @@ class Layer:
 
     def learnt(self, name: str) -> nn.Parameter | None:
         """Holder of a parameter's gradient after a step: itself, or this replica's share, if any."""
-        return self.shares[name].own if self.shares else self.module.get_parameter(name)
+        return self.shares[name].own if name in self.shares else self.module.get_parameter(name)
 
     def _updated(self, name: str) -> nn.Parameter | None:
         """Tensor that the optimizer updates for a parameter: its master, or what has its gradient."""
@@ -245,12 +248,14 @@ class Layer:
             return None
         if self._replicas is None:
             optimizer = _make_optimizer(owned, self.config)
+            if self.of_experts:
+                _refuse_mixing([p for p in owned if p.requires_grad], self.config)
         instead = {}
         for name in values if self.config.has_masters else ():
             learnt = self.learnt(name)
             if learnt is None or not parameters[name].requires_grad or name in self.copies:
                 continue
-            value = self.shares[name].own_part(values[name]) if self.shares else values[name]
+            value = self.shares[name].own_part(values[name]) if name in self.shares else values[name]
             instead[learnt] = nn.Parameter(value.to(learnt.device, torch.float32, copy=True))
             self._masters[name] = instead[learnt]
         update_instead(optimizer, instead)
@@ -265,6 +270,7 @@ class Layer:
         taken = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         if taken:
             _refuse_mixing(taken, self.config)
+        parameters = {name: one for name, one in parameters.items() if name not in self.of_experts}
         shares = shares_of(parameters, optimizer, axis, layer=self.index, tied=self.tied)
         by_parameter = {parameter: shares[name] for name, parameter in parameters.items()}
         if self._whole is not None:
@@ -343,15 +349,18 @@ class Layer:
             RuntimeError: names or shapes of the module's tensors differ.
         """
         module = {name.removeprefix(MODULE): v for name, v in tensors.items() if name.startswith(MODULE)}
-        if self.is_sharded:
-            self._load_shares(module)
-        else:
-            self.module.load_state_dict(module)
         for key, value in tensors.items():
             if key.startswith(_UNSAVED):
                 # In another shape than it was built with, perhaps: a cache may have grown.
                 path, _, name = key.removeprefix(_UNSAVED).rpartition(".")
                 self.module.get_submodule(path).register_buffer(name, value.clone(), persistent=False)
+        for shared in shared_experts(self.module).values():
+            shared.follow_buffer()
+        self.of_experts = names_of_experts(self.module)
+        if self.is_sharded:
+            self._load_shares(module)
+        else:
+            self.module.load_state_dict(module)
         # Loading may have replaced parameters: a pruned weight comes as its kept values.
         self._arrival = None
         rounded = [name for name, of in self.module.named_parameters() if of.dtype is torch.bfloat16]
@@ -425,8 +434,8 @@ def _refuse_mixing(parameters: list[nn.Parameter], config: TrainingConfig) -> No
     if _mixes(config, tuple(smallest), parameters[0].device):
         reason = (
             f"{config.optimizer} updates a parameter by the gradients of others, too, and with "
-            "parallelism.zeroStage a replica has a part of them. To fix: zeroStage: 0, or an optimizer of "
-            "one parameter at a time"
+            "parallelism.zeroStage or experts.parallel a replica has a part of them. To fix: zeroStage: 0 "
+            "without parallel, or an optimizer of one parameter at a time"
         )
         raise ConfigurationError("training.optimizer", reason)
 
@@ -467,7 +476,8 @@ def refuse_whole_matrices(config: TrainingConfig) -> None:
     if mixes:
         reason = (
             f"{config.optimizer} updates a number by others of its whole matrix or vector, of which with "
-            "parallelism.tensor a rank has a part. To fix: tensor: 1, or an optimizer such as adamw"
+            "parallelism.tensor or experts.parallel a rank has a part. To fix: tensor: 1 without parallel, "
+            "or an optimizer such as adamw"
         )
         raise ConfigurationError("training.optimizer", reason)
 

@@ -127,10 +127,14 @@ def shares_of(
 def take_part(
     optimizer: torch.optim.Optimizer, shares: Mapping[nn.Parameter, Share], copies: Sequence[nn.Parameter]
 ) -> None:
-    """Let an optimizer update a replica's shares of its parameters, and none of the ``copies``."""
+    """Let an optimizer update a replica's shares of its parameters, and none of the ``copies``.
+
+    What has no share is the replica's alone.
+    """
     left_out = {id(parameter) for parameter in copies}
     for group in optimizer.param_groups:
-        mine = [(p, shares[p].own) for p in group["params"] if id(p) not in left_out]
+        every = [p for p in group["params"] if id(p) not in left_out]
+        mine = [(p, shares[p].own if p in shares else p) for p in every]
         group["params"] = [own for _, own in mine if own is not None]
         for parameter, own in mine:
             if own is parameter or parameter not in optimizer.state:

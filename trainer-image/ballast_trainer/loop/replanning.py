@@ -187,7 +187,9 @@ def layer_sizes(model: ModelState) -> LayerSizes:
     for layer in model.layers:
         parameters = list(layer.module.parameters())
         mine["bytes"][layer.index] = share * layer.byte_count(shares_gradients=shared)
-        mine["parameters"][layer.index] = share * sum(p.numel() for p in parameters)
+        apart = (layer.module.get_parameter(name).numel() for name in layer.of_experts)
+        whole = sum(p.numel() for p in parameters) + (model.world.data.size - 1) * sum(apart)
+        mine["parameters"][layer.index] = share * whole
         mine["weight_bytes"][layer.index] = share * sum(p.nbytes for p in parameters)
     return LayerSizes(**{name: tuple(map(round, row)) for name, row in model.world.sum_rows(mine).items()})
 

@@ -110,8 +110,9 @@ def _note_scores(part: Any, args: tuple[Any, ...], output: tuple[torch.Tensor, .
 
 def _count_of_experts(part: Any) -> int:
     # LongCat-Flash counts those without weights apart.
+    shared = part.__dict__.get("shared_experts")
     count: int = part.num_experts if hasattr(part, "num_experts") else part.total_experts
-    return count
+    return count if shared is None else shared.count
 
 
 def expert_loads(layer: nn.Module) -> list[int]:

@@ -19,11 +19,20 @@ from ballast_trainer.layers.slicing import slicings
 class _Bucket:
     """The gradients of one type of a layer, on their way over the replicas.
 
-    Each rank's part begins with how many replicas have a gradient of each parameter.
+    Each rank's part begins with how many replicas have a gradient of each parameter, and of some expert.
     """
 
-    def __init__(self, axis: Axis, layer: Layer, parameters: Mapping[str, nn.Parameter], terms: int) -> None:
+    def __init__(
+        self,
+        axis: Axis,
+        layer: Layer,
+        parameters: Mapping[str, nn.Parameter],
+        terms: int,
+        experts: Sequence[nn.Parameter] = (),
+    ) -> None:
+        """Those of ``parameters``; ``experts``: which this replica has alone."""
         self._axis, self._layer, self._parameters, self._terms = axis, layer, parameters, terms
+        self._experts = experts
         self._sum: torch.Tensor | None = None
         self._coming: torch.Tensor | None = None
         self._works: list[Any] = []
@@ -32,7 +41,9 @@ class _Bucket:
         """Take the parameters' gradients, and start their sum over the replicas."""
         layer, parameters, axis = self._layer, self._parameters, self._axis
         touched = [float(parameter.grad is not None) for parameter in parameters.values()]
-        first = next(iter(parameters.values()))
+        if self._experts:
+            touched.append(float(any(expert.grad is not None for expert in self._experts)))
+        first = next(iter((*parameters.values(), *self._experts)))
         flags = torch.tensor(touched, dtype=first.dtype, device=first.device)
         flat = {}
         for name, parameter in parameters.items():
@@ -77,14 +88,18 @@ class _Bucket:
             )
 
     def counts(self) -> torch.Tensor:
-        """By parameter, how many replicas have a gradient; waits for the sums."""
-        return self.settle()[: len(self._parameters)].float()
+        """By parameter, how many replicas have a gradient, and of experts; waits for the sums."""
+        return self.settle()[: len(self._parameters) + bool(self._experts)].float()
 
     def give(self, counts: Sequence[float]) -> None:
         """Give the parameters, or this replica's shares of them, their mean gradients."""
-        offset, summed = len(self._parameters), self.settle()
+        offset, summed = len(counts), self.settle()
         summed[offset:].div_(self._terms)
-        for name, count in zip(self._parameters, counts, strict=True):
+        for expert in self._experts if counts[-1] > 0 else ():
+            # Of one that no token took: as in one process, where all are computed together.
+            expert.grad = torch.zeros_like(expert) if expert.grad is None else expert.grad
+            expert.grad.div_(self._terms)
+        for name, count in zip(self._parameters, counts[: len(self._parameters)], strict=True):
             learnt = self._layer.learnt(name)
             if learnt is None:
                 continue
@@ -145,9 +160,13 @@ class GradientBuckets:
 
     def _begin(self, index: int, microbatches: int) -> None:
         if index not in self._begun:
+            layer, terms = self._layers[index], microbatches * self._parts
+            named = ((name, layer.module.get_parameter(name)) for name in layer.of_experts)
+            experts = [one for _, one in named if one.requires_grad]
+            # With those of the first type, if any.
             self._begun[index] = [
-                _Bucket(self._axis, self._layers[index], parameters, microbatches * self._parts)
-                for parameters in learning_by_type(self._layers[index])
+                _Bucket(self._axis, layer, parameters, terms, () if number else experts)
+                for number, parameters in enumerate(learning_by_type(layer) or [{}] * bool(experts))
             ]
         if self._each_backward:
             # One layer's whole gradients are on their way at a time.
@@ -194,6 +213,8 @@ def gather_weights(world: World, layers: LayerSet) -> None:
 def part_lengths(layer: Layer, parameters: Iterable[str], axis: Axis) -> list[int]:
     """By replica, numbers of its part of a layer's parameters: as many for all where parameters are cut."""
     shares = [layer.shares[name] for name in parameters]
+    if not shares:
+        return [0] * axis.size
     lengths = [
         sum(end - begin for begin, end in bounds) for bounds in zip(*(s.bounds for s in shares), strict=True)
     ]
@@ -201,10 +222,10 @@ def part_lengths(layer: Layer, parameters: Iterable[str], axis: Axis) -> list[in
 
 
 def learning_by_type(layer: Layer, without: Collection[str] = ()) -> list[dict[str, nn.Parameter]]:
-    """A layer's parameters that learn, by name, those of each number type together."""
+    """A layer's parameters that learn and replicas share, by name, those of each number type together."""
     found: dict[torch.dtype, dict[str, nn.Parameter]] = {}
     for name, parameter in layer.module.named_parameters():
-        if parameter.requires_grad and name not in without:
+        if parameter.requires_grad and name not in without and name not in layer.of_experts:
             found.setdefault(parameter.dtype, {})[name] = parameter
     return list(found.values())
 
@@ -224,20 +245,18 @@ def buffers_at_start(world: World, layers: LayerSet, microbatches: int) -> StepB
 def squared_norm_once(world: World, layers: LayerSet) -> float:
     """This rank's part of the squared norm of all gradients: the sum over all ranks counts each once.
 
-    A replica of another's layers adds nothing, nor does a rank of a tensor group for parameters that
-    all of its ranks hold whole.
+    A replica of another's layers adds those of its experts alone; a rank of a tensor group nothing for
+    parameters that all of its ranks hold whole.
     """
     if world.mesh.column == 1:
         return squared_gradient_norm(layers.parameters())
     counted: list[nn.Parameter] = []
     for layer in layers:
-        if world.data.index > 0 and not layer.shares:
-            continue
-        cut = slicings(layer.module)
+        all_count, cut = world.data.index == 0 or bool(layer.shares), slicings(layer.module)
         learnt = (
             layer.learnt(name)
             for name, _ in layer.module.named_parameters()
-            if name in cut or world.tensor.index == 0
+            if (all_count or name in layer.of_experts) and (name in cut or world.tensor.index == 0)
         )
         counted += [parameter for parameter in learnt if parameter is not None]
     return squared_gradient_norm(counted)

@@ -3,7 +3,8 @@
 A whole tensor keeps its name; a part is called ``name@index/size:dimxblocks`` (of unequal blocks the lengths,
 joined by ``+``), which is enough to assemble the whole and to cut it differently.  A replica's share of the
 optimizer's state of either (ZeRO-1), or of the weights (ZeRO-3), adds ``%index/size``: its shares, flat, one
-after the other are the tensor.
+after the other are the tensor.  Of experts that replicas share each one has its own tensors, with ``#expert``
+where a layer has one tensor for all.
 """
 
 import re
@@ -13,6 +14,7 @@ import torch
 
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.layers.layer import MODULE, OPTIMIZER, Layer
+from ballast_trainer.layers.shared_experts import by_expert, is_elsewhere, put_together, shared_experts
 from ballast_trainer.layers.slicing import Slicing, slicings
 from ballast_trainer.layers.zero import Share
 
@@ -44,10 +46,13 @@ def stored_tensors(layer: Layer, axis: Axis) -> dict[str, torch.Tensor]:
 
     Those of :func:`is_share` no other replica has; of the others each has all.
     """
-    cut, stored = slicings(layer.module), {}
-    for name, value in layer.moving_state(written=True).items():
+    cut, experts, stored = slicings(layer.module), shared_experts(layer.module), {}
+    for name, value in by_expert(layer.moving_state(written=True), layer.module).items():
         share, slicing = _share_of(name, layer), _slicing_of(name, value, cut)
         suffix = "" if share is None else "%{}/{}".format(*share.place)
+        if is_elsewhere(name, experts) is not None:
+            # As of a parameter that one replica has whole.
+            suffix = "%0/1"
         if slicing is not None:
             blocks = slicing.blocks if isinstance(slicing.blocks, int) else "+".join(map(str, slicing.blocks))
             stored[f"{name}@{axis.index}/{axis.size}:{slicing.dim}x{blocks}{suffix}"] = value
@@ -133,7 +138,7 @@ def assembled(
         share_now = _share_of(name, layer)
         if share_now is not None and share_now.is_cut and value.dim():
             mine[name] = share_now.part(value, share_now.place[0])
-    return mine | as_it_is
+    return put_together(mine | as_it_is, layer.module)
 
 
 def _fits(part: re.Match[str] | None, share: re.Match[str], axis: Axis, replicas: Axis) -> bool:
@@ -145,8 +150,9 @@ def _fits(part: re.Match[str] | None, share: re.Match[str], axis: Axis, replicas
 def _stored_shape(key: str, layer: Layer, axis: Axis) -> torch.Size:
     """The shape of the parameter of a stored tensor, given by its key, as it was cut when it was stored."""
     part = _PART.fullmatch(key)
-    name = _parameter_of(key if part is None else part["name"])
+    name, _, of_expert = _parameter_of(key if part is None else part["name"]).partition("#")
     shape = list(layer.module.get_parameter(name).shape)
+    shape[0] = 1 if of_expert else shape[0]
     now, size = slicings(layer.module).get(name), 1 if part is None else int(part["size"])
     if now is not None:
         shape[now.dim] = shape[now.dim] * axis.size // size

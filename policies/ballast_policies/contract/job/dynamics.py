@@ -169,8 +169,9 @@ class ExpertsSettings(Settings):
     balance: LoadBalance = LoadBalance.LOSS
     """``loss``: an auxiliary loss; ``bias``: a bias on the choice of experts, without a loss; or ``none``."""
     parallel: bool = False
-    """The replicas of a stage (``parallelism.data``) share its experts: tokens travel to the rank of their
-    expert and back, and the placement of experts follows the tokens of the last step."""
+    """The replicas of a stage (``parallelism.data``) share its experts: each has weights, gradients and
+    optimizer state of its own ones alone, tokens travel to the rank of their expert and back, and where the
+    tokens of ranks are uneven, experts move."""
     balance_weight: float = Field(0.01, ge=0, le=1000)
     """Of the auxiliary loss, or the step of the bias."""
 

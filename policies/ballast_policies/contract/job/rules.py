@@ -154,8 +154,25 @@ def _suits(family: str) -> Rule:
     )
 
 
+def _reads_each_expert(config: Any) -> bool:
+    """Whether a change reads weights, gradients or optimizer state of all experts, or runs layers apart."""
+    criteria = (of.criterion for change in config.dynamics if (of := change.freezing) is not None)
+    return (
+        _caches_outputs(config)
+        or any(criterion is not FreezingCriterion.SCHEDULE for criterion in criteria)
+        or any(not _needs_no_gradients(DYNAMICS.builtin.get(change.kind)) for change in config.dynamics)
+    )
+
+
 CHANGE_RULES = (
     *_exclusions(),
+    Rule(
+        condition=lambda config: not _shares_experts(config) or not _reads_each_expert(config),
+        field="dynamics",
+        reason="with experts.parallel each expert is on one replica, and pruning, changes of your own, "
+        "frozen outputs and measured criteria of freezing read those of all",
+        fix="freezing.criterion: schedule without cacheBytes, or leave parallel or the other change out",
+    ),
     Rule(
         condition=lambda config: config.parallelism.data > 1 or not _shares_experts(config),
         field="dynamics",

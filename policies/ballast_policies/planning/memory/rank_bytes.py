@@ -77,6 +77,7 @@ class LayerSums:
         outputs: sent to the next layer, of one microbatch.
         repeated: kept by the repeated forward while the layer's backward runs.
         gradients: from which those of the weights are computed.
+        experts: of the parameters, those whose gradients no replica adds to.
     """
 
     def __init__(
@@ -88,20 +89,21 @@ class LayerSums:
         outputs: Numbers = (),
         repeated: Numbers = (),
         gradients: Numbers = (),
+        experts: Numbers = (),
     ) -> None:
         self.layers = len(held)
         none = np.zeros(self.layers)
-        activations, outputs, repeated, gradients = (
-            values if len(values) else none for values in (activations, outputs, repeated, gradients)
+        activations, outputs, repeated, gradients, experts = (
+            values if len(values) else none for values in (activations, outputs, repeated, gradients, experts)
         )
         # [j]: of layer j - 1, received where a stage begins with layer j.
         self._output = np.concatenate([[0.0], np.asarray(outputs, dtype=float)])
         self._held, self._weights, self._activations = sums_of(held), sums_of(weights), sums_of(activations)
-        self._each_weight, self._each_passing = np.asarray(weights, dtype=float), np.add(repeated, gradients)
+        self._each_weight, self._each_passing = np.subtract(weights, experts), np.add(repeated, gradients)
         self._passing = sums_of(self._each_passing)
 
     def largest_weights(self, first: Layers, end: Layers) -> np.ndarray:
-        """The most of one of the layers ``first`` to ``end - 1``, at least one."""
+        """The most of one of the layers ``first`` to ``end - 1``, at least one, without experts."""
         return _largest_between(self._weight_table, first, end)
 
     def sizes(self, first: Layers, end: Layers, gradient_shares: int = 1) -> StageSizes:

@@ -259,7 +259,7 @@ class CostModel:
             averaged=degrees.data > 1,
         )
         size, recompute = degrees.microbatch_size, degrees.recompute
-        data = degrees.data if self.zero_stage else 1
+        data = degrees.data if self.memory.shares else 1
         return self.memory.stage_bytes(form, degrees.tensor, size, recompute, data)
 
     def fits(
@@ -363,11 +363,19 @@ class CostModel:
         # More replicas than all GPUs do not share it.
         shares = zero_shares(self.zero_stage, self.devices.count)
         each = zip(
-            self.profile.held_bytes, self.profile.weight_bytes, self.profile.activation_bytes, strict=True
+            self.profile.held_bytes,
+            self.profile.weight_bytes,
+            self.profile.activation_bytes,
+            self.profile.expert_bytes,
+            strict=True,
         )
-        for layer, (whole, weights, activations) in enumerate(each):
+        for layer, (whole, weights, activations, expert_bytes) in enumerate(each):
             kept = scale * activations
-            held = float(held_by_replica(whole, weights, *shares))
+            held = float(
+                held_by_replica(
+                    whole, weights, *shares, expert_bytes=expert_bytes, experts=self.devices.count
+                )
+            )
             needed = (held + kept) / most_tensor
             # Of one microbatch, gradients are not there before the backward.
             least = held + max(0.0, kept - min(weights / shares[1], held))

@@ -44,9 +44,14 @@ class PlanMemory:
     def of_layout(self, layout: Layout, schedule: str) -> np.ndarray:
         """Bytes of a GPU of each stage, shape (p,), as the schedule is trained."""
         form = form_of(layout, schedule)
-        data = (layout.data or 1) if form.averaged and self.zero_stage else 1
+        data = (layout.data or 1) if form.averaged and self.shares else 1
         found = self.stage_bytes(form, layout.tensor, layout.microbatch_size, layout.recompute, data)
         return found.of_cut(Partition(bounds=layout.bounds))
+
+    @property
+    def shares(self) -> bool:
+        """Whether replicas have a part each of something."""
+        return bool(self.zero_stage) or any(self._profile.expert_bytes)
 
     def _stage_bytes(
         self, form: PipelineForm, tensor: int, size: int, recompute: int, data: int = 1
@@ -65,12 +70,13 @@ class PlanMemory:
         kept = scale * np.asarray(profile.activation_bytes, dtype=float) / tensor
         repeated = scale * np.asarray(profile.repeated_bytes, dtype=float) / tensor
         kept, repeated = recomputed_bytes(kept, repeated, outputs, recompute)
+        shares, experts = zero_shares(self.zero_stage, data), np.asarray(profile.expert_bytes, dtype=float)
+        held = held_by_replica(
+            profile.held_bytes, profile.weight_bytes, *shares, expert_bytes=experts, experts=data
+        )
         return LayerSums(
-            held=held_by_replica(
-                profile.held_bytes, profile.weight_bytes, *zero_shares(self.zero_stage, data)
-            )
-            / tensor,
-            weights=np.asarray(profile.weight_bytes, dtype=float) / tensor,
+            held=held / tensor,
+            weights=(profile.weight_bytes - experts + experts / data) / tensor,
             activations=kept,
             outputs=outputs,
             repeated=repeated,

@@ -43,6 +43,7 @@ def drawn(family, draw):
             else 0.0,
             "heldBytes": float(4 * held),
             "weightBytes": float(held),
+            "expertBytes": float(draw.uniform(0, 1) * held) if everything else 0.0,
             "activationBytes": float(draw.uniform(0, 2) * held),
             "outputBytes": float(draw.uniform(0, 0.1) * held),
         }
