@@ -293,7 +293,7 @@ class Operator:
             await asyncio.sleep(BEAT_SECONDS)
 
     def _still_seconds(self) -> float:
-        """For how long the main loop has not turned; from any thread."""
+        """Seconds for which the main loop has not turned; from any thread."""
         return time.monotonic() - self._beaten
 
     def _answered(self, verb: str, kind: Kind, error: OperatorError | None) -> None:

@@ -103,7 +103,7 @@ def lease_object(view: JobView, heartbeat_seconds: float) -> dict[str, Any]:
 
 
 def pod_group_name(view: JobView, spec: JobSpec) -> str:
-    """Of the next launch: the job, and the priority class of its pods, which a group keeps."""
+    """Name for the next launch: the job, and the priority class of its pods, which a group keeps."""
     priority = (spec.template.get("spec") or {}).get("priorityClassName")
     return f"{view.name}.{priority}" if priority else view.name
 
@@ -475,7 +475,7 @@ def changed_by_admission(
 
 
 def _terms(pod: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Of the node affinity that is required."""
+    """Terms of the node affinity that is required."""
     affinity = ((pod["spec"].get("affinity") or {}).get("nodeAffinity")) or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
     return required.get("nodeSelectorTerms") or []

@@ -303,7 +303,7 @@ def _computes(span: Span, rank: int) -> bool:
 
 
 def _update_seconds(trace: Trace) -> list[float]:
-    """By rank, seconds of the optimizer in a trace with a flush."""
+    """Seconds of the optimizer by rank, in a trace with a flush."""
     found = [0.0] * trace.schedule.ranks
     for span in trace.spans:
         if span.action.kind is Kind.UPDATE:
@@ -359,7 +359,7 @@ def _costs(
 
 
 def _repeated_part(partition: Partition, rows: Sequence[ProfiledLayer], config: JobConfig) -> np.ndarray:
-    """Of each stage's forward, what is repeated for the backward."""
+    """Part of each stage's forward that is repeated for the backward."""
     forward = np.array([row.forward_seconds for row in rows])
     repeated = repeated_layers(len(rows), config.training.repeated) * forward
     of_stages, found = (np.add.reduceat(of, partition.bounds[:-1]) for of in (forward, repeated))

@@ -122,7 +122,7 @@ def _measured(job: ValidatedJob, config: JobConfig, group: Axis, *, steps: int, 
 
 
 def _seconds(model: ModelState) -> list[float]:
-    """By layer, of one microbatch, forward and backward."""
+    """Seconds by layer, of one microbatch, forward and backward."""
     costs = model.profile.costs()
     assert costs is not None
     # As rows have them: no rounding makes the overhead more than both.
@@ -131,7 +131,7 @@ def _seconds(model: ModelState) -> list[float]:
 
 
 def overhead_seconds(large: tuple[int, float], small: tuple[int, float]) -> float:
-    """At no samples, on the line through two of (samples, seconds); at least 0 and at most ``large``'s."""
+    """Seconds at no samples, on the line through two of (samples, seconds); 0 to ``large``'s."""
     each = (large[1] - small[1]) / (large[0] - small[0])
     return min(max(0.0, large[1] - each * large[0]), large[1])
 
@@ -166,7 +166,7 @@ def _whole_model(config: JobConfig, model: Model, loss_scale: LossScale, group: 
 
 
 def _passing_bytes(model: ModelState, step: int, group: Axis) -> tuple[list[int], list[int], list[int]]:
-    """By layer, of one microbatch: what its forward keeps, what flows into its weights, what is all-reduced.
+    """Bytes by layer of one microbatch: kept by its forward, flowing into its weights, all-reduced.
 
     Backward a tensor group all-reduces as much as forward.
     """

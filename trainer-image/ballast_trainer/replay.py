@@ -47,7 +47,7 @@ class Look:
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> "Look":
-        """From a line's fields. Raises ValueError, KeyError, TypeError: they are no look."""
+        """Look from a line's fields. Raises ValueError, KeyError, TypeError: they are no look."""
         seconds = _load(row["seconds"], row["step"])
         coming = _load(row.get("coming", seconds), row["step"])
         measured = tuple(_load(step, row["step"]) for step in row.get("measured", ()))
@@ -85,7 +85,7 @@ class Replay:
     best_seconds: float
 
     def as_json(self) -> dict[str, Any]:
-        """With JSON's names."""
+        """Fields with JSON's names."""
         return {camel(name): value for name, value in dataclasses.asdict(self).items()}
 
 

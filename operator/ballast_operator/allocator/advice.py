@@ -51,7 +51,7 @@ def _inputs_complete(policy: str, defaults: Sequence[str], view: JobView) -> tup
 
 
 def _more_nodes_than_needed(snapshot: Snapshot, job: SnapshotJob) -> str:
-    """On how many nodes the gang is, if fewer of its pool would hold it; empty: they would not."""
+    """Number of nodes of the gang, as text, if fewer of its pool would hold it; empty: they would not."""
     placement = job.placement
     if placement is None or placement.parts:
         return ""

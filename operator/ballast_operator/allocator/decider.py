@@ -236,7 +236,7 @@ class Decider:
         )
 
     def apply_allocation(self, pending: PendingDecision, solve: Solve) -> MadeDecision:
-        """From shares to an assignment for each job. Raises JobFaults: jobs for which there is none."""
+        """Decision with an assignment for each job. Raises JobFaults: jobs for which there is none."""
         snapshot, request, now = pending.snapshot, pending.request, pending.seen.now.timestamp()
         decision = apply_allocation(
             snapshot, self.memory, pending.scheduling, request, solve.allocation, now=now
@@ -282,7 +282,7 @@ class Decider:
 
 
 def scheduling_policy(policy: ClusterPolicy) -> SchedulingPolicy:
-    """By what ``policy`` lets decide."""
+    """Policy by which ``policy`` lets decide."""
     spec, objective = policy.spec, policy.spec.objective
     return SchedulingPolicy(
         objective=objective.policy,

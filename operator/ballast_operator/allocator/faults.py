@@ -52,7 +52,7 @@ class FaultyJob:
 
     @property
     def message(self) -> str:
-        """For people."""
+        """Message for people."""
         waits = self.view.status.allocation is None
         stays = "it waits" if waits else "it keeps its GPUs as they are"
         error = f"{type(self.error).__name__}: {self.error}"[:700]

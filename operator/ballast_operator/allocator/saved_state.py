@@ -278,7 +278,7 @@ BYTES = tuple(field.name for field in dataclasses.fields(MeasuredLayers) if fiel
 
 
 def saved_layers(profiles: Mapping[str, KindProfile]) -> dict[str, list[Any]]:
-    """As JSON has them."""
+    """Layers as JSON has them."""
     return {
         kind: [
             "/".join(profile.job),

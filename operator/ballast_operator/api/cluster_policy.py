@@ -247,7 +247,7 @@ class Topology(ApiModel):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Of the levels, the widest first."""
+        """Labels of the levels, the widest first."""
         return tuple(level.node_label for level in self.levels)
 
 

@@ -39,7 +39,7 @@ class OnTeamLimit(enum.StrEnum):
 
 
 class BudgetPeriod(enum.StrEnum):
-    """For how long a budget is meant."""
+    """Period of a budget."""
 
     TOTAL = "Total"
     """For all that the team's jobs cost since Ballast has known the team."""

@@ -117,22 +117,22 @@ class LaunchDegrees(StatusModel):
 
     @property
     def repeated(self) -> int:
-        """Of each how many layers one repeats its forward; 0: of none."""
+        """Number of layers of which one repeats its forward; 0: none does."""
         return self.recompute_every if self.recompute else 0
 
     @property
     def gpus_per_stage(self) -> int:
-        """That hold it, which are in one pool."""
+        """GPUs that hold a stage, which are in one pool."""
         return self.tensor * self.data
 
     @property
     def positions(self) -> int:
-        """Of the pipeline: ranks that have its stages."""
+        """Positions of the pipeline: ranks that have its stages."""
         kind = SCHEDULES.get(self.schedule)
         return max(1, len(self.layers) // (1 if kind is None else kind.stages_on_a_rank()))
 
     def divides_as(self, other: "LaunchDegrees") -> bool:
-        """Whether ranks get from one to the other as they train: by layers that move, and the schedule."""
+        """True if ranks get from one to the other as they train: by layers that move, and the schedule."""
         alike = ("tensor", "data", "microbatches", "repeated", "positions")
         return all(getattr(self, name) == getattr(other, name) for name in alike)
 
@@ -202,7 +202,7 @@ class JobAllocation(StatusModel):
 
     @field_serializer("all_gpu_types")
     def _types_by_rank(self, written: str) -> str:
-        """Of the parts that it has now, whatever was written."""
+        """GPU types of the parts that it has now, whatever was written."""
         return "+".join(dict.fromkeys(part.gpu_type for part in self.by_pool))
 
     @property
@@ -226,7 +226,7 @@ class JobAllocation(StatusModel):
 
     @property
     def on_nodes_by_pool(self) -> tuple[PoolPart, ...]:
-        """As :attr:`by_pool`, without nodes that do not exist yet and pods that have ended: what is paid."""
+        """Parts of :attr:`by_pool` that are paid: no nodes that do not exist yet, no pods that have ended."""
         ended = set(self.ended)
         there = {pod: node for pod, node in self.node_of.items() if not is_coming(node) and pod not in ended}
         if not self.parts or not there:

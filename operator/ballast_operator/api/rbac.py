@@ -76,12 +76,12 @@ def trainer_rules(job: str) -> list[Rule]:
 
 
 def viewer_rules() -> list[Rule]:
-    """For people who look: aggregated to the cluster's ``view`` role."""
+    """Rights of people who look: aggregated to the cluster's ``view`` role."""
     return [_rule(meta.GROUP, _KINDS, ("get", *_WATCH))]
 
 
 def editor_rules() -> list[Rule]:
-    """For people who train: aggregated to ``edit`` and ``admin``. Policies stay with administrators."""
+    """Rights of people who train: aggregated to ``edit`` and ``admin``. Policies stay with administrators."""
     verbs = ("create", "update", "patch", "delete", "deletecollection")
     return [_rule(meta.GROUP, (meta.TRAINING_JOB_PLURAL,), ("get", *_WATCH, *verbs))]
 

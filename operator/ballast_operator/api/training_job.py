@@ -469,7 +469,7 @@ class TrainingJobSpec(ApiModel, JobConfig):
 
     @property
     def leaves_schedule_open(self) -> bool:
-        """Whether its planner chooses the schedule."""
+        """True if its planner chooses the schedule."""
         return "schedule" not in self.pipeline.model_fields_set
 
     @property

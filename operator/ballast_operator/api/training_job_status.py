@@ -145,7 +145,7 @@ class TriedPlan(StatusModel):
     step_seconds: Annotated[float, Field(ge=0)] | None = None
     """Measured; absent: it has not run."""
     reason: _Text = ""
-    """Why it cannot."""
+    """Reason that it cannot."""
 
     def __str__(self) -> str:
         layers = ", ".join(map(str, self.plan.layers))
@@ -155,10 +155,10 @@ class TriedPlan(StatusModel):
 
 
 class PlanTrial(StatusModel):
-    """What a gang with ``planner.trial`` has tried in its first steps."""
+    """Trials of a gang with ``planner.trial`` in its first steps."""
 
     launch: Annotated[int, Field(ge=1, le=MOST_EPOCH)]
-    """Which one."""
+    """Number of the launch."""
     gpus: _Name
     """On which."""
     of: _Name
@@ -166,7 +166,7 @@ class PlanTrial(StatusModel):
     plans: Annotated[tuple[TriedPlan, ...], listed(8)] = ()
     """The launched one first."""
     kept: Annotated[int, Field(ge=0, le=7)] | None = None
-    """Which goes on, from 0; absent: not all were tried."""
+    """Number of the one that continues, from 0; absent: not all were tried."""
 
     @property
     def kept_plan(self) -> LaunchDegrees | None:
@@ -220,7 +220,7 @@ class GpuTime(StatusModel):
     """The part of ``held`` that was productive."""
 
     def plus(self, **seconds: float) -> "GpuTime":
-        """With more of its parts, and goodput by them."""
+        """GPU time with more of its parts, and goodput by them."""
         more = {name: getattr(self, name) + max(0.0, value) for name, value in seconds.items()}
         found = self.replace(**more)
         lost = sum(getattr(found, name) for name in WASTE)

@@ -197,12 +197,12 @@ class Recent:
         return frozenset({*(span.key[0] for span in self.spans), *(line.key[0] for line in self.decisions)})
 
     def curve(self, uid: str) -> Curve:
-        """Of a job; empty: nothing is known."""
+        """Curve of a job; empty: nothing is known."""
         job = self._jobs.get(uid)
         return job.curve if job is not None else Curve()
 
     def partitions(self, uid: str) -> tuple[Partition, ...]:
-        """Of a job, oldest first: one for each time that its layers moved."""
+        """Partitions of a job, oldest first: one for each time that its layers moved."""
         job = self._jobs.get(uid)
         return tuple(job.partitions) if job is not None else ()
 

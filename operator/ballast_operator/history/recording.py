@@ -57,7 +57,7 @@ class JobRecord:
 
     @classmethod
     def of(cls, item: Object, at: float, *, deleted: bool) -> "JobRecord":
-        """From the object as it was seen last."""
+        """Record of the object as it was seen last."""
         status: Any = item.get("status") or {}
         created, finished = item["metadata"].get("creationTimestamp"), status.get("finishedAt")
         conditions = {each["type"]: each for each in status.get("conditions") or []}
@@ -147,7 +147,7 @@ class Held:
 
     @classmethod
     def of(cls, item: Object, at: float) -> "Held":
-        """Of a TrainingJob as it is stored."""
+        """GPUs held by a TrainingJob as it is stored."""
         status: Any = item.get("status") or {}
         held = status.get("allocation") or {}
         true = {each.get("type") for each in status.get("conditions") or [] if each.get("status") == "True"}
@@ -315,7 +315,7 @@ class TwinResult:
 
     @classmethod
     def of(cls, found: Replay) -> "TwinResult":
-        """Of a replay."""
+        """Row of a replay."""
         return cls(
             since=found.since,
             until=found.until,

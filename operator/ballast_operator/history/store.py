@@ -95,7 +95,7 @@ class History:
         most: int = 1000,
         skip: int = 0,
     ) -> list[JobRecord]:
-        """At most so many jobs that are or were there, the newest change first; None, empty: any.
+        """Records of at most so many jobs, also deleted ones, the newest change first; None, empty: any.
 
         ``skip``: so many of the newest are left out.
 
@@ -222,7 +222,7 @@ _TO_WRITE = (
 
 
 def _engine(where: str, mode: str) -> sa.Engine:
-    """Of a file only what writes all the time keeps its connection: another may be put in its place.
+    """Engine of a database; of a file only what writes all the time keeps its connection: it may be replaced.
 
     Raises:
         HistoryError: ``where`` is no database.
@@ -250,7 +250,7 @@ def _keep_a_log(connection: sqlite3.Connection, _record: object) -> None:
 
 
 def _address(where: str) -> sa.URL:
-    """Of PostgreSQL; not repeated: it may have a password. Raises HistoryError: it is none."""
+    """Address of PostgreSQL; not repeated: it may have a password. Raises HistoryError: it is none."""
     with contextlib.suppress(sa.exc.ArgumentError, ValueError):
         url = sa.make_url(where)
         if url.drivername in ("postgres", "postgresql") and url.host and url.username:
@@ -290,7 +290,7 @@ def _upsert(table: sa.Table, database: str) -> Any:
 
 
 def _fit(value: Any) -> Any:
-    """As both databases take it: text without NUL and halves of surrogate pairs, integers of 64 bits."""
+    """Value as both databases take it: no NUL, no halves of surrogate pairs, integers of 64 bits."""
     if isinstance(value, str):
         return value.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
     if isinstance(value, int):
@@ -309,6 +309,6 @@ def _refuses_rows(error: Exception, cause: Any) -> bool:
 
 
 def _said(cause: Any) -> str:
-    """In words; of PostgreSQL's fields, its message."""
+    """Text of an error; of PostgreSQL's fields, its message."""
     first = cause.args[0] if cause.args else ""
     return str(first.get("M", first) if isinstance(first, dict) else cause).rstrip(".")

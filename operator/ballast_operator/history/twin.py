@@ -154,7 +154,7 @@ def _job(
 
 
 def _suspended(course: Sequence[Held], start: float) -> tuple[tuple[float, float], ...]:
-    """From when to when the job was suspended, from ``start`` on; infinite: until the end of its course."""
+    """Times of the job's suspensions from ``start`` on; infinite: until the end of its course."""
     found: list[tuple[float, float]] = []
     for held, later in itertools.pairwise(course):
         if held.state != "Suspended" or later.at <= start:

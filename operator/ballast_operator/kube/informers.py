@@ -203,7 +203,7 @@ async def resync(
 
 
 async def _list(caches: Caches, cluster: Cluster, kind: Kind, asked: Where) -> None:
-    """Of many objects that are mostly known, the metadata, and those that the caches lack."""
+    """List of metadata of many objects that are mostly known, and of those that the caches lack."""
     store = caches[kind]
     known = store.known()
     if kind in READ_SINGLY and len(store) > MOST_READ_SINGLY:

@@ -157,7 +157,7 @@ class Reviews:
         return frozenset(name for name, answer in known.items() if answer.result())
 
     def waits_for(self, person: Person) -> int:
-        """In how many namespaces it is not known yet what the person may see."""
+        """Number of namespaces in which it is not known yet what the person may see."""
         return sum(key[0] == person and self._may.get(key) is None for key in self._asking)
 
     async def sees_policies(self, person: Person) -> bool:

@@ -82,7 +82,7 @@ class View:
     policies: bool
 
     def lines(self) -> list[JobLine]:
-        """Of the jobs that may be seen."""
+        """Lines of the jobs that may be seen."""
         return [line for line in self.seen.overview.jobs if line.namespace in self.namespaces]
 
     def job(self, key: Key) -> Object | None:
@@ -90,7 +90,7 @@ class View:
         return self.seen.jobs.get(key) if key[0] in self.namespaces else None
 
     def costs(self) -> Costs:
-        """Of the jobs that may be seen, and of pools and budgets where those may be."""
+        """Costs of the jobs that may be seen, and of pools and budgets where those may be."""
         jobs = [job for key, job in self.seen.jobs.items() if key[0] in self.namespaces]
         everything = self.policies and self.seen.namespaces <= self.namespaces
         return costs(jobs, self.seen.policies, now=self.seen.now, all_jobs=everything)
@@ -232,7 +232,7 @@ class Filter:
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> "Filter":
-        """From an address."""
+        """Filter of an address."""
         page = query.get("page", "1")
         number = int(page) if page.isascii() and page.isdecimal() and len(page) < 7 else 1
         names = {name: query.get(name, "")[:253] for name in ("namespace", "state", "reason", "pool", "text")}
@@ -249,7 +249,7 @@ class Filter:
         )
 
     def address(self, **changes: Any) -> str:
-        """Of the list with these changes, without what is empty."""
+        """Address of the list with these changes, without what is empty."""
         values = {**dataclasses.asdict(self), **changes}
         return "/jobs?" + urlencode(
             {name: value for name, value in values.items() if value and (name, value) != ("page", 1)}

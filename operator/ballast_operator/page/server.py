@@ -104,7 +104,7 @@ class Page:
 
     @property
     def application(self) -> web.Application:
-        """Of aiohttp."""
+        """Application of aiohttp."""
         application = web.Application(middlewares=[self._guard], client_max_size=4 * LONGEST_TOKEN)
         add = application.router.add_get
         add("/", self._cluster)

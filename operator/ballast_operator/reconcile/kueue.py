@@ -70,7 +70,7 @@ def _workload(view: JobView, name: str, resource: str) -> dict[str, Any]:
 
 
 def _pods(view: JobView) -> int:
-    """Of the largest gang."""
+    """Pods of the largest gang."""
     assert view.spec is not None
     return -(-view.spec.largest_gang // view.spec.gpus_per_pod)
 

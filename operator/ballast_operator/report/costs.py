@@ -31,7 +31,7 @@ from ballast_operator.report.paid import team_costs, written_for_data, written_f
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """By pool: price, GPU type, GPUs, region; by GPU type: the cheapest on-demand price; prices of data."""
+    """Prices by pool, with GPU type, GPUs, region; by GPU type the cheapest on demand; prices of data."""
 
     price: Mapping[str, float]
     gpu_type: Mapping[str, str]
@@ -239,7 +239,7 @@ class Costs:
     pools: tuple[PoolCostLine, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, with totals."""
+        """Fields for JSON, with totals."""
         return {
             **dataclasses.asdict(self),
             "total": {
@@ -317,7 +317,7 @@ def _budgets(
 
 
 def _mean_goodput(jobs: Iterable[tuple[float | None, float]]) -> float | None:
-    """Of (goodput, GPU time) of jobs; None: that of none is known."""
+    """Mean of (goodput, GPU time) of jobs; None: that of none is known."""
     known = [(goodput, held) for goodput, held in jobs if goodput is not None and held > 0]
     total = sum(held for _, held in known)
     return sum(goodput * held for goodput, held in known) / total if total > 0 else None

@@ -129,7 +129,7 @@ def _job(job: Object) -> JobLine:
 
 
 def _reason(conditions: Mapping[str, Any]) -> str:
-    """Of its end, of its wait, or of why it does not train yet; of a job that trains, of that."""
+    """Reason of its end, of its wait, or of why it does not train yet; of a job that trains, of that."""
     for kind in ("Succeeded", "Failed"):
         if conditions.get(kind, {}).get("status") == "True":
             return str(conditions[kind].get("reason", ""))

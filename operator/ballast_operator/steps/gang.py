@@ -183,7 +183,7 @@ def launch(context: ReconcileContext, gang: Gang) -> StepResult:
 
 
 def _degrees_on(context: ReconcileContext, parts: Sequence[PoolPart]) -> tuple[LaunchDegrees | None, str]:
-    """How a launch on GPUs of these pools divides the work, and why so; None: as its spec says."""
+    """Degrees of a launch on GPUs of these pools, with the reason; None: as its spec says."""
     spec, tried = context.spec, _tried_on(context, parts)
     found, known = spec.candidates_on(parts), None if tried is None else tried.kept_plan
     if not found:
@@ -195,7 +195,7 @@ def _degrees_on(context: ReconcileContext, parts: Sequence[PoolPart]) -> tuple[L
 
 
 def _tried_on(context: ReconcileContext, parts: Sequence[PoolPart]) -> PlanTrial | None:
-    """What the job has tried on such GPUs; None: nothing."""
+    """Trials of the job on such GPUs; None: none."""
     trial = context.view.status.trial
     same = trial is not None and (trial.gpus, trial.of) == (_shape(parts), context.spec.measured_as)
     return trial if same else None

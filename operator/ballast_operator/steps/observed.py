@@ -85,7 +85,7 @@ def final_end(context: ReconcileContext) -> PodView | None:
 
 
 def said_to_be_done(context: ReconcileContext) -> bool:
-    """Of a script: its client has named the last step; its ranks may still run."""
+    """True if a script's client has named the last step; its ranks may still run."""
     lease = context.view.lease
     last = lease.finished_step if context.spec.is_script and lease is not None else None
     return last is not None and last >= context.spec.config.total_steps

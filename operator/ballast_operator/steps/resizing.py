@@ -129,7 +129,7 @@ def _asked_to_shrink(context: ReconcileContext, kept: tuple[str, ...]) -> tuple[
 
 
 def _planned_stages(context: ReconcileContext, gpus: int) -> tuple[Stage, ...]:
-    """As its planner cuts the layers for so many GPUs; empty, without one: the trainer chooses."""
+    """Stages of its planner for so many GPUs; empty, without one: the trainer chooses."""
     degrees = context.view.live_plans.get(gpus)
     return () if degrees is None else context.spec.with_degrees(degrees).first_stages(gpus)
 
@@ -144,7 +144,7 @@ def _as_cut(context: ReconcileContext, allocation: JobAllocation) -> JobAllocati
 
 
 def _degrees(allocation: JobAllocation) -> str:
-    """As text to append."""
+    """Degrees as text to append."""
     return "" if allocation.degrees is None else f"; {allocation.degrees}"
 
 

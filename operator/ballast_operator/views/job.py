@@ -76,7 +76,7 @@ def deadline_passed(asked: TrainingJobSpec, now: Time) -> bool:
 
 
 def budget_message(asked: TrainingJobSpec) -> str:
-    """That the budget is spent; unchanged while the cost of the last checkpoint is added."""
+    """Message that the budget is spent; unchanged while the cost of the last checkpoint is added."""
     assert asked.budget is not None
     what = f"the job has cost its budget of {asked.budget:.10g}"
     if asked.on_budget_exhausted is OnLimit.FAIL:
@@ -87,7 +87,7 @@ def budget_message(asked: TrainingJobSpec) -> str:
 
 
 def deadline_message(asked: TrainingJobSpec) -> str:
-    """That the deadline has passed."""
+    """Message that the deadline has passed."""
     assert asked.deadline is not None
     what = f"spec.deadline, {show(asked.deadline)}, has passed before the job was done"
     if asked.on_deadline_missed is OnLimit.FAIL:

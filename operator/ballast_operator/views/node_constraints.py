@@ -155,7 +155,7 @@ class NodeRequirements:
 
 
 def read_requirements(template: Mapping[str, Any]) -> NodeRequirements:
-    """Of a PodTemplateSpec that has been checked."""
+    """Requirements of a PodTemplateSpec that has been checked."""
     content = template.get("spec") or {}
     affinity = (content.get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")

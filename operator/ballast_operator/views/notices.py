@@ -138,7 +138,7 @@ def seconds_to_save(notice: float, stop_seconds: float) -> float:
 
 
 def evicted(deletion: str | None, reason: str) -> Leaving:
-    """Of a pod that the cluster is about to end; ``deletion``: when its grace ends, if it is deleted."""
+    """Leaving of a pod that the cluster is to end."""
     return Leaving(by=f"eviction{f' ({reason})' if reason else ''}", seconds=30.0, at=parsed(deletion))
 
 
@@ -148,7 +148,7 @@ after (the quarantine of kube-controller-manager's ``podgc``) unless the node co
 
 
 def deleted(deletion: str | None) -> Leaving | None:
-    """Of a pod that is being deleted, by whomever; None: it is not. ``deletion``: when its grace ends."""
+    """Leaving of a pod that is being deleted; None: it is not. ``deletion``: when its grace ends."""
     return Leaving(by="deletion of a pod", at=parsed(deletion)) if deletion else None
 
 

@@ -69,7 +69,7 @@ class PlannedLaunch:
 
     @classmethod
     def of(cls, degrees: LaunchDegrees) -> "PlannedLaunch":
-        """On GPUs of one type."""
+        """Launch on GPUs of one type."""
         return cls(degrees=degrees, memory=(degrees.memory_bytes,))
 
 
@@ -96,7 +96,7 @@ class DegreesQuestion:
 
     @functools.cached_property
     def layers(self) -> int:
-        """Of the model, as its first profile has them."""
+        """Layers of the model, as its first profile has them."""
         return sum(layer.repeat for layer in self.planner.profiles[0].layers)
 
     @functools.cached_property
@@ -130,7 +130,7 @@ class DegreesQuestion:
 
     @functools.cached_property
     def _most_shapes(self) -> int:
-        """For how many GPUs it may be planned. Raises ContractError: for too few."""
+        """Number of GPUs for which it may be planned. Raises ContractError: for too few."""
         profiles, types = self.planner.profiles, len(self.planner.gpus)
         layers = max(sum(layer.repeat for layer in profile.layers) for profile in profiles)
         most, least = MOST_PLANNED // (len(profiles) * layers**2), 2 * types * self._numbers_of_types
@@ -142,7 +142,7 @@ class DegreesQuestion:
 
     @property
     def _most_listed(self) -> int:
-        """For how many GPUs it may have all degrees tried."""
+        """Number of GPUs for which it may have all degrees tried."""
         return MOST_PLANS // (len(divisors(self.batch_size)) ** 2 * len(self.planner.profiles))
 
     @functools.cached_property

@@ -215,7 +215,7 @@ def _reason(status: Object, ended: Object, waiting: Object, scheduled: Object) -
 
 
 def _last_line(text: str) -> str:
-    """Of what a container has left as its message, or of its log's end; a traceback's has the error."""
+    """Last line of a container's message, or of its log's end; a traceback's has the error."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:LONGEST_DETAIL] if lines else ""
 

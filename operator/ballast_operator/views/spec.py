@@ -181,7 +181,7 @@ class JobSpec:
         return candidates(self.question, gpus, planned, schedules, trial or 1) or (planned,)
 
     def _runs_under(self, schedule: str, planned: LaunchDegrees) -> bool:
-        """Whether the trainer runs the plan under another schedule."""
+        """True if the trainer runs the plan under another schedule."""
         stages = planned.positions * SCHEDULES[schedule].stages_on_a_rank()
         if stages > sum(planned.layers) or self.config.pipeline.stages_per_rank not in (
             None,
@@ -192,7 +192,7 @@ class JobSpec:
         return self.runs(planned.replace(schedule=schedule, layers=layers))
 
     def runs(self, degrees: LaunchDegrees) -> bool:
-        """Whether the trainer runs a launch that divides the work so."""
+        """True if the trainer runs a launch that divides the work so."""
         try:
             self.with_degrees(degrees)
         except ContractError:
@@ -305,7 +305,7 @@ class JobSpec:
 
     @property
     def replicas(self) -> tuple[int, ...]:
-        """By stage, how many ranks hold it; empty: one each. They fix the size of the gang."""
+        """Number of ranks that hold each stage; empty: one each. They fix the size of the gang."""
         return self.config.pipeline.used_replicas
 
     def positions(self, ranks: int) -> int:
@@ -346,7 +346,7 @@ class JobSpec:
 
     @property
     def tolerations(self) -> tuple[Mapping[str, Any], ...]:
-        """Of the template's pods."""
+        """Tolerations of the template's pods."""
         return tuple((self.template.get("spec") or {}).get("tolerations") or ())
 
     @functools.cached_property
@@ -377,7 +377,7 @@ class JobSpec:
 
     @functools.cached_property
     def variant(self) -> str:
-        """As :attr:`kind`; jobs that state other speeds are told apart."""
+        """Kind as :attr:`kind`; jobs that state other speeds are told apart."""
         speeds: list[Any] = [[t, sorted(known.items())] for t, known in sorted(self.throughput.items())]
         speeds += [[at, sorted(by_nodes.items())] for at, by_nodes in sorted(self.spread.items())]
         return f"{self.kind}-{_digest(speeds)[:8]}" if speeds else self.kind
@@ -497,7 +497,7 @@ def spec_text(item: Object) -> str:
 
 
 def read_spec_text(question: tuple[str, str]) -> tuple[JobSpec | None, str]:
-    """As :func:`read_spec`, of a job's name and its :func:`spec_text`."""
+    """Spec as by :func:`read_spec`, of a job's name and its :func:`spec_text`."""
     name, text = question
     return read_spec({"metadata": {"name": name, "namespace": "", "uid": ""}, **json.loads(text)})
 

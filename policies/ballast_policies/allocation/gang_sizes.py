@@ -82,7 +82,7 @@ class GangSizes:
     def best_answer(
         self, prices: Mapping[str, float], worth: float, most: Mapping[str, int]
     ) -> Configuration | None:
-        """As of :class:`~ballast_policies.allocation.generated.ConfigurationSource`."""
+        """Best answer, as of :class:`~ballast_policies.allocation.generated.ConfigurationSource`."""
         types = [t for t, gpus in most.items() if gpus > 0 and self.throughput.get(t, 0.0) > 0]
         if not types:
             return None
@@ -122,7 +122,7 @@ class GangSizes:
         return tuple(found)
 
     def _configuration(self, types: Sequence[str], gpus: Sequence[int], part: float) -> Configuration:
-        """Of that many GPUs of each of the ``types``; ``part``: speedup over size."""
+        """Configuration of that many GPUs of each of the ``types``; ``part``: speedup over size."""
         chosen = {t: n for t, n in zip(types, gpus, strict=True) if n}
         return Configuration(
             name=" + ".join(f"{n} x {t}" for t, n in chosen.items()),

@@ -173,7 +173,7 @@ class _Search:
         return excess
 
     def _best_uses(self, *, by_weight: bool) -> dict[int, dict[str, Configuration]]:
-        """Of each source the configurations that make the best of 1/n of all GPUs, and the fastest.
+        """Configurations of each source that make the best of 1/n of all GPUs, and the fastest.
 
         As :mod:`.own_share` with all of them listed; ``by_weight``: also of its jobs' parts by their weights.
         """

@@ -137,7 +137,7 @@ class ShapePlan:
 
     @property
     def memory_bytes(self) -> tuple[float, ...]:
-        """That each stage takes of its GPUs; where ranks have several, those of each rank."""
+        """Bytes of its GPUs that each stage takes; where ranks have several stages, those of each rank."""
         by_rank = bytes_of_cuts(self.layers, self.form)
         if by_rank is not None:
             return by_rank(self.cut)
@@ -221,7 +221,7 @@ class PlannedGang:
     def best_answer(
         self, prices: Mapping[str, float], worth: float, most: Mapping[str, int]
     ) -> Configuration | None:
-        """As of :class:`~ballast_policies.allocation.generated.ConfigurationSource`."""
+        """Best answer, as of :class:`~ballast_policies.allocation.generated.ConfigurationSource`."""
         return self._search.best_answer(prices, worth, most)
 
     def listed(self, most: Mapping[str, int], work: float = math.inf) -> tuple[Configuration, ...] | None:
@@ -625,7 +625,7 @@ class _Plans:
     def scheduled(
         self, plan: Degrees, cut: Partition, ranks: Sequence[RankGpu], schedules: Sequence[str], most: int
     ) -> list[ShapePlan]:
-        """As of :meth:`PlannedGang.scheduled`, over ``ranks``."""
+        """Plans as of :meth:`PlannedGang.scheduled`, over ``ranks``."""
         each = (self._under(s, plan, ranks, cut if s == DEFAULT_SCHEDULE else None) for s in schedules)
         found = sorted((one for one in each if one is not None), key=lambda one: one.seconds)
         if not found:
@@ -695,7 +695,7 @@ class _Plans:
         )
 
     def _measured_layers(self, plan: Degrees) -> MeasuredLayers:
-        """Of a microbatch of a plan."""
+        """Layers of a microbatch of a plan."""
         layers, profiled_size = self._profiles[plan.tensor]
         shares = self._zero_stage or any(layers.expert_bytes)
         key = plan.tensor, plan.microbatch_size, plan.recompute, plan.data if shares else 1

@@ -108,7 +108,7 @@ def spread_over_types(instance: Instance, x: np.ndarray) -> np.ndarray:
 
 
 def mix(instance: Instance, wanted: np.ndarray, feasible: np.ndarray) -> np.ndarray:
-    """As much of ``wanted`` as the capacities allow, the rest from ``feasible``."""
+    """Allocation with as much of ``wanted`` as the capacities allow, the rest from ``feasible``."""
     over, held = instance.gpus_used(wanted), instance.gpus_used(feasible)
     excess = over - instance.capacity
     tight = (excess > 0) & (over > held)
@@ -440,7 +440,7 @@ def _check_configurations(policy: str, chosen: Policy, real: Instance, agnostic:
 
 
 def solve(policy: str, real: Instance, *, agnostic: bool = False) -> Answer:
-    """As :func:`allocate`, from arrays to arrays (``instance.from_arrays``): for thousands of jobs at a time.
+    """Answer as of :func:`allocate`, from arrays to arrays (``instance.from_arrays``): for thousands of jobs.
 
     Pairs are used if the instance has them. The answer's x has an entry for each of ``real.columns``
     (``real.alone(x)`` is the matrix jobs x types); its objective and gap are filled in. Errors are the same.

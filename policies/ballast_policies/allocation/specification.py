@@ -173,7 +173,7 @@ def fair_shares(view: ClusterView) -> Any:
 
 
 def isolated(view: ClusterView) -> Any:
-    """Of every type each job's part by weight: shares, and no program."""
+    """Share of every type by each job's weight, without a program."""
     share = np.outer(view.weights / view.weights.sum() / view.gpus, view.capacity)
     return share / np.maximum(1, share.sum(axis=1, keepdims=True)) * (view.speeds > 0)
 

@@ -49,7 +49,7 @@ class Term:
         return Membership(self, tuple(names), negated=True)
 
     def value(self, of: Any) -> Any:
-        """Of a configuration; None: it reads a field that is not set."""
+        """Value for a configuration; None: it reads a field that is not set."""
         raise NotImplementedError
 
     def fields(self) -> Iterator[str]:
@@ -246,7 +246,7 @@ class Cel(Condition):
     check: Callable[[Any], bool] | None = None
 
     def holds(self, of: Any) -> bool:
-        """As Python checks it."""
+        """True if Python's check holds."""
         return self.check is None or self.check(of)
 
 
@@ -331,7 +331,7 @@ class Rule:
 
     @property
     def message(self) -> str:
-        """For the API server, which adds no values."""
+        """Message for the API server, which adds no values."""
         return f"{self.reason}. To fix: {self.fix}"
 
     def problem(self, of: Any) -> Problem | None:

@@ -54,7 +54,7 @@ LONGEST_REASON = 4096
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Of a text of JSON.
+    """Limits of a text of JSON.
 
     Attributes:
         most_bytes: of its UTF-8.

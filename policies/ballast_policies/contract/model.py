@@ -45,7 +45,7 @@ class Model(BaseModel):
     LIMITS: ClassVar[Limits] = MESSAGE
 
     def to_dict(self, *, without_none: bool = False) -> dict[str, Any]:
-        """As JSON has it; ``without_none``: fields that are None are left out, as Kubernetes does."""
+        """JSON's fields; ``without_none``: fields that are None are left out, as Kubernetes does."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=without_none)
 
     def to_json(self) -> str:
@@ -81,7 +81,7 @@ class Settings(Model):
     """Of the class itself; those of the classes above it hold, too."""
 
     def to_dict(self, *, without_none: bool = True) -> dict[str, Any]:
-        """As JSON has it: camelCase, defaults filled in, without what is not set."""
+        """JSON's fields: camelCase, defaults filled in, without what is not set."""
         return super().to_dict(without_none=without_none)
 
     @model_validator(mode="after")

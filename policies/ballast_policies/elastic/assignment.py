@@ -26,7 +26,7 @@ class Option:
 
 
 def best_assignment(jobs: Sequence[Sequence[Option]], cluster: ElasticCluster) -> list[Configuration | None]:
-    """For each job one of its options or None, so that the sum of worths is largest.
+    """Option or None for each job, so that the sum of worths is largest.
 
     Exact by dynamic programming over the GPUs left of each type; sizes that do not find places side by
     side although there are GPUs enough are left out of a second choice, unless there are no others.  On

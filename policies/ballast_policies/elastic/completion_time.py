@@ -27,7 +27,7 @@ from ballast_policies.registry import Registry
 
 
 class ElasticPolicy(Protocol):
-    """From the jobs in the system and the time (s) to a configuration for each."""
+    """Policy that gives each job in the system a configuration at a time (s)."""
 
     @property
     def every_round(self) -> bool:
@@ -35,7 +35,7 @@ class ElasticPolicy(Protocol):
         ...
 
     def __call__(self, jobs: Sequence[JobState], now: float) -> list[Configuration | None]:
-        """In the order of ``jobs``; None: the job waits."""
+        """Configurations in the order of ``jobs``; None: the job waits."""
         ...
 
 
@@ -161,7 +161,7 @@ class CompletionTime:
         first: Sequence[Configuration | None],
         units: Mapping[str, float],
     ) -> float:
-        """Of all jobs from now, when they run as ``first`` until one ends, and under BASE after that."""
+        """Completion times, summed, of all jobs that run as ``first`` until one ends, and under BASE then."""
         states, chosen, total = list(jobs), first, 0.0
         while states:
             states = [changed(state, to) for state, to in zip(states, chosen, strict=True)]

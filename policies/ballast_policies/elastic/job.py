@@ -59,7 +59,7 @@ class ElasticJob:
             )
 
     def change_seconds(self, before: Configuration | None, after: Configuration) -> float:
-        """From the change, or start, to the next step."""
+        """Seconds from the change, or start, to the next step."""
         live = before is not None and before.gpus.keys() == after.gpus.keys()
         return self.resize_seconds if live and self.resize_seconds is not None else self.restart_seconds
 

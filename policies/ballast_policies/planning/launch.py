@@ -224,7 +224,7 @@ def best_cut(pipeline: LaunchedPipeline, ranks: Sequence[RankGpu]) -> Partition 
 
 
 def _seconds_of(pipeline: LaunchedPipeline) -> tuple[float, ...]:
-    """Of its layers; alike where they were not measured."""
+    """Seconds of its layers; alike where they were not measured."""
     seconds = pipeline.layers.seconds
     known = len(seconds) == pipeline.count and sum(seconds) > 0
     return seconds if known else (1.0,) * pipeline.count

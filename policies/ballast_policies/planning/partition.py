@@ -129,7 +129,7 @@ def best_cuts(
 
 
 def smallest_largest(step: CutStep) -> tuple[np.ndarray, np.ndarray]:
-    """For :func:`best_cuts`: the smallest largest load; of equal ones the first cut."""
+    """Choice for :func:`best_cuts`: the smallest largest load; of equal ones the first cut."""
     value = np.maximum(step.before, step.loads)
     return value, value.argmin(axis=1)
 

@@ -76,7 +76,7 @@ class PipelinePlan:
 
     @property
     def gpu_types(self) -> tuple[str, ...]:
-        """By rank."""
+        """GPU types by rank."""
         by_rank = {stage.rank: stage.gpu_type for stage in self.stages}
         return tuple(by_rank[rank] for rank in range(self.schedule.ranks))
 
@@ -266,7 +266,7 @@ class _Problem:
         return taken_by_sums(np.concatenate([np.zeros((len(rows), 1)), np.cumsum(rows, axis=1)], axis=1))
 
     def _held(self, partition: Partition) -> list[float]:
-        """By stage, bytes of its rank."""
+        """Bytes of each stage's rank."""
         if self._one_stage_a_rank:
             found: list[float] = self._one_stage.of_cut(partition).tolist()
             return found

@@ -57,7 +57,7 @@ class LayerProfile:
 
     @classmethod
     def of(cls, layers: Sequence[object]) -> Self:
-        """From layers that have a value of each field's name."""
+        """Columns of layers that have a value of each field's name."""
         names = [field.name for field in dataclasses.fields(cls)]
         return cls(**{name: tuple(getattr(layer, name) for layer in layers) for name in names})
 
@@ -307,7 +307,7 @@ class ProfileFile(Model):
         )
 
     def profile(self, microbatches: int) -> LayerProfile:
-        """For the pipeline planner."""
+        """Profile for the pipeline planner."""
         return LayerProfile.of(self.each_layer(microbatches))
 
 

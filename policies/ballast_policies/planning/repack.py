@@ -237,7 +237,7 @@ def _bytes_that_stay(before: Partition, after: Partition, block: int, layer_byte
 
 
 def _best_increasing(value: np.ndarray, cost: np.ndarray) -> list[int]:
-    """For each row a column, growing from row to row and 0 for the first, with the largest sum of values.
+    """Column for each row, growing from row to row and 0 for the first, with the largest sum of values.
 
     ``cost``: less what each column costs after another, shape (columns, columns) or (1, 1).
     """

@@ -290,7 +290,7 @@ def gpu_price(prices: Mapping[str, float | PriceLogError], wanted: GcpPrice) -> 
 
 
 def _gcp_price(sku: Any, name: str, currency: str) -> float:
-    """Of the newest pricing, which comes last; of a SKU without steps of amount."""
+    """Price of the newest pricing, which comes last; of a SKU without steps of amount."""
     where = f"gcp: SKU {name}"
     pricings = sku.get("pricingInfo")
     expression = _field(

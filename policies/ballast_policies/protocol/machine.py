@@ -80,7 +80,7 @@ def seen_failure(seen: Observed) -> SeenFailure | None:
 
 
 def _script_failure(seen: Observed) -> SeenFailure | None:
-    """Of a job that runs its template's own command: its pods alone tell.
+    """Failure of a job that runs its template's own command: its pods alone tell.
 
     A rank that loses a peer ends with an error, as one that is wrong does. So an error is taken for the
     job's own only once a lost pod or node would have been seen.

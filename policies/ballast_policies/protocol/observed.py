@@ -64,7 +64,7 @@ class Cause(enum.StrEnum):
 
     @property
     def saves_first(self) -> bool:
-        """As ``graceful``, or the trainer lives and has only not changed its size: it may still save."""
+        """True if ``graceful``, or the trainer lives and has only not changed its size: it may still save."""
         return self.graceful or self in (Cause.SHRINK_TIMEOUT, Cause.GROW_TIMEOUT)
 
 
@@ -360,7 +360,7 @@ class Observed:
 
     @property
     def next_epoch(self) -> int:
-        """Of the next plan: above the last one's; where that is lost, above what the trainer has heard of.
+        """Epoch of the next plan: above the last one's; where that is lost, above the trainer's newest.
 
         So an old acknowledgement is never taken for one of the next plan.
         """

@@ -344,7 +344,7 @@ class Groups:
     def select(
         self, claims: Claims, pinned: Iterable[int], shut: Mapping[int, frozenset[int]] | None = None
     ) -> tuple[np.ndarray, dict[int, Parts]]:
-        """As :func:`select`, by groups; also the parts of each job that starts or moves.
+        """Selection as of :func:`select`, by groups; also the parts of each job that starts or moves.
 
         Args:
             claims: the most urgent first; without pairs.

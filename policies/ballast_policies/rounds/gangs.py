@@ -245,7 +245,7 @@ class MixedGang:
         return max(planned, *self.measured.values(), 0.0)
 
     def speed_at(self, placement: Placement) -> float:
-        """As :meth:`speed`, where it is placed."""
+        """Speed as of :meth:`speed`, where it is placed."""
         return self.speed(placement.by_pool)
 
     def smaller(self, at: Placement) -> list[Placement]:

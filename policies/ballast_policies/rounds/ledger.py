@@ -209,7 +209,7 @@ def _best_domain(
 def _over_domains(
     pods: int, domains: Mapping[str, Sequence[Node]], free: Mapping[str, int], gpus_per_pod: int
 ) -> tuple[str, ...]:
-    """On the fewest of the domains, which together have the room."""
+    """Nodes on the fewest of the domains, which together have the room."""
     room = {name: sum(free[node.name] // gpus_per_pod for node in nodes) for name, nodes in domains.items()}
     chosen: list[str] = []
     for name, here in _filled(pods, room, room):

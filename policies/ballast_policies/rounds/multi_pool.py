@@ -270,7 +270,7 @@ def _in_each_pool(
 def _over_pools(
     job: Job, gang: MixedGang | None, at: Placement | None, pools: _Pools, rooms: Mapping[str, int]
 ) -> Ways:
-    """Of a gang in several pools: where it is with its least size, or where it could be."""
+    """Ways of a gang in several pools: where it is with its least size, or where it could be."""
     if at is not None:
         least = next(iter(gang.smaller(at)), at) if gang is not None else at
         gpus = {pool: len(nodes) for pool, nodes in least.nodes_by_pool.items()}

@@ -168,6 +168,6 @@ class Question:
         return min(self.ran(name), self.now - self.state.trains_from.get(name, -math.inf))
 
     def may_stop(self, name: str) -> bool:
-        """Whether the running gang has had its start, and its least time after that."""
+        """True if the running gang has had its start, and its least time after that."""
         trained = self.trained(name)
         return trained > 0 and trained >= self.settings.min_run_seconds

@@ -67,7 +67,7 @@ class Node:
         return self.closed or self.taints
 
     def domain(self, level: int) -> str:
-        """That it is in at a level, 0: the widest; where it is in none, it is one of its own."""
+        """Domain that it is in at a level, 0: the widest; where it is in none, it is one of its own."""
         return self.domains[level] if level < len(self.domains) else own_domain(self.name)
 
     @property
@@ -93,7 +93,7 @@ class PoolPart:
     gpus: int
 
     def __str__(self) -> str:
-        """As people read it."""
+        """Text for people."""
         return f"{self.gpus} x {self.gpu_type} of pool {self.pool}"
 
 
@@ -136,7 +136,7 @@ class Placement:
         return dataclasses.replace(self, nodes=self.nodes[:gpus], parts=tuple(parts))
 
     def and_more(self, nodes: tuple[str, ...]) -> "Placement":
-        """With ranks on these nodes of the pool of its last rank."""
+        """Placement with ranks on these nodes of the pool of its last rank."""
         *before, last = self.by_pool
         parts = (*before, dataclasses.replace(last, gpus=last.gpus + len(nodes)))
         return dataclasses.replace(self, nodes=(*self.nodes, *nodes), parts=parts)

@@ -262,7 +262,7 @@ HOUR = 3600.0
 
 
 def at_placement(of_pools: Mapping[str, float], placement: Placement) -> float:
-    """Of prices by pool, that of a gang's step: each of its pools reads its part by its GPUs."""
+    """Price of a gang's step from prices by pool: each of its pools reads its part by its GPUs."""
     parts = placement.by_pool
     total = sum(part.gpus for part in parts)
     return sum(of_pools.get(part.pool, 0.0) * part.gpus for part in parts) / max(1, total)

@@ -134,7 +134,7 @@ def _stays(job: ClusterJob, placement: Placement | None) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulingPolicy:
-    """By what is decided.
+    """Policy by which is decided.
 
     Attributes:
         objective: name of the allocation policy.

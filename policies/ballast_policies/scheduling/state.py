@@ -63,7 +63,7 @@ class NodeSizes:
     def in_pool(
         self, pool: str, gpus: int, *, per_pod: int = 1, barred: frozenset[str] = frozenset()
     ) -> int | None:
-        """As :meth:`fewest`, of one pool."""
+        """Count as of :meth:`fewest`, of one pool."""
         asked = pool, gpus, per_pod, barred
         if asked not in self._in_pool:
             self._in_pool[asked] = self._count(*asked)

@@ -117,7 +117,7 @@ _Spread = Mapping[tuple[str, int], Mapping[int, float]]
 
 
 def _configurations(file: _File, model: str, sizes: Sizes) -> tuple[tuple[Configuration, ...], _Spread]:
-    """Of the model, with its speeds on more nodes than hold a gang, as :class:`ElasticJob` has both."""
+    """Configurations of the model, with speeds on more nodes than hold a gang, as :class:`ElasticJob` has."""
     if not {"gpus", "samples_per_s"} <= set(file.option_columns):
         raise ContractError(Problem("option_columns", "must have 'gpus' and 'samples_per_s'"))
     found, spread = [], dict[tuple[str, int], dict[int, float]]()
@@ -195,7 +195,7 @@ def _job(
 
 
 def _nearest(configurations: Iterable[Configuration], requested: float) -> tuple[Configuration, ...]:
-    """On each GPU type the size nearest to the requested one, the first of two; they come smallest first."""
+    """Size on each GPU type that is nearest to the requested one, the first of two; smallest first."""
     best: dict[str, Configuration] = {}
     for each in configurations:
         (gpu_type,) = each.gpus
@@ -229,13 +229,13 @@ class ElasticJobResult:
 
     @property
     def completion_time(self) -> float:
-        """From arrival to finish."""
+        """Seconds from arrival to finish."""
         return self.finish - self.arrival
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticResult:
-    """Of a run.
+    """Result of a run.
 
     Attributes:
         jobs: in order of arrival.
@@ -274,7 +274,7 @@ class ElasticResult:
 
     @property
     def makespan(self) -> float:
-        """From the first arrival to the last finish, s."""
+        """Seconds from the first arrival to the last finish."""
         return max(job.finish for job in self.finished) - min(job.arrival for job in self.jobs)
 
     @property
@@ -420,7 +420,7 @@ def _check(chosen: Sequence[Configuration | None], cluster: ElasticCluster, now:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorRules:
-    """As in a ClusterPolicy.
+    """Rules of a ClusterPolicy.
 
     Attributes:
         policy: ``spec.objective.policy``.
@@ -559,7 +559,7 @@ class _Gang(ClusterGang):
 
 
 def _gang(job: ElasticJob, workload: ElasticWorkload, rules: OperatorRules) -> ClusterGang:
-    """To policies its speed is that at the least size, on the types that have it."""
+    """Gang of a job; to policies its speed is that at the least size, on the types that have it."""
     sizes = sizes_within(job, workload.cluster.gpus)
     least = min(min(by_size) for by_size in sizes.values())
     sizes_from_least = {kind: by_size for kind, by_size in sizes.items() if least in by_size}

@@ -156,7 +156,7 @@ class Replay:
 
     @property
     def cost_error(self) -> float | None:
-        """Of the sum of costs; None: nothing was paid."""
+        """Error of the sum of costs; None: nothing was paid."""
         return _error(sum(job.cost for job in self.jobs), sum(job.recorded_cost for job in self.jobs))
 
     def agrees(self, within: float = WITHIN) -> bool | None:

@@ -109,6 +109,6 @@ class SimulationSettings:
             )
 
     def refuse_window(self, workload: Workload, jobs: int) -> SettingsError:
-        """That the measured jobs are not all among the ``jobs`` of the workload."""
+        """Error that the measured jobs are not all among the ``jobs`` of the workload."""
         first, end = self.measure or (0, jobs)
         return SettingsError(f"measure: {first}:{end} goes beyond the {jobs} jobs of {workload.name}")

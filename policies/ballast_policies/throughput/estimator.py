@@ -49,7 +49,7 @@ class Completed:
     ridge: float
 
     def shifted(self, by: np.ndarray) -> "Completed":
-        """With ``by`` (columns,) added to columns of which nothing is known."""
+        """Copy with ``by`` (columns,) added to columns of which nothing is known."""
         right = self.right.copy()
         right[:, 0] += by
         return dataclasses.replace(self, values=self.values + by, right=right)
@@ -134,7 +134,7 @@ def _fit(
 
 
 def _factors(rest: np.ndarray, known: np.ndarray, other: np.ndarray, ridge: float) -> np.ndarray:
-    """For each row i the effect e and the factors u.
+    """Effect e and factors u of each row i.
 
     They minimise sum_j (rest[i, j] - e - u . other_j)^2 + ridge (0.1 e^2 + |u|^2) over the known j.
     """
@@ -259,7 +259,7 @@ class Estimator:
     def _completed(
         self, job_type: JobType, known: Mapping[str, float], filled: "dict[int, _Filled]"
     ) -> dict[str, Estimate]:
-        """On every GPU type, from the rates ``known`` of the job and the profiles of all others."""
+        """Estimates on every GPU type, from the rates ``known`` of the job and the profiles of all others."""
         profiles = filled.get(job_type.gpus)
         if profiles is None:
             profiles = filled[job_type.gpus] = _Filled.of(self.profiles, self.gpu_types, job_type.gpus)
@@ -345,7 +345,7 @@ def _completion(rates: np.ndarray, gpu_types: Sequence[str]) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=128)
 def _completion_of(content: bytes, shape: tuple[int, int], gpu_types: tuple[str, ...]) -> dict[str, Any]:
-    """As :func:`_completion`; the profiles are mostly those of the last time. Not to be changed."""
+    """Fields of :func:`_completion`; the profiles are mostly those of the last time. Not to be changed."""
     rates = np.frombuffer(content).reshape(shape)
     known = rates > 0
     if not known.any():

@@ -51,7 +51,7 @@ class PairSpeeds:
     def of(
         cls, kinds: Mapping[str, Speeds], stated: Mapping[str, Mapping[str, float]] | None = None
     ) -> "PairSpeeds":
-        """From the speeds of each kind, alone and beside others.
+        """Speeds of pairs from those of each kind, alone and beside others.
 
         ``stated``: kind -> GPU type -> steps/s alone, which count where none was measured.
         """

@@ -99,7 +99,7 @@ class SpeedKey(NamedTuple):
 
     @classmethod
     def read(cls, text: str, gpus: int) -> "SpeedKey":
-        """From its text (:meth:`__str__`) and the number of its GPUs, as both are saved.
+        """Key from its text (:meth:`__str__`) and the number of its GPUs, as both are saved.
 
         Raises:
             ValueError: it is none.
@@ -124,7 +124,7 @@ class SpeedKey(NamedTuple):
         return self.gpus[0] if self.nodes is not None and not self.partner else None
 
     def __str__(self) -> str:
-        """As people read it: ``v100``, ``v100 over 2 nodes``, ``v100 with KIND``, ``2 x k80 + 2 x v100``."""
+        """Text for people: ``v100``, ``v100 over 2 nodes``, ``v100 with KIND``, ``2 x k80 + 2 x v100``."""
         if self.nodes is None:
             return _AND.join(f"{count}{_TIMES}{gpu_type}" for gpu_type, count in self.gpus)
         over = f"{_OVER}{self.nodes}{_NODES}" if self.nodes > 1 else ""

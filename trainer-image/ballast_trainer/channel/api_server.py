@@ -34,7 +34,7 @@ class ApiServer:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "ApiServer":
-        """From ``KUBECONFIG``, else from the service account. Raises ConfigurationError: neither is there."""
+        """Client by ``KUBECONFIG``, else by account. Raises ConfigurationError: neither is there."""
         if environment.get("KUBECONFIG"):
             return cls._from_kubeconfig(Path(environment["KUBECONFIG"]))
         host = environment.get("KUBERNETES_SERVICE_HOST")

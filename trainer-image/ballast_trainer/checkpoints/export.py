@@ -161,7 +161,7 @@ class _PlainNames:
         return cls(module.state_dict(keep_vars=True))
 
     def now(self, module: nn.Module) -> tuple[dict[str, str], set[str]]:
-        """Of the prepared layer's tensors: plain name by the present one, and those that are transposed now.
+        """Names of the prepared layer's tensors: plain by the present one, and those that are transposed now.
 
         A tensor that a change has added keeps its name.
         """

@@ -117,7 +117,7 @@ class FolderLock:
 
     @property
     def token(self) -> str:
-        """Of this holding."""
+        """Token of this holding."""
         return self._owner.token
 
     def acquire(self) -> None:

@@ -49,12 +49,12 @@ class Manifest:
     data: str = ""
 
     def to_json(self) -> str:
-        """As text."""
+        """Text of the manifest."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "Manifest":
-        """From text; fields unknown to this release are left out. Raises ValueError: it is no manifest."""
+        """Manifest of a text; unknown fields are left out. Raises ValueError: it is no manifest."""
         return decode_text(cls, text, unknown="ignore", spelling=str)
 
     def refuse_other(self, job: "Manifest", folder: Path) -> None:

@@ -42,13 +42,13 @@ class Moment:
     trained_seconds: float
 
     def told(self) -> dict[str, Any]:
-        """For a rank on another machine, whose clock begins elsewhere; :meth:`heard` reads it."""
+        """Values for a rank on another machine, whose clock begins elsewhere; :meth:`heard` reads them."""
         began = time.monotonic() - self.began
         return {**dataclasses.asdict(self), "manifest": self.manifest.to_json(), "began": began}
 
     @classmethod
     def heard(cls, value: Mapping[str, Any]) -> "Moment":
-        """Of :meth:`told`."""
+        """Moment of :meth:`told`."""
         began, manifest = time.monotonic() - value["began"], Manifest.from_json(value["manifest"])
         return cls(**{**value, "manifest": manifest, "began": began})
 
@@ -153,11 +153,11 @@ class MemoryCopies:
         self._flight = None
 
     def told(self) -> list[tuple[int, int, int, tuple[int, ...]]]:
-        """Of each generation step, epoch, number of ranks, and the ranks whose tensors are here."""
+        """Step, epoch, number of ranks, and the ranks whose tensors are here, of each generation."""
         return [(*name, one.ranks, one.parts) for name, one in list(self._held.items())]
 
     def moments(self) -> list[dict[str, Any]]:
-        """Of each generation, in the order of :meth:`told`."""
+        """Moments of each generation, in the order of :meth:`told`."""
         return [one.moment.told() for one in list(self._held.values())]
 
     def go_on(

@@ -98,7 +98,7 @@ def load(world: World, layers: LayerSet, path: Path, patience: Patience, *, opti
 
 
 def needed(world: World, layers: LayerSet, keys: Iterable[str]) -> set[str]:
-    """Of the stored ``keys`` of all layers, those that this rank has to read for the layers that it holds."""
+    """Keys of the stored ``keys`` that this rank has to read for the layers that it holds."""
     experts = {_layer_key(layer.index, ""): shared_experts(layer.module) for layer in layers}
     split = ((key, *key.partition(".")[2].partition(".")) for key in keys)
     named = ((key, f"layers.{index}.", name) for key, index, _, name in split)

@@ -53,7 +53,7 @@ class Causes:
 
 
 def attempt_prefix() -> str:
-    """Of the ranks' keys in their store: a restarted attempt has others."""
+    """Prefix of the ranks' keys in their store: a restarted attempt has others."""
     return f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 

@@ -61,7 +61,7 @@ class _Rank:
             os.close(write)
 
     def become(self, ranks: int, body: Body) -> int:
-        """In the fork: run ``body`` under torchrun's names of the local rank."""
+        """Run ``body`` in the fork, under torchrun's names of the local rank."""
         for descriptor, (_, write) in self.outputs.items():
             os.dup2(write, descriptor)
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]

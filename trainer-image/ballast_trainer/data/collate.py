@@ -1,4 +1,4 @@
-"""From samples to a batch of inputs and targets: columns of rows, padding, or a function of the user."""
+"""Batches of inputs and targets from samples: columns of rows, padding, or a function of the user."""
 
 import dataclasses
 from collections.abc import Callable, Mapping

@@ -299,7 +299,7 @@ class ShuffledDataset:
         self._ahead[seed] = samples - step * size
 
     def chosen(self, seed: int, step: int, size: int, bad: Container[int] = ()) -> list[int]:
-        """As :meth:`indices`, with others in the places of ``bad`` ones."""
+        """Indices of :meth:`indices`, with others in the places of ``bad`` ones."""
         found = self.indices(seed, step, size)
         for number in range(size):
             drawn = itertools.count()
@@ -444,7 +444,7 @@ class LoaderPosition:
     left_out: int = 0
 
     def to_text(self) -> str:
-        """For a checkpoint.
+        """Text for a checkpoint.
 
         Raises:
             ConfigurationError: the state has more than numbers, text, lists, dicts and tensors.
@@ -463,7 +463,7 @@ class LoaderPosition:
 
     @classmethod
     def from_text(cls, step: int, text: str) -> "LoaderPosition":
-        """Of a checkpoint of ``step``.
+        """Position of a checkpoint of ``step``.
 
         Raises:
             ValueError: the text is none of :meth:`to_text`.
@@ -567,7 +567,7 @@ class ReplayedLoader:
                 del known[old]
 
     def _go_back(self, seed: int, step: int, size: int) -> None:
-        """To the last known position before ``step``."""
+        """Return to the last known position before ``step``."""
         known = [one for at, one in self._positions.get(seed, {}).items() if at <= step]
         self._batches, self._epoch, self._step, self._left_out = iter(()), -1, -1, 0
         if not known:

@@ -50,7 +50,7 @@ class Fate(enum.StrEnum):
     """It has ended well."""
 
     def key(self, process: str) -> str:
-        """Of a process with this fate."""
+        """Key of a process with this fate."""
         return f"survivors/{self}/{process}"
 
     def tell(self, store: Any, process: str) -> None:

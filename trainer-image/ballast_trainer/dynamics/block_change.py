@@ -66,7 +66,7 @@ class BlockChange(Dynamic):
         return self._steps.too_late(total_steps) or weak
 
     def most_strength(self, total_steps: int) -> float:
-        """At the last step of a job."""
+        """Strength at the last step of a job."""
         return self._target * self._steps.progress(total_steps - 1)
 
     def prepare(self, index: int, module: nn.Module) -> nn.Module:

@@ -144,7 +144,7 @@ class Freezing(Dynamic):
         return self._steps.too_late(total_steps) or ("" if most else few)
 
     def prepare(self, index: int, module: nn.Module) -> nn.Module:
-        """With a criterion, room for what the layer has to remember."""
+        """Make room, with a criterion, for what the layer has to remember."""
         if not self._by_steps:
             state = torch.zeros(_HEAD + SKETCH, dtype=torch.float64)
             state[:_HEAD] = torch.tensor(dataclasses.astuple(_Place()), dtype=torch.float64)

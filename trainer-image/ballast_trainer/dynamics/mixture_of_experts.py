@@ -46,7 +46,7 @@ def expert_output(expert: nn.Module, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _no_output(rows: torch.Tensor, experts: nn.Module) -> torch.Tensor:
-    """That of a rank which has no rows, [0, D]: it exchanges gradients with the others all the same."""
+    """Output of a rank which has no rows, [0, D]: it exchanges gradients with the others all the same."""
     learns = torch.is_grad_enabled() and any(one.requires_grad for one in experts.parameters())
     return rows.requires_grad_() if learns else rows
 
@@ -81,7 +81,7 @@ class Experts(ChangingModule):
 
     @property
     def part(self) -> nn.Module:
-        """What has the experts' parameters."""
+        """Module of the experts' parameters."""
         return self.experts
 
     @property
@@ -291,7 +291,7 @@ def _rearrange(layer: Layer, path: str, placement: tuple[int, ...]) -> None:
 
 
 def own_experts(layers: LayerSet) -> dict[str, dict[int, Any]]:
-    """As :meth:`MixtureOfExperts.measured`, of experts that the model came with."""
+    """Figures of :meth:`MixtureOfExperts.measured`, of experts that the model came with."""
     return _imbalance(_own_loads(layers))
 
 
@@ -300,7 +300,7 @@ def _own_loads(layers: LayerSet) -> dict[int, list[int]]:
 
 
 def _imbalance(loads: dict[int, list[int]]) -> dict[str, dict[int, Any]]:
-    """By layer, the fullest expert over the mean, and all loads."""
+    """Fullest expert over the mean by layer, and all loads."""
     return {"layers": {i: max(of) * len(of) / sum(of) for i, of in loads.items()}, "loads": loads}
 
 

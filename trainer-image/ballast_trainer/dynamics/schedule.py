@@ -18,7 +18,7 @@ class ChangeSteps:
 
     @classmethod
     def of(cls, config: DynamicConfig) -> "ChangeSteps":
-        """From the configuration."""
+        """Steps of the configuration."""
         end = config.end_step
         if end is None:
             end = ALWAYS if looks_at_the_model(config) else config.start_step

@@ -210,7 +210,7 @@ class _Buckets:
 
     @classmethod
     def of(cls, bucket: torch.Tensor, count: int) -> Self:
-        """Of the bucket of each place."""
+        """Buckets of each place."""
         counts = torch.bincount(bucket.flatten(), minlength=count)
         return cls(counts, torch.argsort(bucket.flatten(), stable=True), counts.cumsum(0) - counts)
 

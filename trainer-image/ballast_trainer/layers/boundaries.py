@@ -39,7 +39,7 @@ class Sent:
 
     @classmethod
     def of(cls, tensor: torch.Tensor, *, example: bool = False) -> "Sent":
-        """Of such a tensor; ``example``: with its values, where they are few integers."""
+        """Form of such a tensor; ``example``: with its values, where they are few integers."""
         integers = None
         if example and tensor.dtype in _SIZES and not tensor.is_meta:
             numbers, lengths = torch.unique_consecutive(tensor.flatten(), return_counts=True)
@@ -49,7 +49,7 @@ class Sent:
         return cls(tuple(tensor.shape), tensor.dtype, tensor.requires_grad, integers)
 
     def example(self, device: torch.device) -> torch.Tensor:
-        """Such a tensor: of its integers, or of zeros."""
+        """Example of such a tensor: of its integers, or of zeros."""
         if self.integers is not None:
             return torch.repeat_interleave(*self.integers).view(self.shape).to(device)
         zeros = torch.zeros(self.shape, dtype=self.dtype, device=device)
@@ -60,7 +60,7 @@ class Sent:
         return torch.empty(self.shape, dtype=self.dtype, device=device)
 
     def __str__(self) -> str:
-        """As messages name it."""
+        """Name in messages."""
         return f"{self.dtype} {list(self.shape)}"
 
 
@@ -73,7 +73,7 @@ class Boundary:
 
     @classmethod
     def of(cls, value: Tree, *, examples: bool = False) -> "Boundary":
-        """Of activations, with ``examples`` of sizes.
+        """Boundary of activations, with ``examples`` of sizes.
 
         Raises:
             TypeError: another rank could not make the same tree.
@@ -110,7 +110,7 @@ class Boundary:
         )
 
     def __str__(self) -> str:
-        """As messages name it."""
+        """Name in messages."""
         return ", ".join(map(str, self.tensors))
 
 

@@ -65,7 +65,7 @@ class FrozenOutputs:
         self.refusals.clear()
 
     def samples(self) -> dict[int, int]:
-        """By layer, how many samples' outputs are kept."""
+        """Number of samples whose outputs are kept, by layer."""
         found: dict[int, int] = {}
         for layer, _ in self._kept.values():
             found[layer] = found.get(layer, 0) + 1

@@ -522,7 +522,7 @@ def _refuse_module(index: int, module: nn.Module) -> None:
 
 
 def _parameter_and_key(name: str) -> tuple[str, str]:
-    """Of a tensor of the optimizer, by its name in :meth:`Layer.state`."""
+    """Parameter and key of a tensor of the optimizer, by its name in :meth:`Layer.state`."""
     parameter, _, key = name.removeprefix(OPTIMIZER).rpartition(".")
     return parameter, key
 

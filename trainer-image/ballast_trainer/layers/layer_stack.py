@@ -337,7 +337,7 @@ def _is_of_torch(layer: nn.Module) -> bool:
 
 
 def _is_function_of_users(attribute: object) -> bool:
-    """As the activation of a ``nn.TransformerEncoderLayer`` may be."""
+    """True of a user's function, such as the activation of a ``nn.TransformerEncoderLayer``."""
     module = getattr(attribute, "__module__", None) or "torch"
     return callable(attribute) and module.partition(".")[0] != "torch"
 

@@ -59,7 +59,7 @@ def pack(
 
 
 def _counts_to_send(flats: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """Of the tensors whose zeros cost more than a bit per element: how many elements differ from zero."""
+    """Number of elements that differ from zero, of tensors whose zeros cost more than a bit per element."""
     # Of elements of a byte the bits would save little, and not all types of them can be counted.
     counted = {name: flat for name, flat in flats.items() if flat.itemsize > 1 and flat.numel()}
     if not counted:

@@ -209,7 +209,7 @@ class SharedExperts:
         return int(number) if number.isdecimal() else None
 
     def has_rows(self, name: str, path: str, value: torch.Tensor) -> bool:
-        """Whether this tensor of the layer's state has a row for each of some experts."""
+        """True if this tensor of the layer's state has a row for each of some experts."""
         parameter = name.partition(".")[2].removeprefix(f"{path}.").partition(".")[0]
         return parameter in self._rows and f".{path}." in name and value.dim() > 0
 
@@ -237,7 +237,7 @@ def by_expert(state: Mapping[str, torch.Tensor], module: nn.Module) -> dict[str,
 
 
 def is_elsewhere(name: str, shared: Mapping[str, SharedExperts]) -> bool | None:
-    """Whether a tensor of the state by expert is another rank's; None: it is of no expert.
+    """True if a tensor of the state by expert is another rank's; None: it is of no expert.
 
     ``shared``: those of the layer.
     """

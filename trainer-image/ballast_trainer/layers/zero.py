@@ -51,7 +51,7 @@ class Share:
         return self.place[1] > 1
 
     def own_part(self, value: torch.Tensor) -> torch.Tensor:
-        """Of a tensor in the parameter's shape, what this replica has of it: flat, or all.
+        """Part of a tensor in the parameter's shape that this replica has: flat, or all.
 
         Of its part itself: that.
         """
@@ -76,7 +76,7 @@ class Share:
         return _memory(parameter, numbers)
 
     def part(self, state: torch.Tensor, index: int) -> torch.Tensor:
-        """Of a tensor of the parameter's optimizer state, flat or in its shape, the part of a replica."""
+        """Part of a replica in a tensor of the parameter's optimizer state, flat or in its shape."""
         begin, end = self.bounds[index]
         return state.reshape(-1)[begin:end]
 
@@ -244,14 +244,14 @@ _TRIALS = ((4, 64), (256, 3))
 
 
 def _gradients(values: Sequence[torch.Tensor], steps: int) -> list[list[torch.Tensor]]:
-    """Of each step, of three sizes in turn, for what limits norms."""
+    """Gradients of each step, of three sizes in turn, for what limits norms."""
     return [[10.0 ** (2 * (step % 3) - 3) * torch.randn_like(one) for one in values] for step in range(steps)]
 
 
 def _updates(
     make: _Maker, values: Sequence[torch.Tensor], gradients: Sequence[Sequence[torch.Tensor | None]]
 ) -> tuple[list[torch.Tensor], dict[str, Any]]:
-    """By how much steps of an optimizer change parameters of these values; what else they change in it."""
+    """Changes of parameters of these values by an optimizer's steps; what else they change in it."""
     with host_seeded(0):
         tried = [nn.Parameter(value.detach().clone()) for value in values]
         optimizer = make(tried)

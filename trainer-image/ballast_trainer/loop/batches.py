@@ -95,7 +95,7 @@ class Batches:
 
     @property
     def bad_samples(self) -> dict[int, str]:
-        """By number, samples (of a loader: batches) that cannot be read and are left out, and why."""
+        """Samples by number (of a loader: batches) that cannot be read and are left out, and why."""
         source = self._model.batch
         return source.bad.known if isinstance(source, ShuffledDataset | ReplayedLoader) else {}
 
@@ -113,7 +113,7 @@ class Batches:
         return self._targets[step].chunk(self._config.pipeline.microbatches // world.data.size)
 
     def factors(self, step: int, world: World) -> list[float]:
-        """By microbatch of this replica, the factor of its mean loss, from the targets of all replicas."""
+        """Factor of the mean loss of each microbatch of this replica, from the targets of all replicas."""
         if step not in self._factors:
             self.of(step, world)
         return self._factors[step]

@@ -39,7 +39,7 @@ class Candidates:
 
     @property
     def under_way(self) -> bool:
-        """Whether they are being tried: then layers move for nothing else."""
+        """True if they are being tried: then layers move for nothing else."""
         return len(self._tried) < len(self._candidates)
 
     def begin(self) -> None:

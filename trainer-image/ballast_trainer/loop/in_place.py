@@ -306,7 +306,7 @@ class _SmallerPlan:
 
     @property
     def first_pod(self) -> str:
-        """Of the newest plan that was read."""
+        """First pod of the newest plan that was read."""
         return self.newest.ranks[0].pod
 
     def without(self, left: Collection[str]) -> Plan:

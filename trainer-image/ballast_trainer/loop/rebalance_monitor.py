@@ -142,11 +142,11 @@ class RebalanceMonitor:
         return self.stretch() * self._predicted(self._model.stages, costs) + progress.look_seconds
 
     def _costs(self) -> LayerCosts | None:
-        """Of the layers by now; right after they were reset, the last measured."""
+        """Costs of the layers by now; right after they were reset, the last measured."""
         return self._model.profile.expected() or self._progress.costs
 
     def _step_seconds(self, stages: tuple[Stage, ...], costs: LayerCosts) -> float:
-        """Of a predicted step."""
+        """Seconds of a predicted step."""
         model, capacity = self._model, rank_capacity(self._model)
         costs = unit_costs(model, costs)
         staged = staged_pipeline(model, costs, [stage.rank for stage in stages], capacity)

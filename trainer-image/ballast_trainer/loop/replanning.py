@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSizes:
-    """By layer, on one rank that holds it.
+    """Sizes by layer, on one rank that holds it.
 
     Attributes:
         bytes: of parameters, gradients and optimizer state.

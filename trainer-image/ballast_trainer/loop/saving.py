@@ -126,7 +126,7 @@ class Saver:
         return manifest
 
     def _manifest(self, *, data: bool) -> Manifest:
-        """Of the step that is done; ``data``: with where the data's loader is."""
+        """Manifest of the step that is done; ``data``: with where the data's loader is."""
         step = self._run.step
         return dataclasses.replace(
             self._job,

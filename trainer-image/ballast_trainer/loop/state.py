@@ -159,7 +159,7 @@ class ModelState:
         self.pipeline = self._pipelines[shape]
 
     def _shape_of(self, step: int) -> Shapes | None:
-        """Of the inputs of ``step``, the same on all ranks; None: one rank runs any, or all have one shape.
+        """Shapes of the inputs of ``step``, the same on all ranks; None: one rank runs any, or all are alike.
 
         Without a flush several steps are in flight, whose messages have one shape.
         """
@@ -188,7 +188,7 @@ class ModelState:
         return self.batches.of(step, self.world)
 
     def probe_seconds(self) -> list[float]:
-        """By rank, seconds of the same work in a step measured by layer; 0 for the others."""
+        """Seconds of the same work in a step measured by layer, by rank; 0 for the others."""
         seconds = [0.0] * self.world.size
         if self.config.rebalance.enabled and self.meter.by_layer and self.meter.compares_ranks:
             self._probe = self._probe or SpeedProbe(self.meter, self.device)
@@ -352,7 +352,7 @@ class ModelState:
 
     @property
     def holders(self) -> tuple[tuple[int, ...], ...]:
-        """By stage, the pipeline positions that hold it: several where the stage has replicas."""
+        """Pipeline positions that hold each stage: several where the stage has replicas."""
         return holders_of(self.stages, self.config.pipeline.replicas, self.world.positions)
 
     @property

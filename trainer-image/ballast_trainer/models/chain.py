@@ -55,7 +55,7 @@ class _Seat:
 
 
 class _StandIn(nn.Module):
-    """In the place of a layer."""
+    """Stand-in for a layer."""
 
     def __init__(self, layer: nn.Module, index: int, results: int | None, seat: _Seat) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class _StandIn(nn.Module):
 
 
 class _Absent(nn.Module):
-    """In the place of a module that another part has: zeros in the form of what it returned on trial."""
+    """Stand-in for a module that another part has: zeros in the form of what it returned on trial."""
 
     def __init__(self, module: nn.Module, form: Tree, tried: torch.Tensor, seat: _Seat) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class _Absent(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """Of the type and on the device of the hidden states."""
+        """Weight of the type and on the device of the hidden states."""
         assert self._seat.hidden is not None
         return self._seat.hidden.new_zeros(())
 
@@ -310,7 +310,7 @@ class LayerCalls:
         return calls[index], positions
 
     def made_for(self, hidden: torch.Tensor, **options: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """By layer, what the whole module calls it with for ``hidden`` and further arguments ``options``."""
+        """Calls of the whole module by layer, for ``hidden`` and further arguments ``options``."""
         if hidden.is_meta:
             # Masks follow from values.
             found = self.made_for(torch.zeros(hidden.shape, dtype=hidden.dtype))

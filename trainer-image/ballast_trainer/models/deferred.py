@@ -83,7 +83,7 @@ class _View:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _GeneratorState:
-    """Of a generator of the user's, before an operation."""
+    """State of a generator of the user's, before an operation."""
 
     state: torch.Tensor
 

@@ -424,7 +424,7 @@ class _File:
         self._opened.__exit__(*error)
 
     def get_slice(self, name: str) -> _Slice:
-        """As of ``safe_open``."""
+        """Slice as of ``safe_open``."""
         return _Slice(self._weights, self._file, name, self._opened.get_slice(name))
 
 

@@ -87,7 +87,7 @@ class TieSearch:
         self._memory[seen.address] = (seen.reference, (index, seen.name))
 
     def ties(self) -> tuple[Tie, ...]:
-        """Of the layers so far."""
+        """Ties of the layers so far."""
         return tuple(tuple(members) for _, members in self._parameters.values() if len(members) > 1)
 
 
@@ -124,5 +124,5 @@ def merged(ties: Iterable[Sequence[Member]]) -> tuple[Tie, ...]:
 
 
 def as_text(tie: Sequence[Member]) -> str:
-    """For messages: ``'weight' of layer 0 and '1.weight' of layer 5``."""
+    """Text for messages: ``'weight' of layer 0 and '1.weight' of layer 5``."""
     return " and ".join(f"{name!r} of layer {layer}" for layer, name in tie)

@@ -211,7 +211,7 @@ def gather_weights(world: World, layers: LayerSet) -> None:
 
 
 def part_lengths(layer: Layer, parameters: Iterable[str], axis: Axis) -> list[int]:
-    """By replica, numbers of its part of a layer's parameters: as many for all where parameters are cut."""
+    """Numbers of each replica's part of a layer's parameters: as many for all where parameters are cut."""
     shares = [layer.shares[name] for name in parameters]
     if not shares:
         return [0] * axis.size

@@ -91,7 +91,7 @@ class PipelineBuilder:
 
     @property
     def holders(self) -> tuple[tuple[int, ...], ...]:
-        """By stage, the pipeline positions that hold it."""
+        """Pipeline positions that hold each stage."""
         return holders_of(self.stages, self.schedule.replicas, self.schedule.ranks)
 
     @property
@@ -124,7 +124,7 @@ class PipelineBuilder:
         return any(action.kind is Kind.BACKWARD_INPUT for row in rows for action in row)
 
     def stacks(self) -> dict[int, LayerStack]:
-        """By stage, the layers that this rank holds."""
+        """Layers of each stage that this rank holds."""
         last = len(self.stages) - 1
         held = {
             number: self._stack(number, range(stage.first_layer, stage.end_layer))

@@ -30,7 +30,7 @@ class SavedTensors:
         self.add_part(part)
 
     def add_part(self, part: Tree) -> None:
-        """Of these tensors' storages only the tensors count."""
+        """Count only the tensors of these storages."""
         for tensor in tensors_of(part):
             if tensor.layout is torch.strided:
                 self._parts.setdefault(tensor.untyped_storage().data_ptr(), tensor)

@@ -41,7 +41,7 @@ class SpeedProbe:
         self._products = 1
 
     def seconds(self) -> float:
-        """Of one product, in the fastest of a few runs, on the clock of the layers' seconds."""
+        """Seconds of one product, in the fastest of a few runs, on the clock of the layers' seconds."""
         with torch.no_grad():
             while self._products < _MOST and self._run() < _SHORTEST:
                 self._products *= 2
@@ -71,7 +71,7 @@ class RankSpeeds:
         self._rows.clear()
 
     def speeds(self, column: int = 1) -> tuple[float, ...] | None:
-        """By position of ``column`` ranks, the fastest 1; None where they are alike, or not known yet."""
+        """Speed of each position of ``column`` ranks, the fastest 1; None where alike, or not known yet."""
         if len(self._rows) < 2:
             return None
         ranks = self._medians()

@@ -95,7 +95,7 @@ class _Member(SlicedModule):
         )
 
     def units_at(self, units: int, first: int, count: int) -> dict[str, torch.Tensor]:
-        """Of its ``units``, the weights of ``count`` from ``first`` on: views, where blocks allow."""
+        """Weights of ``count`` of its ``units`` from ``first`` on: views, where blocks allow."""
         return {
             name: way.joined(way.by_unit(one, units).narrow(way.dim + 1, first, count))
             for name, one, way in self.cut()
@@ -279,7 +279,7 @@ class ParallelPair:
 
     @property
     def device(self) -> torch.device:
-        """Of its weights."""
+        """Device of its weights."""
         return self.linears[-1].weight.device
 
     def put(

@@ -72,7 +72,7 @@ def _now(key: str, replicas: tuple[Axis, Axis]) -> Axis:
 
 
 def needed_keys(keys: Iterable[str], axis: Axis, replicas: tuple[Axis, Axis]) -> set[str]:
-    """Of a layer's stored keys, those that this rank has to read: its own parts, or all of other sizes.
+    """Stored keys of a layer that this rank has to read: its own parts, or all of other sizes.
 
     Args:
         keys: of a checkpoint.

@@ -30,7 +30,7 @@ def terminated(code: int, reason: str, message: str = "", *, since: str | None, 
 
 
 def exit_code(state: State) -> int | None:
-    """How its process has ended; None: it has not."""
+    """Exit code of its process; None: it has not ended."""
     ended = state.get("terminated")
     return None if ended is None else int(ended["exitCode"])
 

@@ -31,7 +31,7 @@ CHUNK_BYTES = 65_536
 
 
 def session() -> aiohttp.ClientSession:
-    """For the requests of one refresh; proxies as the environment states them (HTTPS_PROXY)."""
+    """Session for the requests of one refresh; proxies as the environment states them (HTTPS_PROXY)."""
     return aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS),
         trust_env=True,

@@ -1,4 +1,4 @@
-"""In which region pools are, and to which of them it is known what a job's data costs."""
+"""Regions of pools, and the pools in which it is known what a job's data costs."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 

@@ -1,1 +1,1 @@
-"""From the state of the cluster to the problem that a policy solves."""
+"""Problem that a policy solves, from the state of the cluster."""

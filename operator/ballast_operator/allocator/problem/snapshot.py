@@ -84,7 +84,7 @@ class _ByType:
         return tuple(name for name in owners if name in self.limits)
 
     def refusal(self, gang: TypedGang, owner: str) -> Refusal:
-        """Of a gang for which the owner's limits leave no type."""
+        """Refusal of a gang for which the owner's limits leave no type."""
         what, _, name = owner.partition(" ")
         limits = self.limits[owner]
         bounds = ", ".join(f"{limits[each]} {each}" for each in gang.types if each in limits)

@@ -190,7 +190,7 @@ class GangRequest:
         return dataclasses.replace(self, spec=dataclasses.replace(self.spec, throughput=throughput))
 
     def stated_spread(self, gpu_type: str, gpus: int) -> dict[SpeedKey, Estimate]:
-        """What :attr:`on_its_nodes` states by nodes, or as the nearest stated size loses by them."""
+        """Speeds that :attr:`on_its_nodes` states, or as the nearest stated size loses by them."""
         sizes = [size for of_type, size in self.spec.spread if of_type == gpu_type]
         fewest, packed = self.fewest_nodes(gpu_type, gpus), stated(self.spec, gpu_type, gpus)
         if not sizes or fewest is None or packed is None:

@@ -211,7 +211,7 @@ class Measurements:
         return known[1]
 
     def _speeds_of_like_jobs(self, job: GangRequest, gangs: Iterable[tuple[str, int]]) -> Speeds:
-        """What its kind has reported, and in its place what its spec states of ``gangs`` by their nodes."""
+        """Speeds that its kind has reported, else those that its spec states of ``gangs`` by their nodes."""
         reported = self.kinds.get(job.spec.kind, {})
         if not job.spec.spread:
             return reported

@@ -50,7 +50,7 @@ class Tolerance:
         *,
         apart: Mapping[str, str] | None = None,
     ) -> Self:
-        """From the nodes of each pool and the jobs that want GPUs.
+        """Tolerance from the nodes of each pool and the jobs that want GPUs.
 
         ``apart``: pool -> mark of pools whose nodes are told from those of others.
         """
@@ -143,12 +143,12 @@ class _Rooms:
         return found
 
     def _pods(self, need: PodNeed) -> np.ndarray:
-        """By node, how many pods of the gang it may get."""
+        """Number of pods of the gang that each node may get."""
         pods: np.ndarray = np.clip(self._gpus // need.gpus_per_pod, 1, need.pods)
         return pods
 
     def _room(self, name: str) -> np.ndarray:
-        """By node; none of an extended resource that a node does not name, no limit of another."""
+        """Room by node; none of an extended resource that a node does not name, no limit of another."""
         if name not in self._columns:
             absent = 0.0 if "/" in name else np.inf
             self._columns[name] = np.array(

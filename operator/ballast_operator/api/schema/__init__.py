@@ -1,1 +1,1 @@
-"""From the models to the schemas of the CustomResourceDefinitions."""
+"""Schemas of the CustomResourceDefinitions, from the models."""

@@ -200,7 +200,7 @@ def _complete(kind: type[Settings], schema: dict[str, Any]) -> None:
 
 
 def _rules(kind: type[Settings]) -> Iterator[dict[str, str]]:
-    """Of each class its own, of a class above first."""
+    """Rules of each class, of a class above first."""
     optional = functools.partial(_optional, kind)
     for each in reversed(kind.__mro__):
         own = [name for name in inspect.get_annotations(each) if name in kind.model_fields]

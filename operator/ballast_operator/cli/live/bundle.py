@@ -140,7 +140,7 @@ def _option(word: Any) -> str:
 
 
 async def _logs(client: "AsyncClient", namespace: str) -> dict[str, bytes]:
-    """Of each of the operator's containers, now and before its last restart."""
+    """Logs of each of the operator's containers, now and before its last restart."""
     from ballast.client import BallastError
 
     found: dict[str, bytes] = {}

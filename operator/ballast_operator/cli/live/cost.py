@@ -190,7 +190,7 @@ def amount(value: float | None) -> str:
 
 
 def part(value: float | None) -> str:
-    """In percent; "-" for what is not known."""
+    """Percentage; "-" for what is not known."""
     return "-" if value is None else f"{value:.0%}"
 
 

@@ -172,7 +172,7 @@ def _twin_text(found: "Replay", said: str) -> str:
 
 
 def against(path: str, policies: Sequence[str], since: float | None, until: float | None) -> dict[str, Any]:
-    """As JSON: what was paid, what the replay of the policy in force pays, and each of the others.
+    """Costs as JSON: what was paid, what the replay of the policy in force pays, and each of the others.
 
     Raises:
         ClickException: history cannot be read, or a policy cannot be used on what is in it.

@@ -57,7 +57,7 @@ def jobs(
 
 
 def print_objects(content: Any, output: str) -> None:
-    """As JSON or YAML."""
+    """Print as JSON or YAML."""
     if output == "json":
         click.echo(json.dumps(content, indent=2))
         return

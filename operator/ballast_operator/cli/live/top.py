@@ -114,7 +114,7 @@ class Tables:
 
 
 def _figures(job: "JobLine") -> tuple[str, ...]:
-    """By ``_FIGURES``; "-" for unknown values."""
+    """Cells by ``_FIGURES``; "-" for unknown values."""
     speed = job.steps_per_second
     held = f"{job.gpus} x {job.gpu_type}" + (f", shared with {job.partner}" if job.partner else "")
     return (

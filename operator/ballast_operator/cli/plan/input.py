@@ -204,7 +204,7 @@ def known_tensor(profile: ProfileFile, cluster: ClusterInput) -> int:
 
 
 def reduced_bytes(profile: ProfileFile, microbatches: int) -> tuple[float, ...]:
-    """By layer, what tensor parallelism all-reduces for one microbatch, both ways together."""
+    """Bytes by layer that tensor parallelism all-reduces for one microbatch, both ways together."""
     return tuple(layer.exchanged_bytes for layer in profile.each_layer(microbatches))
 
 

@@ -70,7 +70,7 @@ def fill(instance: Instance, root: Team) -> Filled:
 
 
 def fill_by_programs(instance: Instance, root: Team) -> Filled:
-    """As :func:`fill`, by linear programs over all jobs. Raises SolverError: one failed."""
+    """Filling as :func:`fill` does it, by linear programs over all jobs. Raises SolverError: one failed."""
     scale = np.where(instance.runnable, instance.level_scale, 0.0)
     full = scale * instance.top
     levels, frozen = np.zeros(len(full)), full <= 0

@@ -114,7 +114,7 @@ class Closeness:
     place: np.ndarray
 
     def take(self, index: np.ndarray) -> "Closeness":
-        """Of the jobs at ``index``."""
+        """Closeness of the jobs at ``index``."""
         return Closeness(
             columns=taken(self.columns, index),
             corner=self.corner[index],

@@ -41,7 +41,7 @@ class Task(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """Of a program or an instance.
+    """Size of a program or an instance.
 
     Attributes:
         rows: jobs, or kinds of jobs where like ones count as one.

@@ -348,7 +348,7 @@ class JobConfig(Settings):
         return decode_text(cls, text, unknown="ignore", limits=OBJECT)
 
     def resolved(self) -> Self:
-        """With what the schedule decides where it is left open: no clipping without a flush."""
+        """Configuration with what the schedule decides where it is left open: no clipping without a flush."""
         if self.training.clip_norm is not None or not SCHEDULES[self.pipeline.schedule].asynchronous:
             return self
         return self.replace(training=self.training.replace(clip_norm=0.0))

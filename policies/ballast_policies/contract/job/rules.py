@@ -155,7 +155,7 @@ def _suits(family: str) -> Rule:
 
 
 def _reads_each_expert(config: Any) -> bool:
-    """Whether a change reads weights, gradients or optimizer state of all experts, or runs layers apart."""
+    """True if a change reads weights, gradients or optimizer state of all experts, or runs layers apart."""
     criteria = (of.criterion for change in config.dynamics if (of := change.freezing) is not None)
     return (
         _caches_outputs(config)
@@ -289,7 +289,7 @@ KEPT = {"pipeline": ("min_stages", "max_stages"), "parallelism": ("gpus_per_pod"
 
 
 def with_model_only(**parts: type | None) -> Iterator[Rule]:
-    """For each part of a configuration, the rule that a job without a model leaves it at its defaults.
+    """Rules, for each part of a configuration, that a job without a model leaves it at its defaults.
 
     What the API server has filled in cannot be told from what the user wrote, so a value that equals the
     default is allowed.

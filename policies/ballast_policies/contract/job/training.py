@@ -146,7 +146,7 @@ class TrainingConfig(Settings):
 
     @property
     def repeated(self) -> int:
-        """Of how many layers each last one repeats its forward; 0: none does."""
+        """Number of layers of which the last repeats its forward; 0: none does."""
         return self.recompute_every if self.recompute else 0
 
     @property

@@ -186,7 +186,7 @@ class RankSubsets:
         return self._within(ranks, load) is not None
 
     def best(self, ranks: int) -> KeptRanks | None:
-        """Of those with the smallest largest load, the choice for which the fewest bytes travel."""
+        """Choice for which the fewest bytes travel, of those with the smallest largest load."""
         load = self.smallest_load(ranks)
         return None if load is None else self._nearest(ranks, load * (1 + 1e-12), self._moved)
 

@@ -34,7 +34,7 @@ RUN_ALONE: Moment = (1, 0, 0, 1)
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Moments:
-    """Of a pipeline with one stage a position; where it has replicas, of the fullest of them.
+    """Moments of a pipeline with one stage a position; where it has replicas, of the fullest of them.
 
     Attributes:
         numbers: n, h, g and b of the moments of each position, shape (p, moments, 4).
@@ -92,14 +92,14 @@ def _moments_of(schedule: str, positions: int, microbatches: int, replicas: tupl
 
 
 def _drained(flying: int, microbatches: int) -> list[Moment]:
-    """Of 1F1B and GPipe: where all are in flight before the first backward, gradients are not there yet."""
+    """Moments of 1F1B and GPipe: where all are in flight before the first backward, no gradients exist."""
     if microbatches > flying:
         return [(flying, 0, 0, 1)]
     return [(flying, 0, -1, 1), *[(flying - 1, 0, 0, 1)] * (flying > 1)]
 
 
 def stashed(flying: int) -> list[Moment]:
-    """Of PipeDream: each microbatch's gradients are used at once."""
+    """Moments of PipeDream: each microbatch's gradients are used at once."""
     return [(flying, 0, -1, 1), (flying - 1, 0, 0, 0)]
 
 

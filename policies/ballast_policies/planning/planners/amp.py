@@ -135,7 +135,7 @@ def assign_layers(
         return max(float(times[i, b - 1, a]) for i, (a, b) in enumerate(itertools.pairwise(partition.bounds)))
 
     def least_sum(bottleneck: float) -> Partition:
-        """That of f above; ``bottleneck`` must be feasible."""
+        """Partition of least f above; ``bottleneck`` must be feasible."""
 
         def choose(step: CutStep) -> tuple[np.ndarray, np.ndarray]:
             arriving = step.before

@@ -217,7 +217,7 @@ class CostModel:
     def _own_seconds(
         self, degrees: Degrees, gpus: StageGpus, layers: tuple[np.ndarray, np.ndarray], r: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of a microbatch forward and backward, and after a step; layers (first, end), r replicas."""
+        """Seconds of a microbatch forward and backward, and after a step; layers (first, end), r replicas."""
         (first, end), t = layers, degrees.tensor
         scale = degrees.microbatch_size / self.profiled_size
         half = (r - 1) / r * (self.W[end] - self.W[first]) / t / gpus.data_link

@@ -170,7 +170,7 @@ class Layout:
 
     @functools.cached_property
     def replicas(self) -> tuple[int, ...]:
-        """By stage."""
+        """Replicas by stage."""
         return tuple(stage.replicas for stage in self.stages)
 
     @property

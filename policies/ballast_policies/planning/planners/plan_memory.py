@@ -27,7 +27,7 @@ from ballast_policies.planning.schedules.schedule import ScheduleError
 
 
 class PlanMemory:
-    """Of one profile, whose microbatches have ``profiled_size`` samples."""
+    """Memory of plans of one profile, whose microbatches have ``profiled_size`` samples."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class PlanMemory:
 
     @property
     def shares(self) -> bool:
-        """Whether replicas have a part each of something."""
+        """True if replicas have a part each of something."""
         return bool(self.zero_stage) or any(self._profile.expert_bytes)
 
     def _stage_bytes(

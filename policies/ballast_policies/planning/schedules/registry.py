@@ -88,7 +88,7 @@ class ScheduleKind:
         return None
 
     def stage_ranks(self, ranks: int, asked: int | None = None) -> tuple[int, ...]:
-        """By stage, the first of its ranks; a rank alone has the whole model as one stage."""
+        """First rank of each stage; a rank alone has the whole model as one stage."""
         if ranks == 1:
             return (0,)
         return tuple(holders[0] for holders in self.placement(ranks, self.stages_on_a_rank(asked)))

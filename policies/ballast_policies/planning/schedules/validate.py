@@ -138,7 +138,7 @@ def weight_versions(schedule: Schedule) -> dict[tuple[int, int], int]:
 
 
 def versions_held(schedule: Schedule, versions: Mapping[tuple[int, int], int]) -> tuple[int, ...]:
-    """By stage, the most versions any of its ranks holds at once: those in use, to be used, and the latest.
+    """Most versions, by stage, that any of its ranks holds at once: in use, to be used, and the latest.
 
     Raises:
         ScheduleError: a forward asks for a version that does not exist yet.

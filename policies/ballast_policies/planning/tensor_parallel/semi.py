@@ -107,7 +107,7 @@ class SemiDecision:
         return any(self.migrated) or any(self.pruned)
 
     def computed(self, columns: Sequence[int]) -> tuple[float, ...]:
-        """By rank, columns that it computes, of its own ``columns`` and of others'.
+        """Columns by rank that it computes, of its own ``columns`` and of others'.
 
         Ranks that migrate nothing share the columns that the others migrate.
         """

@@ -100,7 +100,7 @@ class Units:
         return int(self.out.weight.shape[1]) // self.columns
 
     def scores(self) -> torch.Tensor:
-        """Of each unit left, float32: the norm of what leads to it times that of what leads away."""
+        """Score of each unit left, float32: the norm of what leads to it times that of what leads away."""
         into = torch.stack(
             [
                 linear.weight.detach().float().square().sum(1).view(parts, -1, rows)[-1].sum(1)

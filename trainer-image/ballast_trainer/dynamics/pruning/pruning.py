@@ -60,7 +60,7 @@ class GradualPruning(Dynamic):
         raise NotImplementedError
 
     def magnitudes(self, layer: Layer) -> torch.Tensor:
-        """Of the units that can be pruned, float32, flat."""
+        """Magnitudes of the units that can be pruned, float32, flat."""
         raise NotImplementedError
 
     def keep(self, layer: Layer, mask: torch.Tensor) -> None:
@@ -143,7 +143,7 @@ class UnitPruning(GradualPruning):
         return sum(one.had for one in found), sum(one.kept for one in found)
 
     def magnitudes(self, layer: Layer) -> torch.Tensor:
-        """Of the units that are left."""
+        """Magnitudes of the units that are left."""
         return torch.cat([one.scores() for one in self.units.prepared(layer.module)])
 
     def keep(self, layer: Layer, mask: torch.Tensor) -> None:

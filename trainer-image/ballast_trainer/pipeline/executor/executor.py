@@ -154,7 +154,7 @@ class PeakUsage:
 
 @dataclasses.dataclass(slots=True)
 class _Kept:
-    """From a microbatch's forward to its backward."""
+    """Tensors kept from a microbatch's forward to its backward."""
 
     sources: Sequence[torch.Tensor]
     results: Sequence[torch.Tensor]
@@ -383,7 +383,7 @@ class Executor:
         return self._links.receive(planned.received)
 
     def _hand_on(self, planned: PlannedAction, tensors: Sequence[torch.Tensor]) -> None:
-        """To another rank, or to a stage of this one."""
+        """Hand tensors to another rank, or to a stage of this one."""
         if planned.consumer is None:
             return
         if planned.sent is not None:

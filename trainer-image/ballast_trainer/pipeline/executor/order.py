@@ -102,7 +102,7 @@ class RankOrder:
 
     @functools.cached_property
     def ends(self) -> tuple[int, ...]:
-        """By step, the place after the rank's last backward or update of it."""
+        """Place after the rank's last backward or update of each step."""
         ends = [0] * self.steps
         for place, action in enumerate(self.actions):
             if action.kind is not Kind.FORWARD:

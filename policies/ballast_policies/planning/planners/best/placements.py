@@ -41,7 +41,7 @@ class Shape:
 
 
 def divisors(number: int) -> list[int]:
-    """In ascending order."""
+    """Divisors in ascending order."""
     small = [k for k in range(1, int(number**0.5) + 1) if number % k == 0]
     return small + [number // k for k in reversed(small) if k * k != number]
 
