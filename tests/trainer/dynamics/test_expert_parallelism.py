@@ -135,18 +135,21 @@ def test_a_rank_without_rows_exchanges_gradients_above_frozen_layers(kind, size)
 def test_shared_experts_learn_as_one_process_does(
     gang, small_config, same_curve, ranks, data, fields, training
 ):
-    """Tokens, results and gradients travel between the ranks; layers move, experts change places, and the
-    loads are told by expert and by rank.
+    """Tokens, results and gradients travel between the ranks; layers move, experts change places, ranks
+    leave, and the loads are told by expert and by rank.
     """
     config = small_config(totalSteps=6, training=training)
     config["pipeline"] |= {"microbatches": 6, "globalBatchSize": 12}
     config["rebalance"] = {"everySteps": 3, "minGain": 0.0}
+    if ranks > data:
+        config["repack"] = {"enabled": True, "minStages": 1, "everySteps": 5, "maxSlowdown": 9.0}
     alone = experts(**fields)
     alone[0]["experts"]["parallel"] = False
     running = gang({**config, "dynamics": experts(**fields), "parallelism": {"data": data}}, ranks=ranks)
     same_curve(running, {**config, "dynamics": alone})
     if ranks == data:
         return
+    assert running.events("repack")
     newest = running.events("tokenImbalance")[-1]
     for layer, loads in newest["rankLoads"].items():
         assert len(loads) == data and sum(loads) == 2 * sum(newest["loads"][layer])

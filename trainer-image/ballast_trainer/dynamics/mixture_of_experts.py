@@ -248,7 +248,8 @@ class MixtureOfExperts(BlockChange):
         Of experts that ranks share, also the tokens that each rank computed, and each expert's rank.
         """
         found = {index: experts for index, experts in self.parts(layers) if experts.loads}
-        shared = {layer.index: of for layer in layers for of in shared_experts(layer.module).values()}
+        every = ((layer.index, of) for layer in layers for of in shared_experts(layer.module).values())
+        shared = {index: of for index, of in every if any(of.computed)}
         by_rank: dict[str, dict[int, Any]] = {
             "rankLoads": {i: of.computed for i, of in shared.items()},
             "placement": {i: of.placement for i, of in shared.items()},
