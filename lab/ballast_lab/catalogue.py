@@ -363,4 +363,8 @@ FIGURES = {
     "skynomad": _artifact(
         "skynomad", "SkyNomad, all of its cells", "1.077 of the optimum, mean", "lab/docs/spot-figures.md"
     ),
+    "skynomad-elastic": dataclasses.replace(
+        _artifact("skynomad", "16 H100 or fewer, on SkyNomad's probes", "none", "lab/docs/spot-figures.md"),
+        part="elastic",
+    ),
 }

@@ -9,6 +9,13 @@ and the traces, as folders ``ZONE_GPU/full.json``, in a ``.tar.gz`` or not; of V
 checkpoint's size; its figure is the mean cost over its windows, over that of ``multi_region_oracle_dp``.
 That optimum knows the future, and does not pay its first start-up. Whole ticks are paid, as there; in cells
 that cannot be done in time their fixed cost counts for all.
+
+    ballast reproduce skynomad-elastic --data FOLDER
+
+A gang of 16 H100 beside elastic ones, by the same rule. The traces say where at least one of 16 machines
+could be had: how many is read from the artifact's probes (``h100_16_runs/*.json``) where FOLDER has them.
+Where it has not, it is drawn to be like them: 57 % of those with one have all (44 % of all probes all, 33 %
+some), and a zone's number stays for hours, within one or two.
 """
 
 import ast
@@ -17,6 +24,7 @@ import dataclasses
 import datetime
 import functools
 import io
+import itertools
 import json
 import lzma
 import math
@@ -114,6 +122,8 @@ class Traces:
                     if file is not None:
                         self._packed[member.name.split("/")[-2]] = json.load(file)
         self.zone = functools.cache(self._zone)
+        files = (path.parent.name for path in folder.glob("**/full.json*"))
+        self.names = frozenset((*self._packed, *files))
 
     def _zone(self, name: str) -> tuple[Zone, float]:
         """A zone from the trace's beginning on, and seconds of a tick."""
@@ -188,6 +198,170 @@ def compared(cells: list[Cell], traces: Traces) -> Iterator[tuple[Cell, float, f
             results = [run_window(cell, traces, start) for start in cell.windows]
             usd, late = math.fsum(one.usd for one in results), sum(not one.in_time for one in results)
         yield cell, usd / optimum, theirs / optimum, late
+
+
+GANG, SIZES, EXPONENT = 16, (16, 8, 4, 1), 0.9
+"""GPUs of the gang, the least on which each of its kinds may run, and the power of GPUs that its speed is."""
+
+DRAWN_ALL, REDRAWN, SEED = 0.57, 0.05, 0
+"""Part of the ticks with machines that have all; of the ticks at which a zone's number is drawn anew."""
+
+
+def probed(folder: Path) -> dict[str, np.ndarray]:
+    """Zone -> (T,) machines of 16 that probes were given, in their order; empty: there are no probes."""
+    found: dict[str, list[int]] = {}
+    for path in sorted(folder.glob("**/h100_16_runs/*.json")):
+        for zone, result in json.loads(path.read_text(encoding="utf-8"))["zone_results"].items():
+            found.setdefault(zone, []).append(int(result["instances_created"]))
+    return {zone: np.array(counts) for zone, counts in found.items()}
+
+
+def drawn(there: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """(T,) machines of 16 where there is one at least."""
+    counts, level = np.zeros(len(there), dtype=int), 0
+    for tick, some in enumerate(there):
+        if level == 0 or generator.random() < REDRAWN:
+            level = GANG if generator.random() < DRAWN_ALL else int(generator.integers(1, GANG))
+        near = level if level == GANG else min(max(level + int(generator.integers(-2, 3)), 1), GANG - 1)
+        counts[tick] = near if some else 0
+    return counts
+
+
+def elastic_zones(folder: Path) -> tuple[dict[str, Zone], float, bool]:
+    """Zones of H100s with the part of 16 that can be had, seconds of a tick, whether probes say the parts."""
+    traces, counts, generator = Traces(folder), probed(folder), np.random.default_rng(SEED)
+    zones, seconds = dict[str, Zone](), 0.0
+    for name in sorted(name for name in traces.names if "_h100" in name):
+        zone, seconds = traces.zone(name)
+        number = counts.get(name.split("_")[0])
+        number = drawn(zone.there, generator) if number is None else number
+        ticks = min(len(number), len(zone.there))
+        zones[name] = dataclasses.replace(zone, there=number[:ticks] / GANG, spot_usd=zone.spot_usd[:ticks])
+    return zones, seconds, bool(counts)
+
+
+def least_usd(zones: Sequence[Zone], job: TickJob) -> float:
+    """Bound: the cheapest moments and sizes of ticks with the future known, start-ups and egress for nothing.
+
+    The dual of a linear program: at most one choice a tick, the speeds of all ticks do the work.
+    """
+    sizes = np.arange(math.ceil(job.least * GANG), GANG + 1) / GANG
+    hours, ticks = job.tick_seconds / 3600, int(job.deadline_seconds // job.tick_seconds)
+    gain, usd = [np.ones(ticks)], [np.full(ticks, min(zone.on_demand_usd for zone in zones))]
+    for zone, size in itertools.product(zones, sizes.tolist()):
+        held = zone.there[:ticks] >= size
+        gain.append(held * size**job.exponent)
+        usd.append(np.where(held, zone.spot_usd[:ticks] * size, 0.0))
+    speed, cost = np.array(gain), np.array(usd) * hours
+
+    def dual(price: float) -> float:
+        best = np.maximum(price * speed * hours - cost, 0.0).max(axis=0)
+        return float(price * job.seconds / 3600 - best.sum())
+
+    low, high = 0.0, 2 * max(zone.on_demand_usd for zone in zones)
+    for _ in range(60):
+        third = (high - low) / 3
+        low, high = (low + third, high) if dual(low + third) < dual(high - third) else (low, high - third)
+    return dual((low + high) / 2)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ElasticRow:
+    """Jobs of one set of zones and one deadline, over the hours at which they begin.
+
+    Attributes:
+        usd, bound_usd: least GPUs -> USD of the jobs together, and of their bounds.
+        late: least GPUs -> how many were late.
+    """
+
+    zones: int
+    due_hours: float
+    jobs: int
+    usd: Mapping[int, float]
+    bound_usd: Mapping[int, float]
+    late: Mapping[int, int]
+
+
+def elastic_rows(
+    zones: Mapping[str, Zone], tick_seconds: float, *, hours: float = 43.2, checkpoint_gb: float = 50.0
+) -> Iterator[ElasticRow]:
+    """Each set of zones (one, three in turn, all) with each slack.
+
+    ``zones``: ``there`` is the part of 16 machines that can be had.
+    """
+    names, ticks = sorted(zones), min(len(zone.there) for zone in zones.values())
+    sets = {
+        size: [names[at : at + size] for at in range(0, len(names) - size + 1, size)]
+        for size in dict.fromkeys((1, min(3, len(names)), len(names)))
+    }
+    for (size, chosen), slack in itertools.product(sets.items(), (1.2, 1.5, 2.0)):
+        length = int(hours * slack * 3600 / tick_seconds)
+        usd, bound = (dict.fromkeys(SIZES, 0.0) for _ in range(2))
+        jobs, late = 0, dict.fromkeys(SIZES, 0)
+        for members, begin in itertools.product(chosen, range(0, ticks - length + 1, length)):
+            here = [
+                dataclasses.replace(
+                    zones[name],
+                    there=zones[name].there[begin : begin + length],
+                    spot_usd=zones[name].spot_usd[begin : begin + length],
+                )
+                for name in members
+            ]
+            egress = np.array([[usd_per_gb(a.region, b.region) for b in here] for a in here])
+            jobs += 1
+            for least in SIZES:
+                job = TickJob(
+                    seconds=hours * 3600,
+                    deadline_seconds=length * tick_seconds,
+                    startup_seconds=0.2 * 3600,
+                    checkpoint_gb=checkpoint_gb,
+                    tick_seconds=tick_seconds,
+                    least=least / GANG,
+                    exponent=EXPONENT,
+                )
+                result = run_ticks(here, job, egress)
+                usd[least] += result.usd
+                bound[least] += least_usd(here, job)
+                late[least] += not result.in_time
+        yield ElasticRow(size, hours * slack, jobs, usd, bound, late)
+
+
+@click.command()
+@click.option(
+    "--data", "folder", type=click.Path(path_type=Path, exists=True, file_okay=False), required=True
+)
+def elastic(folder: Path) -> Comparison:
+    """Print what a gang of 16 costs beside elastic ones, over machines that come and go one by one."""
+    try:
+        zones, seconds, as_probed = elastic_zones(folder)
+    except (OSError, ValueError, KeyError, TypeError, tarfile.TarError, lzma.LZMAError) as error:
+        raise click.ClickException(f"--data: {folder} cannot be read: {error!r}") from error
+    if not zones:
+        raise click.ClickException(
+            f"--data: {folder} has no trace of H100s. To fix: name the artifact's data"
+        )
+    click.echo("machines: " + ("as probed" if as_probed else "drawn where there was one"))
+    kinds = [f"{least} to {GANG}" if least < GANG else str(GANG) for least in SIZES]
+    click.echo(f"{'zones':>6}{'due h':>7}{'jobs':>6}" + "".join(f"{kind:>17}" for kind in kinds) + "   late")
+    rows = []
+    for row in elastic_rows(zones, seconds):
+        rows.append(row)
+        cells = (f"{row.usd[s] / row.usd[GANG]:8.3f}, {row.usd[s] / row.bound_usd[s]:.3f}" for s in SIZES)
+        missed = "/".join(str(row.late[least]) for least in SIZES)
+        click.echo(
+            f"{row.zones:6}{row.due_hours:7.1f}{row.jobs:6}"
+            + "".join(f"{c:>17}" for c in cells)
+            + f"   {missed}"
+        )
+    click.echo("each: USD over those of 16, and over the bound with the future known")
+    late = sum(sum(row.late.values()) for row in rows)
+    over = math.fsum(row.usd[4] / row.usd[GANG] for row in rows) / len(rows)
+    return Comparison(
+        (
+            Point("4 to 16 over 16, USD, mean", "", over, low=0.0, high=1.0),
+            Point("deadlines missed", "0", late, low=0, high=0),
+        )
+    )
 
 
 @click.command()

@@ -4,7 +4,8 @@ At a tick machines are taken away, the rule chooses, and what is chosen is paid 
 takes its start-up, in which nothing is trained; another launch replaces what is left of it. Work is not
 lost. Whether a zone has spot machines is seen by asking for them: where there are none that costs nothing;
 what is granted and not wanted is paid for ``look_seconds``. So the rule is asked as if all zones that were
-not looked at had machines, those it wants are looked at, and it is asked again.
+not looked at had machines, those it wants are looked at, and it is asked again. An elastic gang takes all
+that its zone has of what it asks for: it shrinks at once, and grows as new ranks have started.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ class Zone:
 
     Attributes:
         region: carrying a checkpoint between zones of one costs nothing.
-        there: (T,) whether a gang can be had on spot machines from each tick to the next.
+        there: (T,) part of a gang that can be had on spot machines from each tick to the next; 1: all of it.
         spot_usd: (T,) an hour of the gang on them.
         on_demand_usd: an hour of the gang on demand.
     """
@@ -47,6 +48,8 @@ class TickJob:
         checkpoint_gb: carried between regions.
         tick_seconds: between looks.
         look_seconds: paid for machines that were asked for to see whether they are there; 0: nothing.
+        least: the part of its gang on which it may run; 1: all of it.
+        exponent: a part of the gang has this power of it as speed.
     """
 
     seconds: float
@@ -55,6 +58,8 @@ class TickJob:
     checkpoint_gb: float = 0.0
     tick_seconds: float = 600.0
     look_seconds: float = 60.0
+    least: float = 1.0
+    exponent: float = 1.0
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -101,6 +106,8 @@ class _Ticks:
         self.spot = np.arange(2 * self.n) < self.n
         self.on_demand = np.array([zone.on_demand_usd for zone in zones])
         self.left, self.at, self.starting, self.where = job.seconds, WAIT, 0.0, -1
+        self.held, self.coming, self.joins = 1.0, 0.0, 0.0
+        self.parts = np.ones(self.n)
         self.seen = [Hazard() for _ in zones]
         self.since = np.full(self.n, -1)
         self.went = np.zeros(self.n, dtype=bool)
@@ -122,7 +129,8 @@ class _Ticks:
 
     def _look(self, tick: int) -> int:
         """Choice at a tick, after what is lost."""
-        there = np.array([bool(zone.there[tick]) for zone in self.zones])
+        parts = np.array([float(zone.there[tick]) for zone in self.zones])
+        there = parts >= max(self.job.least, 1e-9)
         prices = np.array([float(zone.spot_usd[tick]) for zone in self.zones])
         looked = np.full(self.n, self.job.look_seconds == 0)
         if WAIT != self.at < self.n:
@@ -131,6 +139,9 @@ class _Ticks:
                 self.seen[self.at] = self.seen[self.at].plus(Hazard(preemptions=1))
                 self.result.preemptions += 1
                 self.at = WAIT
+            else:
+                self._resize(parts[self.at])
+        self.parts = np.where(looked & there, parts, 1.0)
         for zone in np.flatnonzero(looked).tolist():
             self._saw(zone, there[zone], tick)
         while True:
@@ -138,13 +149,28 @@ class _Ticks:
             if option == WAIT or option >= self.n or looked[option]:
                 break
             looked[option] = True
+            self.parts[option] = parts[option] if there[option] else self.parts[option]
             self._saw(option, there[option], tick)
         for zone in np.flatnonzero(looked & there).tolist():
             if zone not in (option, self.at):
-                usd = prices[zone] * self.job.look_seconds / HOUR
+                usd = prices[zone] * self.parts[zone] * self.job.look_seconds / HOUR
                 self.result.usd += usd
                 self.result.looks_usd += usd
         return option
+
+    def _trains_on(self) -> np.ndarray:
+        """(n,) parts of the gang that would train in each zone."""
+        parts = self.parts.copy()
+        if WAIT != self.at < self.n:
+            parts[self.at] = self.held
+        return parts
+
+    def _resize(self, part: float) -> None:
+        """Have ``part`` of the gang, which is what the zone has of it."""
+        more = max(0.0, part - self.held)
+        if more > self.coming:
+            self.joins = self.job.startup_seconds
+        self.held, self.coming = min(self.held, part), more
 
     def _saw(self, zone: int, there: bool, tick: int) -> None:
         if there and self.since[zone] < 0:
@@ -158,15 +184,17 @@ class _Ticks:
         for each in self.seen:
             of_all = of_all.plus(each)
         known = self.went & (self.since >= 0)
+        # A part counts as dear as it is fast: what it costs less a step, it takes of the slack.
+        speed = self._trains_on() ** self.job.exponent
         options = Options(
-            speed=np.ones(2 * self.n),
-            usd_per_hour=np.concatenate([spot_usd, self.on_demand]),
+            speed=np.concatenate([speed, np.ones(self.n)]),
+            usd_per_hour=np.concatenate([spot_usd * speed, self.on_demand]),
             hazard_per_hour=np.array([each.per_hour_in_class(of_all) for each in self.seen] + [0.0] * self.n),
             spot=self.spot,
             there_seconds=np.concatenate(
                 [np.where(known, (tick - self.since) * length, np.inf), np.full(self.n, np.inf)]
             ),
-            listed_usd_per_hour=np.concatenate([listed, self.on_demand]),
+            listed_usd_per_hour=np.concatenate([listed * speed, self.on_demand]),
         )
         ticks_left = math.floor(self.job.deadline_seconds / length + 1e-9) - tick
         situation = Situation(
@@ -189,16 +217,22 @@ class _Ticks:
         self.result.egress_usd += usd
         self.result.launches += 1
         self.starting = self.job.startup_seconds
+        self.held, self.coming = (float(self.parts[zone]) if option < self.n else 1.0), 0.0
 
     def _train(self, tick: int) -> None:
         length, zone = self.job.tick_seconds, self.at % self.n
         hours = length / HOUR
         if self.at < self.n:
             self.seen[zone] = self.seen[zone].plus(Hazard(hours=hours))
-            self.result.usd += float(self.zones[zone].spot_usd[tick]) * hours
+            self.result.usd += float(self.zones[zone].spot_usd[tick]) * hours * (self.held + self.coming)
         else:
             self.result.on_demand_hours += hours
             self.result.usd += self.zones[zone].on_demand_usd * hours
-        self.left -= min(self.left, max(0.0, length - self.starting))
-        self.starting = max(0.0, self.starting - length)
+        trains = max(0.0, length - self.starting)
+        whole = min(trains, max(0.0, length - self.joins)) if self.coming else 0.0
+        speeds = self.held**self.job.exponent, (self.held + self.coming) ** self.job.exponent
+        self.left = max(0.0, self.left - (trains - whole) * speeds[0] - whole * speeds[1])
+        self.starting, self.joins = max(0.0, self.starting - length), max(0.0, self.joins - length)
+        if not self.joins:
+            self.held, self.coming = self.held + self.coming, 0.0
         self.where = zone

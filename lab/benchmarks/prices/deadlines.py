@@ -8,6 +8,7 @@ counts: the slack that the rule keeps was chosen on the first.
 """
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,12 @@ def cells(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
+def elastic(folder: Path) -> list[dict[str, Any]]:
+    """A gang of 16 beside elastic ones, over machines that come and go one by one."""
+    zones, seconds, _ = skynomad.elastic_zones(folder)
+    return [dataclasses.asdict(row) for row in skynomad.elastic_rows(zones, seconds)]
+
+
 def scores(folder: Path) -> list[dict[str, Any]]:
     """Settings of "Can't Be Late": mean scores of the second half of the windows."""
     series = cant_be_late.read_windows(folder)
@@ -49,7 +56,11 @@ def main() -> None:
     folder = parser.parse_args().data
     print(
         json.dumps(
-            {"skynomad": cells(folder / "skynomad"), "cant_be_late": scores(folder / "cant-be-late")},
+            {
+                "skynomad": cells(folder / "skynomad"),
+                "elastic": elastic(folder / "skynomad"),
+                "cant_be_late": scores(folder / "cant-be-late"),
+            },
             indent=1,
         )
     )

@@ -408,6 +408,26 @@ def skynomad() -> str:
     )
 
 
+def elastic() -> str:
+    found = json.loads(DEADLINES.read_text())["elastic"]
+    sizes, rows = list(found[0]["usd"]), []
+    for each in found:
+        usd, whole = each["usd"], each["usd"][sizes[0]]
+        over = {size: f"{usd[size] / each['bound_usd'][size]:.2f}" for size in sizes}
+        rows.append(
+            [
+                f"{each['zones']}",
+                f"{each['due_hours']:.1f}",
+                f"{each['jobs']}",
+                over[sizes[0]],
+                *(f"{usd[size] / whole:.2f} ({over[size]})" for size in sizes[1:]),
+                f"{sum(each['late'].values())}",
+            ]
+        )
+    kinds = (f"{size} to 16" for size in sizes[1:])
+    return table(("zones", "due after, h", "jobs", "16: over the bound", *kinds, "late"), rows)
+
+
 def cant_be_late() -> str:
     found = json.loads(DEADLINES.read_text())["cant_be_late"]
     kinds = ("uniform", "greedy", "ours")
@@ -443,6 +463,7 @@ def main() -> None:
         gavel_cost=gavel_cost(),
         weeks=weeks(),
         skynomad=skynomad(),
+        elastic=elastic(),
         cant_be_late=cant_be_late(),
     )
     PAGE.write_text(page.rstrip() + "\n", encoding="utf-8")

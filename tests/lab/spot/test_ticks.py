@@ -1,6 +1,7 @@
 """A job on a grid of ticks, and the commands that hold the rule of deadlines against published results."""
 
 import csv
+import dataclasses
 import json
 
 import numpy as np
@@ -60,14 +61,72 @@ def test_a_large_checkpoint_stays_in_its_region():
     assert light.usd < near.usd
 
 
+def parts(*spells: tuple[int, float]) -> Zone:
+    """A zone at a dollar an hour: (ticks, part of the gang that is there)."""
+    there = np.concatenate([np.full(ticks, part) for ticks, part in spells])
+    return dataclasses.replace(zone("#" * len(there)), there=there)
+
+
+def test_an_elastic_gang_runs_on_what_is_there_and_pays_for_that():
+    """Half of it for two hours of work: four and a start-up at half the price; a fixed one is on demand."""
+    half = [parts((60, 0.5))]
+    found = run_ticks(half, job(2.0, 9.0, least=0.5))
+    assert (found.in_time, found.launches, found.on_demand_hours) == (True, 1, 0)
+    assert found.usd == pytest.approx(26 / 6 / 2)
+    assert run_ticks(half, job(2.0, 9.0, least=0.6)).on_demand_hours > 2
+    assert run_ticks(half, job(2.0, 9.0, least=0.5, exponent=0.5)).usd == pytest.approx(19 / 6 / 2)
+
+
+def test_an_elastic_gang_shrinks_at_once_and_grows_as_new_ranks_have_started():
+    """Whole, half, whole: one launch; new ranks are paid as they start."""
+    found = run_ticks([parts((6, 1.0), (6, 0.5), (48, 1.0))], job(2.0, 9.0, least=0.5))
+    assert (found.launches, found.preemptions, found.in_time) == (1, 0, True)
+    # 0.8 h, 0.5 h, and then 0.1 h by half of it until the other half has started, and 0.6 h by all.
+    assert found.usd == pytest.approx(6 / 6 + 6 / 6 / 2 + 5 / 6)
+
+
+@pytest.mark.parametrize("deadline", [3.0, 5.0, 8.0])
+def test_no_job_costs_less_than_its_bound(deadline):
+    """Of whole gangs and elastic ones; where all are there at one price, that of their hours."""
+    zones = [parts((12, 0.5), (12, 0.0), (40, 1.0)), parts((5, 1.0), (59, 0.25))]
+    for least in (1.0, 0.5, 0.25):
+        one = job(2.0, deadline, least=least, exponent=0.9)
+        assert 0 < skynomad.least_usd(zones, one) <= run_ticks(zones, one).usd
+    assert skynomad.least_usd([parts((60, 1.0))], job(2.0, 9.0)) == pytest.approx(2.0)
+
+
+def write_traces(folder, **data):
+    """Zones ``us-a1-a`` at 10 USD and ``us-b1-a`` at 12, as the artifact has them."""
+    for name, samples in data.items():
+        at = folder / f"us-{name}-a_h100_16"
+        at.mkdir(parents=True)
+        price = {"price": 10.0 if name == "a1" else 12.0, "on_demand_price": 50.0}
+        about = {"gap_seconds": 600, "price_info": price}
+        (at / "full.json").write_text(json.dumps({"metadata": about, "data": samples}))
+
+
+@pytest.mark.slow
+def test_elastic_gangs_are_compared_over_probed_machines_and_over_drawn_ones(tmp_path):
+    """Eight of sixteen in each probe: what may run on eight is cheaper, what may not is on demand."""
+    write_traces(tmp_path / "traces", a1=[0] * 620)
+    drawn = CliRunner().invoke(skynomad.elastic, ["--data", str(tmp_path)])
+    assert drawn.exit_code == 0, drawn.output
+    assert "machines: drawn where there was one" in drawn.output
+    (tmp_path / "h100_16_runs").mkdir()
+    for tick in range(620):
+        result = {"zone_results": {"us-a1-a": {"instances_created": 8}}}
+        (tmp_path / "h100_16_runs" / f"{tick:04}.json").write_text(json.dumps(result))
+    probed = CliRunner().invoke(skynomad.elastic, ["--data", str(tmp_path)])
+    assert probed.exit_code == 0, probed.output
+    assert "machines: as probed" in probed.output
+    row = next(line for line in probed.output.splitlines() if " 86.4" in line)
+    assert float(row.split()[5].rstrip(",")) < 0.5
+    assert row.split()[-1] == "0/0/0/0"
+
+
 def test_skynomads_cells_are_read_and_compared(tmp_path):
     """A cell of two zones, of which one goes: figures over the published optimum, and the mean."""
-    for name, data in (("us-a1-a_h100_16", [0] * 20 + [1] * 40), ("us-b1-a_h100_16", [0] * 60)):
-        folder = tmp_path / "traces" / name
-        folder.mkdir(parents=True)
-        price = {"price": 10.0 if "a1" in name else 12.0, "on_demand_price": 50.0}
-        about = {"gap_seconds": 600, "price_info": price}
-        (folder / "full.json").write_text(json.dumps({"metadata": about, "data": data}))
+    write_traces(tmp_path / "traces", a1=[0] * 20 + [1] * 40, b1=[0] * 60)
     columns = {
         "scenario_name": "Two",
         "regions_in_scenario": "['us-a1-a_h100_16', 'us-b1-a_h100_16']",
