@@ -10,9 +10,12 @@ from ballast_operator.kube import leadership
 from ballast_operator.kube.kinds import LEASE
 from ballast_operator.kube.leadership import LEASE_NAME, Leadership
 from ballast_operator.settings import MOST_LEASE_SECONDS, LeaderSettings
+from ballast_operator.tasks import LoopThread
+from ballast_policies.scheduling import Memory, SchedulingPolicy, decide
 
 from tests.operator.loops.simulated.fake_cluster import FakeCluster
 from tests.operator.loops.simulated.world import World
+from tests.policies.scheduling.clusters import cluster, gang
 from tests.support.waiting import Clock
 
 SETTINGS = LeaderSettings(lease_seconds=15.0, renew_seconds=5.0, fence_seconds=10.0)
@@ -253,3 +256,29 @@ async def test_an_unreachable_api_server_does_not_end_leadership_before_its_time
     assert await first._attempt()
     clock.now = 11.0
     assert not await first._attempt()
+
+
+@pytest.mark.slow
+async def test_the_lease_is_renewed_again_and_again_while_one_decision_is_computed():
+    """Its seconds of Python let the thread of renewals in: no decision is so long that the Lease lapses."""
+    world = World()
+    leader = Leadership(
+        FakeCluster(world),
+        namespace="n",
+        identity="first",
+        settings=dataclasses.replace(SETTINGS, renew_seconds=0.001),
+    )
+    jobs = (gang(f"job-{number}", 1 + number % 3) for number in range(6000))
+    state, policy = cluster(*jobs, gpus=4000), SchedulingPolicy(objective="fifo")
+
+    def renewed() -> int:
+        before = world.version
+        decide(state, Memory(), policy, now=0.0)
+        return world.version - before
+
+    async with LoopThread("renewals") as side:
+        assert await side.run(leader.attempt())
+        holding = side.start(leader.hold())
+        await asyncio.to_thread(renewed)  # what is imported and cached by the first is no part of it
+        assert await asyncio.to_thread(renewed) > 3
+        holding.cancel()
