@@ -6,6 +6,7 @@ A docstring under a field is its description; it is read when a schema is made, 
 
 import datetime
 import math
+import re
 import sys
 from collections.abc import Iterable
 from typing import Annotated, Any, NamedTuple, Self
@@ -186,6 +187,9 @@ class ObjectMeta(ApiModel):
 MAX_MESSAGE = 32768
 """Longest message that metav1.Condition allows, in characters."""
 
+HALVES = re.compile("[\ud800-\udfff]")
+"""Halves of a surrogate pair without the other: no character, and nothing that is stored."""
+
 
 class Condition(StatusModel):
     """metav1.Condition."""
@@ -245,7 +249,7 @@ def set_condition(
         type=kind,
         status=status,
         reason=reason,
-        message=message[:MAX_MESSAGE],
+        message=HALVES.sub("\ufffd", message[:MAX_MESSAGE]),
         last_transition_time=old.last_transition_time if old is not None and old.status == status else now,
         observed_generation=generation,
     )

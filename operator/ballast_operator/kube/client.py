@@ -24,6 +24,7 @@ from kubernetes.aio import client as kubernetes_client
 from kubernetes.aio.dynamic import DynamicClient
 from kubernetes.aio.dynamic.exceptions import DynamicApiError
 
+from ballast_operator.api.base import HALVES
 from ballast_operator.errors import (
     OVER_QUOTA,
     Conflict,
@@ -406,9 +407,6 @@ class Cluster:
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 """Characters that a YAML reader refuses or takes for a line's end, and JSON's writer leaves as they are."""
 
-_HALVES = re.compile("[\ud800-\udfff]")
-"""Halves of a surrogate pair without the other: no character."""
-
 
 def apply_text(body: Object) -> str:
     """The body of a server-side apply: JSON that a YAML reader takes, whatever texts are in it.
@@ -417,7 +415,7 @@ def apply_text(body: Object) -> str:
     Basic Multilingual Plane goes out as it is. Half a pair, of which no reader makes a character, becomes
     U+FFFD, as in a body that is read as JSON.
     """
-    text = _HALVES.sub("\ufffd", json.dumps(body, ensure_ascii=False))
+    text = HALVES.sub("\ufffd", json.dumps(body, ensure_ascii=False))
     return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

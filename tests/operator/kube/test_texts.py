@@ -2,22 +2,30 @@
 
 import asyncio
 import contextlib
+import functools
 import json
+from unittest import mock
 
 import pytest
+from ballast_operator.allocator.policy_status import PolicyReport, policy_status
+from ballast_operator.allocator.solver import Solve
+from ballast_operator.api.conditions import PolicyReason
 from ballast_operator.api.costs import TeamPart
 from ballast_operator.api.training_job_status import Decision, TrainingJobStatus
 from ballast_operator.errors import Conflict, Rejected
 from ballast_operator.kube.client import connect
-from ballast_operator.kube.kinds import CONFIG_MAP, EVENT, JOB, LEASE, POD
+from ballast_operator.kube.dropped import DroppedFields
+from ballast_operator.kube.kinds import CONFIG_MAP, EVENT, JOB, LEASE, POD, POLICY
 from ballast_operator.observation.status_changes import status_content
+from ballast_policies.allocation.registry import allocate
 from ballast_policies.contract import END_REASON_ANNOTATION, REPORT_ANNOTATION
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.operator.api.objects import JOB as TRANSLATOR
+from tests.operator.api.objects import POLICY as AN_EXAMPLE
 from tests.operator.api.objects import changed
-from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+from tests.operator.loops.simulated.simulation import NAMESPACE, START, InProcessSolver, Simulation
 
 pytestmark = [pytest.mark.api, pytest.mark.slow]
 
@@ -119,3 +127,57 @@ async def written(control_plane, namespace, status):
             await cluster.create(JOB, changed(TRANSLATOR, "metadata.namespace", namespace))
         name = {"namespace": namespace, "name": TRANSLATOR["metadata"]["name"]}
         return (await cluster.write_status(JOB, {"metadata": name, "status": status}))["status"]
+
+
+@given(team=SENT.filter(bool), feed=SENT | ANY.map(json.dumps), said=ANY)
+@example(team="\U0001f917" * 253, feed='{"pricePerGpuHour": "\\ud83e"}', said=HARD * 200)
+@example(team=" ", feed="\0" * 9000, said="\U0001f917")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_whatever_a_policy_its_teams_and_its_prices_are_called_its_status_is_written(
+    control_plane, namespace, team, feed, said
+):
+    """A team with costs, a price feed's text, a solver's error, a wrong field, a decision that fails."""
+    for status in asyncio.run(policy_statuses(team[:253], feed, said)):
+        stored_status = asyncio.run(written_of_policy(control_plane, namespace, status))
+        assert stored_status == json.loads(json.dumps(status)), status
+
+
+async def policy_statuses(team, feed, said):
+    """Of a ClusterPolicy with these texts once a job of the team has run, in a cluster in memory."""
+    pools = {"fast": {"pricePerGpuHour": 3.0, "priceFeed": {"configMap": "prices"}}}
+    objective, budgets = {"policy": "hierarchical", "entities": {team: {}}}, {team: {"amount": 1e6}}
+    nodes = {"fast-0": ("fast", 2)}
+    simulation = Simulation(nodes=nodes, pools=pools, objective=objective, budgets=budgets)
+    prices = {"metadata": {"namespace": "ballast-system", "name": "prices"}, "data": {"fast": feed}}
+    simulation.world.put(CONFIG_MAP, prices)
+    with mock.patch.object(InProcessSolver, "solve", functools.partialmethod(failing, said)):
+        await simulation.run_job("one", entity=team, trainer={"total": 10**6})
+        simulation.asked = True
+        await simulation.tick(seconds=60.0)
+    item = simulation.policy()
+    assert {each["team"] for each in item["status"]["teams"]} == {team}
+    simulation.change_policy(objective={**objective, "policy": stored(said[:253])})
+    simulation.asked = True
+    await simulation.tick()
+    failed, _ = policy_status(
+        item, PolicyReport(failed=f"ValueError: {said}"), now=START, dropped=DroppedFields()
+    )
+    assert failed is not None
+    return item["status"], simulation.policy()["status"], failed["status"]
+
+
+async def failing(solver, said, policy, problem, **how):
+    """The answer in place of a solver's that has said so."""
+    reasons = {"outcome": PolicyReason.FALLBACK_AFTER_SOLVER_ERROR, "health": PolicyReason.SOLVER_DIED}
+    return Solve(allocation=allocate(policy, problem, **how["options"]), message=said, seconds=0.0, **reasons)
+
+
+async def written_of_policy(control_plane, namespace, status):
+    """The status as a real API server has it."""
+    async with await connect(str(control_plane.kubeconfig)) as cluster:
+        name = {"name": f"of-{namespace}"}
+        made = await cluster.create(POLICY, {**AN_EXAMPLE, "metadata": name})
+        try:
+            return (await cluster.write_status(POLICY, {"metadata": name, "status": status}))["status"]
+        finally:
+            await cluster.delete(POLICY, "", name["name"], uid=made["metadata"]["uid"])
