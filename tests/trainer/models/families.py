@@ -28,6 +28,14 @@ IMAGES = {
 LATENT = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8}
 LATENT |= {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_key_value_heads": 4, "head_dim": 4}
 WINDOW = {"sliding_window": 4}
+T5 = {"vocab_size": 64, "d_model": 32, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4, "d_kv": 8}
+T5 |= {"d_ff": 48, "dropout_rate": 0.0}
+BART = {"vocab_size": 64, "d_model": 32, "dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
+BART |= {"max_position_embeddings": 64, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+for side, layers in (("encoder", 2), ("decoder", 3)):
+    BART |= {f"{side}_layers": layers, f"{side}_attention_heads": 4, f"{side}_ffn_dim": 48}
+    BART |= {f"{side}_layerdrop": 0.0}
+SOUNDS = {"num_mel_bins": 6, "max_source_positions": 10, "max_target_positions": 32}
 STILL = {"attention_dropout": 0.0, "hidden_dropout": 0.0}
 ROUTED = {"output_router_logits": True}
 
@@ -113,6 +121,14 @@ FAMILIES = {
     | {"num_hidden_layers": 4, "head_dim": 8, "ssm_state_size": 4, "mamba_num_heads": 8, "mamba_head_dim": 8}
     | {"n_groups": 2, "chunk_size": 4, "n_routed_experts": 4, "moe_intermediate_size": 16}
     | {"moe_shared_expert_intermediate_size": 32},
+    "t5": T5,
+    "whisper": {**BART, **SOUNDS, "decoder_start_token_id": 2},
+    "bart": BART,
+    "umt5": T5,
+    "longt5": T5,
+    "m2m_100": BART,
+    "marian": BART,
+    "pegasus": BART,
     "recurrent_gemma": {**SIZES, "lru_width": 32, "attention_window_size": 4}
     | {"block_types": ["recurrent", "attention"]},
 }

@@ -31,7 +31,8 @@ def losses_of_the_class(name, steps, *, learning_rate):
         inputs, labels = batch_of(name)(0, step, 4)
         if labels.dim() == 2 and labels[0, -1] == -100:
             labels = inputs
-        loss = whole(inputs, labels=labels).loss
+        named = inputs if isinstance(inputs, dict) else {whole.main_input_name: inputs}
+        loss = whole(**named, labels=labels).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -48,7 +49,30 @@ def image_batches():
     return images
 
 
+def pairs(kind):
+    """Sentences, or sounds, and what is to be written of them, of another length."""
+
+    def batch(seed, step, size):
+        generator = torch.Generator().manual_seed(1000 * seed + step)
+        written = torch.randint(3, 64, (size, 9), generator=generator)
+        inputs = {"decoder_input_ids": written.roll(1, dims=1)}
+        if kind == "sounds":
+            inputs["input_features"] = torch.randn(size, 6, 20, generator=generator)
+        else:
+            inputs["input_ids"] = torch.randint(3, 64, (size, 12), generator=generator)
+        return inputs, written
+
+    return batch
+
+
+PAIRS = {"whisper": "sounds"} | dict.fromkeys(
+    ("t5", "bart", "umt5", "longt5", "m2m_100", "marian", "pegasus"), "sentences"
+)
+
+
 def batch_of(name):
+    if name in PAIRS:
+        return pairs(PAIRS[name])
     if name in ("vit", "dinov2"):
         return images
     return families.batches("same" if name == "bert" else "next")
@@ -61,6 +85,8 @@ def sgd(parameters, learning_rate):
 def job(name, **fields):
     module = "tests.trainer.models"
     data = {"name": f"{module}.families:batches", "args": {"kind": "same" if name == "bert" else "next"}}
+    if name in PAIRS:
+        data = {"name": f"{module}.test_hugging_face_families:pairs", "args": {"kind": PAIRS[name]}}
     if batch_of(name) is images:
         data = {"name": f"{module}.test_hugging_face_families:image_batches"}
     return {
@@ -96,7 +122,7 @@ def test_labels_that_transformers_would_shift_are_shifted_where_the_job_says_so_
 
 DAILY = (
     *("gemma3_text", "llama4_text", "gpt_oss with its routers' loss", "opt", "falcon with alibi", "gptj"),
-    *("jamba", "bert", "vit"),
+    *("jamba", "bert", "vit", "t5", "whisper"),
 )
 """One of each way in which families differ."""
 
@@ -113,7 +139,8 @@ def test_a_family_learns_as_its_own_class_does(name):
 @pytest.mark.nightly
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "name", ["mixtral with its routers' loss", "gemma2", "bert", "falcon with alibi", "jamba"]
+    "name",
+    ["mixtral with its routers' loss", "gemma2", "bert", "falcon with alibi", "jamba", "t5", "whisper"],
 )
 def test_a_family_learns_so_on_three_ranks(gang, name):
     """Figures of routers travel beside hidden states; weights are tied; the loss is that of one process."""
@@ -221,7 +248,7 @@ def test_every_name_of_the_whole_model_is_in_an_export():
     """Each parameter belongs to one layer, by the name that the class gives it."""
     from ballast_trainer.models.hugging_face import from_config
 
-    for name in ("opt", "bert", "vit", "mamba", "gpt_oss with its routers' loss"):
+    for name in ("opt", "bert", "vit", "mamba", "gpt_oss with its routers' loss", "t5", "whisper"):
         model = from_config(**families.arguments(name))
         found = [
             model.name_of(index, key)
@@ -231,6 +258,8 @@ def test_every_name_of_the_whole_model_is_in_an_export():
         made = transformers.AutoConfig.for_model(**families.arguments(name))
         kinds = transformers.MODEL_FOR_MASKED_LM_MAPPING if name == "bert" else None
         kinds = transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING if name == "vit" else kinds
+        kinds = transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING if name == "t5" else kinds
+        kinds = transformers.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING if name == "whisper" else kinds
         whole = (kinds or transformers.MODEL_FOR_CAUSAL_LM_MAPPING)[type(made)](made)
         assert sorted(found) == sorted(whole.state_dict())
 

@@ -23,8 +23,9 @@ def job(**args):
     ("args", "reason"),
     [
         (
-            {"model_type": "t5", "vocab_size": 64, "d_model": 32, "num_layers": 2, "num_heads": 4},
-            f"'t5' predicts neither tokens nor classes of images (it has an encoder and a decoder). {FIX}",
+            {"model_type": "switch_transformers", "vocab_size": 64, "d_model": 32, "d_ff": 48}
+            | {"num_layers": 2, "num_decoder_layers": 2, "num_heads": 4, "d_kv": 8, "num_experts": 2},
+            "SwitchTransformersForConditionalGeneration is no chain of layers: its forward does not run on",
         ),
         ({"model_type": "clip_text_model"}, f"predicts neither tokens nor classes of images. {FIX}"),
         (
@@ -36,6 +37,10 @@ def job(**args):
         (
             {"model_type": "biogpt", **SIZES, "intermediate_size": 32, "layerdrop": 0.1},
             "BioGptForCausalLM leaves out layers at random (layerdrop). To fix: layerdrop: 0.0",
+        ),
+        (
+            {"model_type": "big_bird", **SIZES, "intermediate_size": 32},
+            "attends in sparse blocks. To fix: attention_type: original_full",
         ),
         (
             {"model_type": "jetmoe", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2}

@@ -8,6 +8,7 @@ beside its hidden states must depend on their shape alone.
 import contextlib
 import copy
 import functools
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -27,6 +28,45 @@ class Packed(NamedTuple):
 
     hidden: torch.Tensor
     positions: torch.Tensor
+
+
+class Handed(NamedTuple):
+    """Hidden states, and what else the layers of an encoder and its decoder hand on.
+
+    Attributes:
+        hidden: of the encoder, then of the decoder.
+        results: further tensors that the layer before returned, e.g. T5's position bias.
+        beside: of an encoder the decoder's tokens, of a decoder what the encoder returned.
+    """
+
+    hidden: torch.Tensor
+    results: tuple[torch.Tensor, ...]
+    beside: torch.Tensor
+
+    def filled(self, call: "Call") -> "Call":
+        """The call of the next layer, with these tensors in their places."""
+
+        def fill(one: Any) -> Any:
+            if isinstance(one, _Result):
+                return self.results[one.place]
+            return self.beside if one is _MEMORY else one
+
+        return tuple(map(fill, call[0])), {name: fill(one) for name, one in call[1].items()}
+
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and named arguments of a layer beside hidden states."""
+
+
+class _Result(NamedTuple):
+    """In a call: which tensor it is of those that a layer returned beside hidden states."""
+
+    layer: int
+    place: int
+
+
+_MEMORY = object()
+"""In a call: what the encoder returned."""
 
 
 class NoChainError(Exception):
@@ -50,18 +90,16 @@ class _Seat:
 
     def __init__(self) -> None:
         self.hidden: torch.Tensor | None = None
-        self.calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+        self.calls: dict[int, Call] = {}
         self.first, self.last = False, -1
 
 
 class _StandIn(nn.Module):
     """Stand-in for a layer."""
 
-    def __init__(self, layer: nn.Module, index: int, results: int | None, seat: _Seat) -> None:
+    def __init__(self, layer: nn.Module, index: int, results: tuple[Any, ...] | None, seat: _Seat) -> None:
         super().__init__()
-        for name, value in vars(layer).items():
-            if isinstance(value, str | int | float | None) and not name.startswith("_"):
-                setattr(self, name, value)
+        _describe(self, layer)
         self._index, self._results, self._seat = index, results, seat
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -73,7 +111,14 @@ class _StandIn(nn.Module):
         seat.calls[self._index] = tuple(others), kwargs
         if self._index == seat.last:
             raise _Reached(None)
-        return seat.hidden if self._results is None else (seat.hidden, *[None] * (self._results - 1))
+        return seat.hidden if self._results is None else (seat.hidden, *self._results)
+
+
+def _describe(stand_in: nn.Module, module: nn.Module) -> None:
+    """Give it the plain attributes of the module, which models look at."""
+    for name, value in vars(module).items():
+        if isinstance(value, str | int | float | tuple | None) and not name.startswith("_"):
+            setattr(stand_in, name, value)
 
 
 class _Absent(nn.Module):
@@ -81,6 +126,7 @@ class _Absent(nn.Module):
 
     def __init__(self, module: nn.Module, form: Tree, tried: torch.Tensor, seat: _Seat) -> None:
         super().__init__()
+        _describe(self, module)
         self._form, self._tried, self._seat = form, tried.shape[:2], seat
         for name, part in module.named_children():
             # Models look at the types of their parts.
@@ -98,10 +144,9 @@ class _Absent(nn.Module):
         assert hidden is not None
 
         def zeros(like: torch.Tensor) -> torch.Tensor:
-            shape = list(like.shape)
-            for at in range(min(2, len(shape))):
-                # Samples and positions.
-                shape[at] = hidden.shape[at] if shape[at] == self._tried[at] else shape[at]
+            # Samples and positions; positions alone, e.g. of their embedding.
+            now = dict(zip(self._tried, hidden.shape, strict=False))
+            shape = [now.get(size, size) for size in like.shape[:2]] + list(like.shape[2:])
             made = torch.zeros(shape, dtype=like.dtype, device=hidden.device)
             return made + hidden.flatten()[:1].sum() * 0 if like.is_floating_point() else made
 
@@ -111,13 +156,21 @@ class _Absent(nn.Module):
 class Chain:
     """Calls of a module on the layers of its list at ``path``, found by running it once."""
 
-    def __init__(self, module: nn.Module, inputs: torch.Tensor, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: torch.Tensor,
+        options: Mapping[str, Any],
+        *,
+        hands_on: bool = False,
+    ) -> None:
         """Run the module once, in evaluation mode.
 
         Args:
             module: whose forward takes ``inputs`` first.
             inputs: of a few samples.
             options: further arguments of its forward.
+            hands_on: a layer may take what the one before it returned beside hidden states.
 
         Raises:
             NoChainError: it has no list of layers that run one after the other, or several.
@@ -148,7 +201,10 @@ class Chain:
         self.tried = given[id(self.layers[0])]
         self._results, self._calls, self._inputs = results, calls, inputs
         outputs = [results[id(layer)] for layer in self.layers]
-        self._forms = [len(output) if isinstance(output, tuple) else None for output in outputs]
+        self._forms = [
+            _marks(index, output, hands_on) if isinstance(output, tuple) else None
+            for index, output in enumerate(outputs)
+        ]
         firsts = [output[0] if isinstance(output, tuple) else output for output in outputs]
         if not all(isinstance(one, torch.Tensor) for one in (self.tried, *firsts)) or self.tried.dim() < 2:
             raise NoChainError(f"{self.path} hand on something else than one tensor of hidden states")
@@ -180,6 +236,7 @@ class Chain:
             for name, value in (*enumerate(args, start=1), *kwargs.items()):
                 tensors = [one for one in tree_leaves(value) if torch.is_tensor(one)]
                 plain = isinstance(value, torch.Tensor | tuple | list | dict | str | int | float | None)
+                plain = value.layer == index - 1 if isinstance(value, _Result) else plain or value is _MEMORY
                 if not plain or any(one.requires_grad for one in tensors):
                     what = "depends on hidden states" if plain else f"is a {type(value).__name__}"
                     raise NoChainError(f"layer {index} of {self.path} takes {name!r}, which {what}")
@@ -254,15 +311,15 @@ class AfterLayers(nn.Module):
         self._seat, self._options, self._like = seat, options, inputs.new_zeros(inputs.shape, device="meta")
 
     def forward(self, value: torch.Tensor | Packed) -> torch.Tensor:
-        """Hidden states of the last layer -> logits."""
+        """Hidden states of the last layer -> logits, or of an encoder what it returns."""
         hidden = value.hidden if isinstance(value, Packed) else value
         self._seat.hidden = hidden
         try:
             output = self.model(_inputs_like(self._like, hidden), **self._options)
         finally:
             self._seat.hidden = None
-        logits: torch.Tensor = getattr(output, "logits", output)
-        return logits
+        returned: torch.Tensor = getattr(output, "logits", getattr(output, "last_hidden_state", output))
+        return returned
 
 
 class LayerCalls:
@@ -273,7 +330,7 @@ class LayerCalls:
     ) -> None:
         self._models: dict[torch.device, tuple[nn.Module, _Seat]] = {inputs.device: (model, seat)}
         self._options, self._like = options, inputs.new_zeros(inputs.shape, device="meta")
-        self._kept: dict[Any, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {}
+        self._kept: dict[Any, list[Call]] = {}
         self._packed: tuple[torch.Tensor | None, Any, Any] = (None, None, None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "LayerCalls":
@@ -281,20 +338,19 @@ class LayerCalls:
         return self
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def of(self, index: int, hidden: torch.Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Further positional and named arguments of layer ``index`` for hidden states of this form."""
-        key = _form_of(hidden)
+    def of(self, index: int, hidden: torch.Tensor, memory: torch.Tensor | None = None) -> Call:
+        """The call of layer ``index`` for hidden states, and what the encoder returned, of this form."""
+        key = _form_of(hidden), None if memory is None else memory.shape
         if key not in self._kept:
             while len(self._kept) >= _MOST_KEPT:
                 del self._kept[next(iter(self._kept))]
             with torch.no_grad():
-                self._kept[key] = self.made_for(hidden.detach())
+                given = {} if memory is None else {"memory": memory.detach()}
+                self._kept[key] = self.made_for(hidden.detach(), **given)
         return self._kept[key][index]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def of_packed(
-        self, index: int, value: Packed
-    ) -> tuple[tuple[tuple[Any, ...], dict[str, Any]], torch.Tensor]:
+    def of_packed(self, index: int, value: Packed) -> tuple[Call, torch.Tensor]:
         """As :meth:`of` for packed samples; and the positions, by which the next layer finds this again."""
         positions, key, calls = self._packed
         hidden = value.hidden
@@ -309,11 +365,13 @@ class LayerCalls:
         assert positions is not None
         return calls[index], positions
 
-    def made_for(self, hidden: torch.Tensor, **options: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    def made_for(self, hidden: torch.Tensor, **options: Any) -> list[Call]:
         """Calls of the whole module by layer, for ``hidden`` and further arguments ``options``."""
         if hidden.is_meta:
-            # Masks follow from values.
-            found = self.made_for(torch.zeros(hidden.shape, dtype=hidden.dtype))
+            # Masks follow from values: those of positions do not count, and of an encoder's its form.
+            on_host = functools.partial(torch.zeros_like, device="cpu")
+            given = {name: on_host(one) for name, one in options.items() if name == "memory"}
+            found = self.made_for(on_host(hidden), **given)
             to_meta = functools.partial(torch.Tensor.to, device="meta")
             return [tree_map_only(torch.Tensor, to_meta, call) for call in found]
         if hidden.device not in self._models:
@@ -327,7 +385,17 @@ class LayerCalls:
             pass
         finally:
             calls, seat.hidden, seat.calls = seat.calls, None, {}
-        return [calls[index] for index in sorted(calls)]
+        memory = options.get("memory", calls)
+        marked = functools.partial(tree_map_only, torch.Tensor, lambda one: _MEMORY if one is memory else one)
+        return [marked(calls[index]) for index in sorted(calls)]
+
+
+def _marks(index: int, output: tuple[Any, ...], hands_on: bool) -> tuple[Any, ...]:
+    """In the place of what layer ``index`` returned beside hidden states."""
+    if not hands_on:
+        return (None,) * (len(output) - 1)
+    places = itertools.count()
+    return tuple(_Result(index, next(places)) if torch.is_tensor(one) else None for one in output[1:])
 
 
 def _form_of(hidden: torch.Tensor) -> Any:

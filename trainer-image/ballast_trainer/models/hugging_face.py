@@ -6,6 +6,7 @@ apart.  Whether the parts one after the other compute what the model computes is
 """
 
 import contextlib
+import copy
 import dataclasses
 import difflib
 import functools
@@ -22,7 +23,7 @@ from torch.nn import functional
 from ballast_trainer.data.collate import IGNORED
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.blocks import experts_of, note_choices
-from ballast_trainer.models.chain import Chain, LayerCalls, NoChainError, Packed
+from ballast_trainer.models.chain import Call, Chain, Handed, LayerCalls, NoChainError, Packed
 from ballast_trainer.models.deferred import DeferredWeights, deferred_weights
 from ballast_trainer.models.loss_weights import counted_targets, cross_entropy
 from ballast_trainer.models.protocol import Model
@@ -53,9 +54,19 @@ class DecoderLayer(nn.Module):
     among_experts = False
 
     def __init__(
-        self, layer: nn.Module, index: int, calls: LayerCalls, width: int, members: set[str], config: Any
+        self,
+        layer: nn.Module,
+        index: int,
+        calls: LayerCalls,
+        width: int,
+        members: set[str],
+        config: Any,
+        *,
+        encodes: bool = False,
     ) -> None:
+        # ``encodes``: what comes beside hidden states is the decoder's, for later.
         super().__init__()
+        self._encodes = encodes
         self.layer, self.width, self.config = layer, width, config
         stated = getattr(config, "base_model_tp_plan", None) or {}
         # Newer releases also state how embeddings are cut, which are no part of a layer.
@@ -63,14 +74,20 @@ class DecoderLayer(nn.Module):
         note_choices(layer)
         self._index, self._calls, self._members = index, calls, members
 
-    def forward(self, value: torch.Tensor | Packed) -> torch.Tensor | Packed:
+    def forward(self, value: torch.Tensor | Packed | Handed) -> torch.Tensor | Packed | Handed:
         """[B, S, D] -> [B, S, D]; no position is padding."""
+        if isinstance(value, Handed):
+            memory = None if self._encodes else value.beside
+            args, kwargs = value.filled(self._calls.of(self._index, value.hidden, memory))
+            output = self.layer(value.hidden, *args, **kwargs)
+            mixed, *results = output if isinstance(output, tuple) else (output,)
+            return Handed(mixed, tuple(one for one in results if torch.is_tensor(one)), value.beside)
         if isinstance(value, Packed):
             call, positions = self._calls.of_packed(self._index, value)
             return Packed(self._run(value.hidden, call), positions)
         return self._run(value, self._calls.of(self._index, value))
 
-    def _run(self, hidden: torch.Tensor, call: tuple[tuple[Any, ...], dict[str, Any]]) -> torch.Tensor:
+    def _run(self, hidden: torch.Tensor, call: Call) -> torch.Tensor:
         output = self.layer(hidden, *call[0], **call[1])
         mixed: torch.Tensor = output[0] if isinstance(output, tuple) else output
         return mixed
@@ -93,6 +110,77 @@ class DecoderLayer(nn.Module):
                 "attention_path": functools.partial(self._path, *ATTENTION),
             }[name]
         return super().__getattr__(name)
+
+
+class EncoderStart(nn.Module):
+    """What comes before the layers of an encoder."""
+
+    def __init__(self, first: nn.Module, name: str) -> None:
+        super().__init__()
+        self.first, self._name = first, name
+
+    def forward(self, inputs: Mapping[str, torch.Tensor]) -> Handed:
+        """Both inputs -> hidden states, and the decoder's tokens."""
+        return Handed(self.first(inputs[self._name]), (), inputs["decoder_input_ids"])
+
+
+class DecoderStart(nn.Module):
+    """What comes between the layers of an encoder and those of its decoder."""
+
+    def __init__(self, last: nn.Module, first: nn.Module) -> None:
+        super().__init__()
+        self.last, self.first = last, first
+
+    def forward(self, value: Handed) -> Handed:
+        """Hidden states and the decoder's tokens -> its hidden states, and what the encoder returns."""
+        return Handed(self.first(value.beside), (), self.last(value.hidden))
+
+
+class DecoderEnd(nn.Module):
+    """What follows the layers of a decoder that has an encoder."""
+
+    def __init__(self, last: nn.Module) -> None:
+        super().__init__()
+        self.last = last
+
+    def forward(self, value: Handed) -> torch.Tensor:
+        """Hidden states -> logits."""
+        logits: torch.Tensor = self.last(value.hidden)
+        return logits
+
+
+class _WithoutEncoder(nn.Module):
+    """A model from what its encoder returned on; its parts are the model's own."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model, self._width = _without(model, model.get_encoder()), model.config.hidden_size
+
+    def forward(
+        self, tokens: torch.Tensor, memory: torch.Tensor | None = None, **options: Any
+    ) -> torch.Tensor:
+        """The decoder's tokens and what the encoder returned [B, T, D] -> logits."""
+        from transformers.modeling_outputs import BaseModelOutput
+
+        memory = torch.zeros(len(tokens), 1, self._width, device=tokens.device) if memory is None else memory
+        read = BaseModelOutput(last_hidden_state=memory)
+        found = self.model(encoder_outputs=read, decoder_input_ids=tokens, use_cache=False, **options)
+        logits: torch.Tensor = found.logits
+        return logits
+
+
+def _without(module: nn.Module, left_out: nn.Module) -> nn.Module:
+    """The module without a part of it; all others are the same."""
+    copied = copy.copy(module)
+    copied.__dict__["_modules"] = {
+        name: None
+        if part is None or part is left_out
+        else _without(part, left_out)
+        if left_out in part.modules()
+        else part
+        for name, part in module._modules.items()
+    }
+    return copied
 
 
 class Routed(NamedTuple):
@@ -186,6 +274,11 @@ def decoder(model: Any, *, tried: bool = True) -> Model:
     dropped = [field for field, value in fields.items() if field.endswith("layerdrop") and value]
     if dropped:
         raise ValueError(f"{name} leaves out layers at random ({dropped[0]}). To fix: {dropped[0]}: 0.0")
+    if fields.get("attention_type") == "block_sparse":
+        # Families with it change to full attention, for good, where they see short sequences, as on trial.
+        raise ValueError(f"{name} attends in sparse blocks. To fix: attention_type: original_full")
+    if fields.get("apply_spec_augment"):
+        raise ValueError(f"{name} masks its inputs at random. To fix: apply_spec_augment: false")
     inputs = _inputs_of(model, name)
     taken = inspect.signature(model.forward).parameters
     routed = bool(getattr(config, "output_router_logits", False))
@@ -199,14 +292,19 @@ def decoder(model: Any, *, tried: bool = True) -> Model:
     if config is not None and caches:
         config.use_cache = False
     model.eval()
+    packs = False
+    loss: Callable[[Any, torch.Tensor], torch.Tensor] = cross_entropy
     try:
-        chain = Chain(model, inputs, options)
-        layers, loss = _layers_of(model, chain, routed=routed, taken=set(taken))
-        # Layers without attention carry a state from sample to sample.
-        attends = all(any(hasattr(layer, part) for part in ATTENTION) for layer in chain.layers)
-        packs = attends and name.endswith(_PREDICT_NEXT) and "position_ids" in taken
+        if getattr(config, "is_encoder_decoder", False):
+            layers = _encoder_and_decoder(model, inputs)
+        else:
+            chain = Chain(model, inputs, options)
+            layers, loss = _layers_of(model, chain, routed=routed, taken=set(taken))
+            # Layers without attention carry a state from sample to sample.
+            attends = all(any(hasattr(layer, part) for part in ATTENTION) for layer in chain.layers)
+            packs = attends and name.endswith(_PREDICT_NEXT) and "position_ids" in taken
         if tried:
-            packs = _try(model, chain, layers, loss, inputs, labelled="labels" in taken, packs=packs)
+            packs = _try(model, layers, loss, inputs, options, labelled="labels" in taken, packs=packs)
     except NoChainError as error:
         raise ValueError(f"{name} is no chain of layers: {error}. {_FIX}") from error
     finally:
@@ -228,10 +326,41 @@ def decoder(model: Any, *, tried: bool = True) -> Model:
     )
 
 
-def _inputs_of(model: Any, name: str) -> torch.Tensor:
-    """A few samples: tokens, the second sequence with padding at its end, or images."""
-    config, device = getattr(model, "config", None), next(model.parameters()).device
+def _encoder_and_decoder(model: Any, inputs: Mapping[str, torch.Tensor]) -> list[nn.Module]:
+    main = model.main_input_name
+    try:
+        read = Chain(model.get_encoder(), inputs[main], {}, hands_on=True)
+        written = Chain(_WithoutEncoder(model), inputs["decoder_input_ids"], {}, hands_on=True)
+        layers: list[nn.Module] = [EncoderStart(read.first(), main)]
+        for chain in (read, written):
+            calls, encodes, width = chain.calls(), chain is read, chain.tried.shape[-1]
+            layers += [
+                DecoderLayer(layer, i, calls, width, {"mlp_path"}, model.config, encodes=encodes)
+                for i, layer in enumerate(chain.layers)
+            ]
+            layers.append(
+                DecoderStart(read.last(), written.first()) if encodes else DecoderEnd(written.last())
+            )
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+        # A forward of a family that does more than run its encoder, and then its decoder.
+        raise NoChainError(f"its forward does not run on parts of it ({error})") from error
+    return layers
+
+
+def _inputs_of(model: Any, name: str) -> Tree:
+    """A few samples: tokens, the second sequence with padding at its end, images, or sounds."""
+    config: Any = getattr(model, "config", None)
+    device = next(model.parameters()).device
     kind = getattr(model, "main_input_name", "input_ids")
+    if getattr(config, "is_encoder_decoder", False):
+        tokens: torch.Tensor = torch.arange(22, device=device).reshape(_TRIED) * 5 % config.vocab_size
+        if kind == "input_ids":
+            return {kind: tokens[:, :7] + 1, "decoder_input_ids": tokens}
+        if kind != "input_features" or not hasattr(config, "num_mel_bins"):
+            raise ValueError(f"{name} takes {kind!r}, neither tokens nor sounds. {_FIX}")
+        shape = _TRIED[0], config.num_mel_bins, 2 * config.max_source_positions
+        sounds = torch.linspace(-1, 1, torch.Size(shape).numel(), device=device).reshape(shape)
+        return {kind: sounds, "decoder_input_ids": tokens}
     if kind == "pixel_values":
         size = getattr(config, "image_size", 224)
         sides = (size, size) if isinstance(size, int) else tuple(size)
@@ -241,7 +370,7 @@ def _inputs_of(model: Any, name: str) -> torch.Tensor:
         raise ValueError(f"{name} takes {kind!r}, neither tokens nor images. {_FIX}")
     embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else model
     vocabulary = next(embedding.parameters()).shape[0]
-    tokens: torch.Tensor = torch.arange(_TRIED[0] * _TRIED[1], device=device).reshape(_TRIED) * 7 % vocabulary
+    tokens = torch.arange(_TRIED[0] * _TRIED[1], device=device).reshape(_TRIED) * 7 % vocabulary
     padding = getattr(config, "pad_token_id", None)
     if isinstance(padding, int) and 0 <= padding < vocabulary:
         tokens[1, -3:] = padding
@@ -454,7 +583,9 @@ def _built(config: Any, architecture: str | None, build: Callable[..., Any]) -> 
     import transformers
 
     kinds = ["CAUSAL_LM", "MASKED_LM", "IMAGE_CLASSIFICATION"]
-    if not getattr(config, "is_decoder", True):
+    if getattr(config, "is_encoder_decoder", False):
+        kinds = ["SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ"]
+    elif not getattr(config, "is_decoder", True):
         # An encoder of which transformers also has a decoder.
         kinds.insert(0, kinds.pop(1))
     mappings = [getattr(transformers, f"MODEL_FOR_{kind}_MAPPING") for kind in kinds]
@@ -463,9 +594,8 @@ def _built(config: Any, architecture: str | None, build: Callable[..., Any]) -> 
         found = getattr(transformers, architecture, None)
         if not isinstance(found, type):
             raise ValueError(f"transformers has no class {architecture!r}. To fix: e.g. LlamaForCausalLM")
-    if found is None or getattr(config, "is_encoder_decoder", False):
-        both = " (it has an encoder and a decoder)" if getattr(config, "is_encoder_decoder", False) else ""
-        raise ValueError(f"{config.model_type!r} predicts neither tokens nor classes of images{both}. {_FIX}")
+    if found is None:
+        raise ValueError(f"{config.model_type!r} predicts neither tokens nor classes of images. {_FIX}")
     try:
         return build(found, attn_implementation="sdpa")
     except ValueError as error:
@@ -480,10 +610,10 @@ _FIX = "To fix: give the layers to Model.from_layers (docs/trainer-models.md, A 
 @torch.no_grad()
 def _try(
     model: Any,
-    chain: Chain,
     layers: list[nn.Module],
     loss: Callable[[Any, torch.Tensor], torch.Tensor],
-    inputs: torch.Tensor,
+    inputs: Tree,
+    options: Mapping[str, Any],
     *,
     labelled: bool,
     packs: bool,
@@ -507,7 +637,12 @@ def _try(
             # Its masks or positions are not made for rows of samples.
             row = None
     logits = value["logits"] if isinstance(value, dict) else value
-    whole = getattr(chain.output, "logits", chain.output)
+    # The last input has the targets' shape.
+    named = dict(inputs) if isinstance(inputs, Mapping) else {}
+    run = functools.partial(model, **named) if named else functools.partial(model, inputs)
+    last = list(named.values())[-1] if named else inputs
+    output = run(**options)
+    whole = getattr(output, "logits", output)
     if not isinstance(whole, torch.Tensor) or logits.shape != whole.shape:
         raise ValueError(f"{name} gives no logits that its layers give. {_FIX}")
     apart = float((logits - whole).abs().max())
@@ -517,7 +652,7 @@ def _try(
             f"{apart:.3g} apart. {_FIX}"
         )
     if row is not None:
-        packed = (row["logits"] if isinstance(row, dict) else row)[0, : inputs.numel()]
+        packed = (row["logits"] if isinstance(row, dict) else row)[0, : last.numel()]
         apart = float((packed - whole.flatten(0, 1)).abs().max())
         # Samples that see each other a little differ by more than rounding.
         rounding = min(100 * torch.finfo(whole.dtype).eps, 0.05)
@@ -527,9 +662,9 @@ def _try(
     problem = getattr(getattr(model, "config", None), "problem_type", None) or "single_label_classification"
     if whole.shape[-1] == 1 or problem != "single_label_classification":
         raise ValueError(f"{name} has a loss of its own, no cross entropy (num_labels, problem_type). {_FIX}")
-    rows = torch.arange(len(inputs), device=whole.device)
-    targets = (inputs if whole.dim() == 3 else rows) % whole.shape[-1]
-    its_own = model(inputs, labels=targets).loss
+    rows = torch.arange(len(last), device=whole.device)
+    targets = (last if whole.dim() == 3 else rows) % whole.shape[-1]
+    its_own = run(labels=targets).loss
     wanted, rounding = float(its_own), max(1e-3, torch.finfo(its_own.dtype).eps)
     ahead = functional.pad(targets, (0, 1), value=IGNORED)[:, 1:] if whole.dim() == 3 else targets
     # As in training: of outputs in full precision, whatever the model is stored in.
