@@ -195,6 +195,11 @@ def states(world, layers):
     return {name: value for of in every for name, value in of.items()}
 
 
+def assert_same(now, before):
+    assert now.keys() == before.keys()
+    assert all(torch.equal(value, before[name]) for name, value in now.items())
+
+
 def moved(world, kind, stage):
     """Experts after a step, moves between ranks and steps of tokens, and as others load them."""
     replicas = world.data if stage else None
@@ -207,9 +212,7 @@ def moved(world, kind, stage):
             for shared in shared_experts(layer.module).values():
                 shared.tokens = [draw.randrange(100) for _ in range(4)]
         change.after_optimizer(layers)
-        now = states(world, layers)
-        assert now.keys() == first.keys()
-        assert all(torch.equal(value, first[name]) for name, value in now.items())
+        assert_same(states(world, layers), first)
     for layer in layers:
         for path, shared in shared_experts(layer.module).items():
             moves += shared.moved
@@ -230,8 +233,16 @@ def moved(world, kind, stage):
     whole = stored(ALONE, alone)
     _, anew = layers_of(kind, replicas, world.data)
     fill(world, anew, {key: whole[key] for key in needed(world, anew, whole)}, "a checkpoint")
-    back = states(world, anew)
-    assert all(torch.equal(value, first[name]) for name, value in back.items())
+    assert_same(states(world, anew), first)
+    if stage:
+        # Of a job whose replicas had a part of each expert's state.
+        shares = layers_of(kind, replicas, Axis())[1]
+        fill(world, shares, {key: whole[key] for key in needed(world, shares, whole)}, "a checkpoint")
+        every = world.data.gather_objects(stored(world, shares))
+        cut = {key: value for of in every for key, value in of.items()}
+        assert any(key.endswith("%1/2") for key in cut)
+        fill(world, anew, {key: cut[key] for key in needed(world, anew, cut)}, "a checkpoint")
+        assert_same(states(world, anew), first)
 
 
 def every_move(world):

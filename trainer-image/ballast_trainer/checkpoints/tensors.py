@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from ballast_trainer.layers.layer import MODULE, OPTIMIZER, Layer, LayerSet
 from ballast_trainer.layers.shared_experts import is_elsewhere, shared_experts
 from ballast_trainer.tensor_parallel.shards import assembled, is_share, needed_keys, stored_tensors
 
+_LAYERS = "layers."
 _NAMED = 4
 """Tensors that a message names, of those that do not fit."""
 
@@ -99,11 +101,17 @@ def load(world: World, layers: LayerSet, path: Path, patience: Patience, *, opti
 
 def needed(world: World, layers: LayerSet, keys: Iterable[str]) -> set[str]:
     """Keys of the stored ``keys`` that this rank has to read for the layers that it holds."""
-    experts = {_layer_key(layer.index, ""): shared_experts(layer.module) for layer in layers}
-    split = ((key, *key.partition(".")[2].partition(".")) for key in keys)
-    named = ((key, f"layers.{index}.", name) for key, index, _, name in split)
-    held = (key for key, of, name in named if of in experts and not is_elsewhere(name, experts[of]))
-    return needed_keys(held, world.tensor, _replicas(world, layers))
+    by_layer: defaultdict[str, list[str]] = defaultdict(list)
+    for key in keys:
+        index, _, name = key.removeprefix(_LAYERS).partition(".")
+        by_layer[index].append(name)
+    found, replicas = set(), _replicas(world, layers)
+    for layer in layers:
+        experts = shared_experts(layer.module)
+        held = (name for name in by_layer[str(layer.index)] if not is_elsewhere(name, experts))
+        names = needed_keys(held, world.tensor, replicas, layer.of_experts)
+        found |= {_layer_key(layer.index, name) for name in names}
+    return found
 
 
 def fill(world: World, layers: LayerSet, state: Mapping[str, torch.Tensor], source: object) -> None:
@@ -159,7 +167,7 @@ def _replicas(world: World, layers: LayerSet) -> tuple[Axis, Axis]:
 
 
 def _layer_key(index: int, name: str) -> str:
-    return f"layers.{index}.{name}"
+    return f"{_LAYERS}{index}.{name}"
 
 
 def _read(state: dict[str, Any], path: Path) -> None:

@@ -85,6 +85,7 @@ class SharedExperts:
     Attributes:
         axis: the replicas of the stage.
         count: of experts, over all ranks.
+        rows: names of the part's parameters that have a row for each.
         placement: the rank of each.
         tokens: of each expert over all ranks, since it was last looked where they should be.
         computed: tokens that each rank has computed in the newest forward.
@@ -109,7 +110,7 @@ class SharedExperts:
             )
         if reason:
             raise ConfigurationError("dynamics.experts.parallel", reason)
-        self._rows = names
+        self.rows = names
         self.tokens, self.computed, self.moved = [0] * count, [0] * axis.size, 0
         self._steps, self._stay = 0, 1
         self._place(first_placement(count, axis.size), first=True)
@@ -129,7 +130,7 @@ class SharedExperts:
         else:
             # transformers' experts compute as many as they have.
             part.num_experts = len(self.own)  # type: ignore[assignment]
-        for name in self._rows:
+        for name in self.rows:
             whole = part.get_parameter(name)
             values = whole.detach()[self.own] if first else whole.new_empty(len(self.own), *whole.shape[1:])
             part.register_parameter(name, nn.Parameter(values, whole.requires_grad))
@@ -211,7 +212,7 @@ class SharedExperts:
     def has_rows(self, name: str, path: str, value: torch.Tensor) -> bool:
         """True if this tensor of the layer's state has a row for each of some experts."""
         parameter = name.partition(".")[2].removeprefix(f"{path}.").partition(".")[0]
-        return parameter in self._rows and f".{path}." in name and value.dim() > 0
+        return parameter in self.rows and f".{path}." in name and value.dim() > 0
 
 
 def shared_experts(module: nn.Module) -> dict[str, SharedExperts]:
@@ -245,6 +246,14 @@ def is_elsewhere(name: str, shared: Mapping[str, SharedExperts]) -> bool | None:
         expert = experts.expert_of(name, path)
         if expert is not None:
             return expert not in experts.own
+    return None
+
+
+def rows_of_all(name: str, module: nn.Module) -> int | None:
+    """How many experts have a row of this parameter over all ranks; None: it is of one expert."""
+    for path, shared in shared_experts(module).items():
+        if name.removeprefix(f"{path}.") in shared.rows:
+            return shared.count
     return None
 
 

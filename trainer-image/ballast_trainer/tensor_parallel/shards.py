@@ -8,18 +8,24 @@ where a layer has one tensor for all.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.layers.layer import MODULE, OPTIMIZER, Layer
-from ballast_trainer.layers.shared_experts import by_expert, is_elsewhere, put_together, shared_experts
+from ballast_trainer.layers.shared_experts import (
+    by_expert,
+    is_elsewhere,
+    put_together,
+    rows_of_all,
+    shared_experts,
+)
 from ballast_trainer.layers.slicing import Slicing, slicings
 from ballast_trainer.layers.zero import Share
 
 _PART = re.compile(r"(?P<name>.+)@(?P<index>\d+)/(?P<size>\d+):(?P<dim>\d+)x(?P<blocks>[\d+]+)")
-_STATE = re.compile(rf"(layers\.\d+\.)?{re.escape(OPTIMIZER)}")
+_SUFFIX = re.compile("[#@%]")
 _SHARE = re.compile(r"(?P<key>.+)%(?P<index>\d+)/(?P<size>\d+)")
 
 
@@ -66,18 +72,23 @@ def is_share(key: str) -> bool:
     return _SHARE.fullmatch(key) is not None
 
 
-def _now(key: str, replicas: tuple[Axis, Axis]) -> Axis:
+def _now(key: str, replicas: tuple[Axis, Axis], alone: Collection[str]) -> Axis:
     """The replicas that share a tensor now, by its stored key."""
-    return replicas[0] if _STATE.match(key) else replicas[1]
+    if alone and _parameter_of(_SUFFIX.split(key, 1)[0]) in alone:
+        return Axis()
+    return replicas[0] if key.startswith(OPTIMIZER) else replicas[1]
 
 
-def needed_keys(keys: Iterable[str], axis: Axis, replicas: tuple[Axis, Axis]) -> set[str]:
+def needed_keys(
+    keys: Iterable[str], axis: Axis, replicas: tuple[Axis, Axis], alone: Collection[str] = ()
+) -> set[str]:
     """Stored keys of a layer that this rank has to read: its own parts, or all of other sizes.
 
     Args:
         keys: of a checkpoint.
         axis: the tensor group.
         replicas: those that share the optimizer's state now, and the weights; one rank where they do not.
+        alone: names of parameters that no replicas share.
     """
     needed = set()
     for key in keys:
@@ -85,7 +96,7 @@ def needed_keys(keys: Iterable[str], axis: Axis, replicas: tuple[Axis, Axis]) ->
         part = _PART.fullmatch(key if share is None else share["key"])
         if part is not None and int(part["size"]) == axis.size and int(part["index"]) != axis.index:
             continue
-        now = _now(key, replicas)
+        now = _now(key, replicas, alone)
         if share is None or not _fits(part, share, axis, now) or int(share["index"]) == now.index:
             needed.add(key)
     return needed
@@ -106,7 +117,7 @@ def assembled(
         part = _PART.fullmatch(key if share is None else share["key"])
         if share is None:
             found[key] = value
-        elif _fits(part, share, axis, _now(key, replicas)):
+        elif _fits(part, share, axis, _now(key, replicas, layer.of_experts)):
             found_name = share["key"] if part is None else part["name"]
             as_it_is[found_name] = value
         else:
@@ -152,7 +163,8 @@ def _stored_shape(key: str, layer: Layer, axis: Axis) -> torch.Size:
     part = _PART.fullmatch(key)
     name, _, of_expert = _parameter_of(key if part is None else part["name"]).partition("#")
     shape = list(layer.module.get_parameter(name).shape)
-    shape[0] = 1 if of_expert else shape[0]
+    if of_expert or name in layer.of_experts:
+        shape[0] = 1 if of_expert else rows_of_all(name, layer.module) or shape[0]
     now, size = slicings(layer.module).get(name), 1 if part is None else int(part["size"])
     if now is not None:
         shape[now.dim] = shape[now.dim] * axis.size // size
