@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 
 from ballast_policies.protocol import Action
 from ballast_policies.rounds.values import Round
+from ballast_policies.scheduling.gang_spec import job_id
 
 from ballast_operator.allocator.costs.bill import pool_infos, with_regions
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds, known_prices, with_prices
@@ -27,7 +28,7 @@ from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.conditions import NO_POLICY, PolicyReason
 from ballast_operator.api.read import InvalidObject, read_cluster_policy
 from ballast_operator.errors import Conflict, NotFound, NotLeader, Rejected, Unavailable
-from ballast_operator.kube.kinds import POD, POLICY, Key, Object, job_id
+from ballast_operator.kube.kinds import POD, POLICY, Key, Object
 from ballast_operator.metrics import Metrics, Stopwatch
 from ballast_operator.observation.observer import Observer
 from ballast_operator.settings import SolverSettings

@@ -18,16 +18,18 @@ from ballast_policies.scheduling import (
     apply_allocation,
     build_problem,
 )
-from ballast_policies.scheduling.assignments import AssignmentErrors, Obstacle, assign
+from ballast_policies.scheduling.assignments import Obstacle, assign
+from ballast_policies.scheduling.faults import JobFaults
+from ballast_policies.scheduling.measurements import Measurements
 
 from ballast_operator.allocator.advice import advice_by_job
 from ballast_operator.allocator.costs.bill import Paid, written_bill
 from ballast_operator.allocator.costs.teams import SpentBudget, next_change, next_team_costs, spent_budgets
-from ballast_operator.allocator.faults import Faults, FaultyJob, JobFaults
+from ballast_operator.allocator.faults import Faults, FaultyJob
 from ballast_operator.allocator.problem.admission import Admissions
 from ballast_operator.allocator.problem.hazards import SeenNodes, spot_seen
+from ballast_operator.allocator.problem.reports import Partners, record
 from ballast_operator.allocator.problem.snapshot import Observed, Snapshot, take_snapshot
-from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.allocator.solver import Solve
 from ballast_operator.api.base import Verdict
 from ballast_operator.api.cluster_policy import ClusterPolicy, Objective
@@ -59,7 +61,7 @@ def assignments_of(
     """
     try:
         wanted = assign(snapshot, decision)
-    except AssignmentErrors as faults:
+    except JobFaults as faults:
         by_name = {job.name: job.key for job in snapshot.jobs}
         raise JobFaults({by_name[name]: error for name, error in faults.by_job.items()}) from faults
     found: dict[Key, Assignment] = {}
@@ -171,6 +173,7 @@ class Decider:
         self._metrics = metrics
         self.faults = Faults(metrics)
         self.measurements = Measurements()
+        self._partners = Partners()
         self.memory = Memory()
         self.plan_id = ""
         self.budgets_at: float | None = None
@@ -201,10 +204,10 @@ class Decider:
         teams = next_team_costs(status or {}, policy, self.paid, started)
         self.budgets_at = next_change(policy, teams, started)
         with self._taken_in("who shares a GPU is not seen"):
-            self.measurements.partners.look(jobs)
+            self._partners.look(jobs)
         for view in (*seen, *jobs):
             with self._taken_in("job=%s/%s report not used", *view.key):
-                self.measurements.record(view)
+                record(view, self.measurements, self._partners)
         self.measurements.keep(view.key for view in jobs)
         return spent_budgets(policy, teams)
 

@@ -6,8 +6,10 @@ the jobs at fault are searched for: those without which the decision succeeds.
 
 import dataclasses
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TypeVar
+
+from ballast_policies.scheduling.faults import JobFaults
 
 from ballast_operator.kube.kinds import Key
 from ballast_operator.metrics import Metrics
@@ -16,31 +18,9 @@ from ballast_operator.views.job import JobView
 MOST_ATTEMPTS = 40
 """At a decision: two jobs at fault among 5,000 are found with 28."""
 
-S = TypeVar("S")
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
-
-
-class JobFaults(Exception):  # noqa: N818
-    """Errors of single jobs; ``by_job``: job -> its error."""
-
-    def __init__(self, by_job: Mapping[Key, Exception]) -> None:
-        super().__init__("; ".join(f"{'/'.join(key)}: {error}" for key, error in by_job.items()))
-        self.by_job = by_job
-
-
-def each_job(jobs: Iterable[S], work: Callable[[S], T], key: Callable[[S], Key]) -> list[T]:
-    """The outcome of ``work`` on each of ``jobs``. Raises JobFaults: jobs for which it raises."""
-    found, faults = [], dict[Key, Exception]()
-    for job in jobs:
-        try:
-            found.append(work(job))
-        except Exception as error:
-            faults[key(job)] = error
-    if faults:
-        raise JobFaults(faults)
-    return found
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

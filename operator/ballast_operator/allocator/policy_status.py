@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ballast_policies.rounds.values import Round
+from ballast_policies.scheduling.gang_spec import job_id
 from ballast_policies.scheduling.inputs import CompletedProblem
 
 from ballast_operator.allocator.costs.bill import brought_up_to, next_bill, written_bill
@@ -42,7 +43,7 @@ from ballast_operator.history.writer import HistoryWriter
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.dropped import DroppedFields
-from ballast_operator.kube.kinds import POLICY, Object, job_id
+from ballast_operator.kube.kinds import POLICY, Object
 from ballast_operator.observation.events import EventToPost, Recorder, flips
 from ballast_operator.observation.status_changes import plain
 from ballast_operator.views.clock import Time

@@ -71,13 +71,8 @@ ROLE = Kind("rbac.authorization.k8s.io/v1", "Role", "roles")
 ROLE_BINDING = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
 
 
-def job_id(key: Key) -> str:
-    """``namespace/name``: the name of a job in problems, rounds and logs."""
-    return f"{key[0]}/{key[1]}"
-
-
 def key_of_job(name: str) -> Key:
-    """The key that :func:`job_id` names."""
+    """The key of a job by its name in problems, rounds and logs: ``namespace/name``."""
     namespace, _, job = name.partition("/")
     return namespace, job
 

@@ -11,10 +11,12 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from ballast_policies.scheduling.gang_spec import job_id
+
 from ballast_operator.api.cluster_policy import NodeHealth
 from ballast_operator.api.conditions import JobReason, some_of
 from ballast_operator.api.job_allocation import JobAllocation
-from ballast_operator.kube.kinds import Key, job_id
+from ballast_operator.kube.kinds import Key
 from ballast_operator.views.clock import Time, show
 from ballast_operator.views.job import JobView, Refusal
 

@@ -5,10 +5,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 from ballast_policies.rounds.values import dedupe_shared_gpus
+from ballast_policies.scheduling.gang_spec import job_id
 
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.kube.caches import job_of
-from ballast_operator.kube.kinds import Key, Object, job_id
+from ballast_operator.kube.kinds import Key, Object
 from ballast_operator.views.clock import Time
 from ballast_operator.views.nodes import (
     REPLICAS,

@@ -2,27 +2,22 @@
 
 import dataclasses
 import functools
-import hashlib
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from ballast_policies.contract import Stage
 from ballast_policies.contract.errors import ContractError, Problem
 from ballast_policies.contract.job.job import JobConfig
-from ballast_policies.contract.job.pipeline import BalanceBy, PipelineConfig, PlanConfig
+from ballast_policies.contract.job.pipeline import PipelineConfig, PlanConfig
 from ballast_policies.contract.limits import MOST_STEP
-from ballast_policies.planning.launch import LaunchRanks, launch_partition
-from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
-from ballast_policies.planning.partition import Partition, even_partition
+from ballast_policies.planning.partition import even_partition
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE, SCHEDULES, trained_schedules
-from ballast_policies.planning.stages import first_stages, stage_placement, stages_over
 from ballast_policies.prices.egress import JobData
 from ballast_policies.rounds.gangs import PlannedSpeed, TypesByRank, types_by_rank
 from ballast_policies.rounds.values import PoolPart
+from ballast_policies.scheduling.gang_spec import GangSpec, digest
 
 from ballast_operator.api.base import memory_bytes
 from ballast_operator.api.costs import DataLocation
@@ -44,41 +39,31 @@ BEING_PLANNED = "its degrees are being planned"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class JobSpec:
+class JobSpec(GangSpec):
     """Request of a job, and how a launch divides its work.
 
     Attributes:
         asked: as its user wrote it.
-        config: the trainer's share of it, by which the next launch runs.
         template: PodTemplateSpec, with what the administrator fills in.
-        gpu_types: allowed types; empty: any.
-        throughput: steps/s by GPU type and number of GPUs, as stated or planned.
-        spread: (GPU type, GPUs) -> nodes -> steps/s, as stated; of 1: on fewer nodes than the others.
         plans: GPU type -> GPUs -> how a launch there divides the work; empty: as ``config`` says.
         mixes: GPUs of several types -> how a launch there does, in several pools.
         in_parts: GPUs of a type -> how a launch on those of several pools may, the fastest first.
-        gpu_speeds: GPU type -> its speed as the planner has it; empty: it does not plan.
         question: what the plans answer; None: there are none, or one that runs.
     """
 
     asked: TrainingJobSpec
-    config: JobConfig
     template: Mapping[str, Any]
-    gpu_types: tuple[str, ...] = ()
-    throughput: Mapping[str, Mapping[int, float]] = dataclasses.field(default_factory=dict)
-    spread: Mapping[tuple[str, int], Mapping[int, float]] = dataclasses.field(default_factory=dict)
     plans: Mapping[str, Mapping[int, LaunchDegrees]] = dataclasses.field(default_factory=dict)
     mixes: Mapping[TypesByRank, PlannedLaunch] = dataclasses.field(default_factory=dict)
     in_parts: Mapping[TypesByRank, tuple[PlannedLaunch, ...]] = dataclasses.field(default_factory=dict)
-    gpu_speeds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     question: DegreesQuestion | None = None
 
-    @property
+    @functools.cached_property
     def grow(self) -> bool:
         """Its gang may become smaller and larger while it trains."""
         return self.asked.grow is not False
 
-    @property
+    @functools.cached_property
     def mixes_pools(self) -> bool:
         """Its gang may run in several pools at once."""
         return self.asked.mixed_pools is MixedPools.ALLOWED
@@ -95,7 +80,7 @@ class JobSpec:
         config = self.config
         parts = (self.asked.planner, config.model, *config.dynamics)
         stated = [None if part is None else part.to_dict() for part in parts]
-        return _digest([*stated, config.training.precision])[:16]
+        return digest([*stated, config.training.precision])[:16]
 
     def is_planned_by(self, measured: Sequence[MeasuredOnType]) -> bool:
         """True if its plans are from what was measured of its layers."""
@@ -241,108 +226,16 @@ class JobSpec:
     def _launched(self) -> dict[LaunchDegrees, "JobSpec"]:
         return {}
 
-    @functools.cached_property
-    def config_fields(self) -> Mapping[str, Any]:
-        """The configuration as JSON has it."""
-        return self.config.to_dict()
-
-    @property
-    def is_script(self) -> bool:
-        """It runs its template's own command: the trainer's plans, proposals and shrinks do not reach it."""
-        return self.config.is_script
-
     @property
     def holds_copies(self) -> bool:
         """Its ranks hold copies of each other's layers, and go on in place where one is lost."""
         return self.config.checkpoint.in_memory_every_steps > 0 and not self.is_script
 
-    @property
+    @functools.cached_property
     def own_command(self) -> tuple[Any, ...]:
         """(image, command, arguments) of the template's first container."""
         containers = (self.template.get("spec") or {}).get("containers") or [{}]
         return tuple(containers[0].get(field) for field in ("image", "command", "args"))
-
-    @property
-    def max_stages(self) -> int:
-        """Most positions of the pipeline, each of ``ranks_per_position`` GPUs."""
-        most = self.config.pipeline.max_stages
-        assert most is not None, "required in a TrainingJob"
-        return most
-
-    @property
-    def layers(self) -> int | None:
-        """Number of layers of the model; None: not known, or no model."""
-        return self.config.model.layers if self.config.model is not None else None
-
-    @property
-    def planned_cut(self) -> Partition | None:
-        """Partition of the layers by the plan; None: there is no plan."""
-        plan = self.config.plan
-        return None if plan is None else Partition(bounds=plan.bounds)
-
-    @property
-    def planned_gpus(self) -> tuple[tuple[str, int], ...]:
-        """The GPU types of a plan of several, in the order of the ranks, and GPUs of each; else empty."""
-        plan = self.config.plan
-        each = () if plan is None or len(plan.gpus) < 2 else plan.gpus
-        return tuple((of_type.gpu_type, of_type.stages * self.ranks_per_position) for of_type in each)
-
-    @property
-    def stages_per_rank(self) -> int:
-        """Stages of the model that a rank holds, where there are several ranks."""
-        pipeline = self.config.pipeline
-        return SCHEDULES[pipeline.schedule].stages_on_a_rank(pipeline.stages_per_rank)
-
-    @property
-    def ranks_per_position(self) -> int:
-        """Tensor- and data-parallel ranks at each position of the pipeline."""
-        return self.config.parallelism.ranks_per_position
-
-    @property
-    def gpus_per_pod(self) -> int:
-        """GPUs of each pod of the next launch, one for each of its ranks."""
-        return self.config.parallelism.ranks_per_pod
-
-    @property
-    def replicas(self) -> tuple[int, ...]:
-        """Number of ranks that hold each stage; empty: one each. They fix the size of the gang."""
-        return self.config.pipeline.used_replicas
-
-    def positions(self, ranks: int) -> int:
-        """Positions of the pipeline of a gang with ``ranks`` ranks; with replicas, its stages."""
-        return len(self.replicas) or max(1, ranks // self.ranks_per_position)
-
-    @functools.cached_property
-    def _planned_sizes(self) -> tuple[int, ...]:
-        alone = {gpus for by_size in self.plans.values() for gpus in by_size}
-        return tuple(sorted(alone | {sum(gpus for _, gpus in mix) for mix in self.mixes}))
-
-    @property
-    def largest_gang(self) -> int:
-        """Most ranks: ``max_stages`` positions, or as many as have the layers for their stages."""
-        if self.replicas:
-            return sum(self.replicas)
-        if self.plans:
-            return self._planned_sizes[-1]
-        positions = self.max_stages
-        if self.layers is not None:
-            # A position alone has the whole model as one stage.
-            positions = min(positions, max(1, self.layers // self.stages_per_rank))
-        return positions * self.ranks_per_position
-
-    @property
-    def smallest_gang(self) -> int:
-        """Fewest ranks that the job may be launched with: ``minStages`` positions, in whole pods."""
-        if self.replicas:
-            return sum(self.replicas)
-        if self.plans:
-            return self._planned_sizes[0]
-        step = self.ranks_together(self.gpus_per_pod)
-        return -(-self.config.pipeline.min_stages * self.ranks_per_position // step) * step
-
-    def ranks_together(self, per_pod: int) -> int:
-        """Ranks that join or leave together: whole positions, in whole pods of ``per_pod`` ranks."""
-        return math.lcm(self.ranks_per_position, per_pod)
 
     @property
     def tolerations(self) -> tuple[Mapping[str, Any], ...]:
@@ -366,105 +259,14 @@ class JobSpec:
     def kind(self) -> str:
         """Equal for jobs that run alike: a model with its batches, or a command of an image."""
         if self.is_script:
-            return _digest(["script", *self.own_command])[:16]
+            return digest(["script", *self.own_command])[:16]
         pipeline = self.config_fields["pipeline"]
         batches = {
             key: pipeline.get(key) for key in ("globalBatchSize", "microbatches", "schedule", "stagesPerRank")
         }
         parts = [self.config_fields["model"], batches, self.config_fields.get("dynamics")]
         planned = [[*self.plans.items()], [*self.mixes.items()]] if self.plans else []
-        return _digest([*parts, *planned])[:16]
-
-    @functools.cached_property
-    def variant(self) -> str:
-        """Kind as :attr:`kind`; jobs that state other speeds are told apart."""
-        speeds: list[Any] = [[t, sorted(known.items())] for t, known in sorted(self.throughput.items())]
-        speeds += [[at, sorted(by_nodes.items())] for at, by_nodes in sorted(self.spread.items())]
-        return f"{self.kind}-{_digest(speeds)[:8]}" if speeds else self.kind
-
-    def pipeline_form(self, positions: int = 1) -> PipelineForm:
-        """Properties of the job's pipeline that its memory depends on, besides its layers."""
-        pipeline = self.config.pipeline
-        return PipelineForm(
-            schedule=pipeline.schedule,
-            positions=positions,
-            microbatches=max(1, pipeline.microbatches // self.config.parallelism.data),
-            stages_per_rank=self.stages_per_rank,
-            replicas=self.replicas,
-            optimizer=self.config.training.optimizer,
-            averaged=self.config.parallelism.data > 1,
-            gradient_shares=self.config.parallelism.gradient_shares,
-            weights_shared=self.config.parallelism.weight_shares > 1,
-        )
-
-    def first_stages(
-        self,
-        ranks: int,
-        layers: MeasuredLayers | None = None,
-        memory: float | Sequence[float] | None = None,
-        speeds: tuple[float, ...] = (),
-    ) -> tuple[Stage, ...]:
-        """The stages of a launch, those of the plan where there is one; empty leaves them to the trainer.
-
-        That is where the number of layers is not known, or is below the number of stages. Where ``layers``
-        were not measured the stages are even, and those of a job that keeps its layers where they are or
-        spreads something else than time, if they fit. ``memory``: bytes of each GPU, or of each rank's; None:
-        not known. ``speeds``: of each rank's GPU, relative; empty: alike.
-        """
-        placement = stage_placement(
-            self.config.pipeline.schedule,
-            ranks=ranks // self.ranks_per_position,
-            stages_per_rank=self.stages_per_rank,
-            replicas=self.replicas,
-        )
-        planned = self.planned_cut
-        if planned is not None and planned.ranks == len(placement):
-            return stages_over(planned, placement)
-        if self.layers is None or self.layers < len(placement):
-            return ()
-        even = first_stages(self.layers, placement, self.replicas)
-        if layers is None and not speeds:
-            return even
-        layers = layers or MeasuredLayers()
-        if not self.config.rebalance.enabled or self.config.rebalance.by is not BalanceBy.TIME:
-            layers = dataclasses.replace(layers, seconds=())
-        limit = self.config.rebalance.memory_bytes
-        each = (
-            memory[:: self.ranks_per_position]
-            if isinstance(memory, Sequence)
-            else (memory,) * (ranks // self.ranks_per_position)
-        )
-        has = [min((known for known in (one, limit) if known is not None), default=None) for one in each]
-        known_ranks = LaunchRanks(
-            placement=placement,
-            memory=() if None in has else tuple(float(one) for one in has if one is not None),
-            speeds=speeds[:: self.ranks_per_position],
-        )
-        gain = self.config.rebalance.min_gain
-        return launch_partition(even, layers, self.pipeline_form(), known_ranks, min_gain=gain)
-
-    def suits(self, ranks: int) -> bool:
-        """True if a gang may have this many ranks.
-
-        They fill whole pods and positions of the pipeline; some schedules take their microbatches in equal
-        rounds.
-        """
-        if ranks % self.gpus_per_pod:
-            return False
-        if self.plans:
-            return ranks in self._planned_sizes
-        if self.is_script:
-            return True
-        if self.replicas:
-            return ranks == sum(self.replicas)
-        positions, rest = divmod(ranks, self.ranks_per_position)
-        pipeline, parallelism = self.config.pipeline, self.config.parallelism
-        each = pipeline.microbatches // parallelism.data
-        return not rest and SCHEDULES[pipeline.schedule].suits(positions, each)
-
-
-def _digest(parts: list[Any]) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+        return digest([*parts, *planned])[:16]
 
 
 def read_spec(item: Object) -> tuple[JobSpec | None, str]:

@@ -14,22 +14,11 @@ from ballast_policies.protocol.observed import Action
 from ballast_policies.rounds.gangs import ElasticGang
 from ballast_policies.rounds.values import Placement, extra_nodes, kept_ranks
 from ballast_policies.scheduling.decision import Decision, isolated_speeds
+from ballast_policies.scheduling.faults import each_job
 from ballast_policies.scheduling.state import ClusterJob, ClusterState
 
 MOST_CONFIGURATIONS = 3
 """That an elastic job is told of besides its own."""
-
-
-class AssignmentErrors(Exception):  # noqa: N818
-    """Errors of single jobs.
-
-    Attributes:
-        by_job: job -> its error.
-    """
-
-    def __init__(self, by_job: Mapping[str, Exception]) -> None:
-        super().__init__("; ".join(f"{job}: {error}" for job, error in by_job.items()))
-        self.by_job = by_job
 
 
 class Obstacle(enum.Enum):
@@ -80,31 +69,22 @@ class JobAssignment:
 
 
 def assign(state: ClusterState, decision: Decision) -> dict[str, JobAssignment]:
-    """An assignment for each job of ``state``. Raises AssignmentErrors: jobs for which none can be made."""
+    """An assignment for each job of ``state``. Raises JobFaults: jobs for which none can be made."""
     speeds = isolated_speeds(state, state.problem, state.running)
     # The fallback is no policy, and reads no prices.
     shares = decision.allocation
     by_price = shares.status != "greedy" and Reads.PRICES in find_policy(shares.policy).reads
-    found: dict[str, JobAssignment] = {}
-    faults: dict[str, Exception] = {}
-    for job in state.jobs:
-        try:
-            found[job.name] = _assignment(
-                state,
-                job,
-                decision,
-                by_price=by_price,
-                common={
-                    "isolated_speed": speeds.get(job.name, 0.0),
-                    **_sharing(state, job, decision),
-                    **_gpus_of(state, job, decision.round.placements.get(job.name) or job.placement),
-                },
-            )
-        except Exception as error:
-            faults[job.name] = error
-    if faults:
-        raise AssignmentErrors(faults)
-    return _within_tenant_limits(state, found)
+
+    def of(job: ClusterJob) -> JobAssignment:
+        common = {
+            "isolated_speed": speeds.get(job.name, 0.0),
+            **_sharing(state, job, decision),
+            **_gpus_of(state, job, decision.round.placements.get(job.name) or job.placement),
+        }
+        return _assignment(state, job, decision, by_price=by_price, common=common)
+
+    found = each_job(state.jobs, of, lambda job: job.name)
+    return _within_tenant_limits(state, {job.name: one for job, one in zip(state.jobs, found, strict=True)})
 
 
 def _assignment(

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from ballast_operator.allocator import advice
-from ballast_operator.allocator.problem import admission, capacity, snapshot, snapshot_job, throughput
+from ballast_operator.allocator.problem import admission, capacity, snapshot, snapshot_job
 from ballast_operator.kube.kinds import JOB
-from ballast_policies.scheduling import assignments, decision
+from ballast_policies.scheduling import assignments, decision, measurements
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, InProcessSolver, Simulation
 from tests.operator.loops.test_sharing import one_job, sharing_cluster
@@ -27,7 +27,7 @@ PLACES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "whether it takes part": (snapshot, "wants_gpus", lambda view, _: view.name),
     "its gang's size": (admission, "gang_size", lambda view, _: view.name),
     "its admission": (admission, "mixed_room", lambda view, *_, **__: view.name),
-    "its speed": (throughput, "job_id", lambda key: key[1]),
+    "its speed": (measurements, "job_id", lambda key: key[1]),
     "its snapshot": (snapshot_job, "snapshot_job", lambda one, *_: one.view.name),
     "the tenants": (snapshot, "admit_tenants", lambda _, admitted, *__: [one.view.name for one in admitted]),
     "the shares": (

@@ -1,11 +1,11 @@
 """Memory of GPUs is a constraint: jobs are placed where they fit, by what is stated or measured."""
 
 import pytest
-from ballast_operator.allocator.problem.layer_profiles import LayerProfiles
 from ballast_operator.api.conditions import TOLD, JobReason, Told
 from ballast_operator.kube.kinds import NODE, POLICY
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.memory.need import MemoryNeed
+from ballast_policies.scheduling.layer_profiles import LayerProfiles
 
 from tests.operator.loops.simulated.machines import node
 from tests.operator.loops.simulated.simulation import Simulation, policy

@@ -14,7 +14,8 @@ from ballast_policies.scheduling import (
     assign,
     decide,
 )
-from ballast_policies.scheduling.assignments import AssignmentErrors, Obstacle
+from ballast_policies.scheduling.assignments import Obstacle
+from ballast_policies.scheduling.faults import JobFaults
 
 from tests.policies.scheduling.clusters import at, cluster, gang
 
@@ -89,6 +90,6 @@ def test_an_error_names_its_job():
     odd = Odd(job=Job(name="odd", gpus=1, throughput={"v100": 1.0}))
     state = cluster(gang("fine"), odd)
     decision = decide(state, Memory(), FAIR, now=1000.0)
-    with pytest.raises(AssignmentErrors) as caught:
+    with pytest.raises(JobFaults) as caught:
         assign(state, decision)
     assert set(caught.value.by_job) == {"odd"}

@@ -12,6 +12,9 @@ from ballast_policies.planning.memory.stage_bytes import ROUNDING
 from ballast_policies.rounds.divisions import best_parts, sizes_over_pools
 from ballast_policies.rounds.gangs import MixedGang
 from ballast_policies.rounds.values import TopologyRequest
+from ballast_policies.scheduling.faults import each_job
+from ballast_policies.scheduling.gang_speeds import GangRequest
+from ballast_policies.scheduling.layer_profiles import LayerProfiles
 from ballast_policies.scheduling.state import NodeSizes
 
 from ballast_operator.allocator.costs.data_prices import (
@@ -19,7 +22,6 @@ from ballast_operator.allocator.costs.data_prices import (
     no_priced_pool,
     pools_without_price,
 )
-from ballast_operator.allocator.faults import each_job
 from ballast_operator.allocator.problem.capacity import (
     ClusterCapacity,
     left_out,
@@ -35,8 +37,6 @@ from ballast_operator.allocator.problem.gang_size import (
     may_change_size,
     most_gpus,
 )
-from ballast_operator.allocator.problem.layer_profiles import LayerProfiles
-from ballast_operator.allocator.problem.speeds import GangRequest
 from ballast_operator.allocator.problem.tolerance import usable_by_pool, with_barred_nodes
 from ballast_operator.api.cluster_policy import ClusterPolicySpec
 from ballast_operator.api.conditions import JobReason

@@ -22,10 +22,13 @@ from ballast_policies.rounds.tenants import (
 )
 from ballast_policies.rounds.values import Node
 from ballast_policies.scheduling import ClusterState, TenantRooms
+from ballast_policies.scheduling.faults import JobFaults, each_job
+from ballast_policies.scheduling.gang_spec import job_id
+from ballast_policies.scheduling.measurements import Measurements
 
 from ballast_operator.allocator.costs.data_prices import data_prices
 from ballast_operator.allocator.costs.teams import SpentBudget, without_suspended_teams
-from ballast_operator.allocator.faults import FaultyJob, JobFaults, each_job
+from ballast_operator.allocator.faults import FaultyJob
 from ballast_operator.allocator.problem.admission import Admissions, Admitted, RefusedJob
 from ballast_operator.allocator.problem.capacity import ClusterCapacity, read_capacity, spot_limits
 from ballast_operator.allocator.problem.snapshot_job import (
@@ -34,10 +37,9 @@ from ballast_operator.allocator.problem.snapshot_job import (
     colocation_candidates,
     snapshot_jobs,
 )
-from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.api.cluster_policy import ClusterPolicySpec, EntityShare, Tenants
 from ballast_operator.api.conditions import JobReason, some_of
-from ballast_operator.kube.kinds import Key, Object, job_id
+from ballast_operator.kube.kinds import Key, Object
 from ballast_operator.observation.findings import AvoidedNode
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView, Refusal

@@ -18,11 +18,14 @@ from ballast_policies.rounds.gangs import (
 )
 from ballast_policies.rounds.values import NodeRequest, Placement
 from ballast_policies.scheduling import ClusterJob
+from ballast_policies.scheduling.faults import each_job
+from ballast_policies.scheduling.gang_spec import job_id
+from ballast_policies.scheduling.gang_speeds import GangRequest
+from ballast_policies.scheduling.measurements import Measurements
 from ballast_policies.throughput.paired import FIRST_GUESS, PairSpeeds
 from ballast_policies.throughput.speeds import Estimate, Speeds
 
 from ballast_operator.allocator.costs.data_prices import usd_per_step, usd_to_move
-from ballast_operator.allocator.faults import each_job
 from ballast_operator.allocator.problem.admission import (
     Admitted,
     known_over_planned,
@@ -42,10 +45,8 @@ from ballast_operator.allocator.problem.gang_size import (
     restarts_from,
     trains_from,
 )
-from ballast_operator.allocator.problem.speeds import GangRequest
-from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.api.node_pool import SharesGpu
-from ballast_operator.kube.kinds import Key, job_id
+from ballast_operator.kube.kinds import Key
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 from ballast_operator.views.spec import JobSpec

@@ -234,6 +234,7 @@ def _policy_in(caches: "Caches", name: str) -> "Object":
 def _decided_on(caches: "Caches", item: "Object") -> LiveCluster:
     """Cluster that the operator would decide on under the ClusterPolicy ``item``."""
     from ballast_policies.allocation.problem import ProblemError
+    from ballast_policies.scheduling.gang_spec import job_id
 
     from ballast_operator.allocator.costs.bill import pool_infos
     from ballast_operator.allocator.costs.price_feeds import saved_prices, with_prices
@@ -241,7 +242,7 @@ def _decided_on(caches: "Caches", item: "Object") -> LiveCluster:
     from ballast_operator.allocator.problem.capacity import in_todays_pools
     from ballast_operator.allocator.problem.snapshot import Observed
     from ballast_operator.api.read import InvalidObject, read_cluster_policy
-    from ballast_operator.kube.kinds import POD, Key, job_id
+    from ballast_operator.kube.kinds import POD, Key
     from ballast_operator.metrics import Metrics
     from ballast_operator.observation.observer import Observer
 

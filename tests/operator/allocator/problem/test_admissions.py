@@ -5,13 +5,14 @@ import datetime
 import pytest
 from ballast_operator.allocator.problem import admission
 from ballast_operator.allocator.problem.admission import Admissions
+from ballast_operator.allocator.problem.reports import record
 from ballast_operator.allocator.problem.snapshot import Observed, take_snapshot
-from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.api.read import read_cluster_policy
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import JOB, NODE, POD
 from ballast_operator.observation.observer import Observer
 from ballast_operator.views import clock as clocks
+from ballast_policies.scheduling.measurements import Measurements
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -170,7 +171,7 @@ class Decisions(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(self.known(JOB)))
         spec = self.observer.job((NAMESPACE, name)).spec
         report = a_report(name, held=[gigabytes * 10**9] * 8, namespace=NAMESPACE, spec=spec)
-        self.measurements.profiles.record(report)
+        record(report, self.measurements)
 
     @invariant()
     def kept_admissions_are_as_fresh_ones(self):

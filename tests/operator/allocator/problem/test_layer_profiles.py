@@ -3,9 +3,11 @@
 import dataclasses
 
 import pytest
-from ballast_operator.allocator.problem.layer_profiles import MOST_LAYERS, LayerProfiles
+from ballast_operator.allocator.problem.reports import record
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Report
+from ballast_policies.scheduling.layer_profiles import MOST_LAYERS
+from ballast_policies.scheduling.measurements import Measurements
 
 from tests.operator.views.builders import a_config, a_plan, a_spec, a_view
 
@@ -26,15 +28,15 @@ def a_report(job="job", *, held, kept=(), namespace="team", spec=None, step=5, e
     return dataclasses.replace(view, lease=LeaseView(report=report, ack=Ack(epoch=1, step=0)))
 
 
-def need(profiles, job="other", *, namespace="team", spec=None):
-    return profiles.need((namespace, job), spec or a_spec())
+def need(measurements, job="other", *, namespace="team", spec=None):
+    return measurements.profiles.need((namespace, job), spec or a_spec())
 
 
 def test_another_job_of_the_kind_is_known_to_need_as_much():
     """The same model, batches and parallelism in the same namespace."""
-    profiles = LayerProfiles()
-    profiles.record(a_report(held=[2 * GB] * 8, kept=[GB] * 8))
-    assert need(profiles).least(1) == pytest.approx(24 * GB, rel=2e-3)
+    measurements = Measurements()
+    record(a_report(held=[2 * GB] * 8, kept=[GB] * 8), measurements)
+    assert need(measurements).least(1) == pytest.approx(24 * GB, rel=2e-3)
 
 
 @pytest.mark.parametrize(
@@ -49,9 +51,9 @@ def test_another_job_of_the_kind_is_known_to_need_as_much():
 )
 def test_another_kind_or_namespace_learns_nothing(other):
     """Their layers take other amounts, and no namespace keeps another off GPUs by what it reports."""
-    profiles = LayerProfiles()
-    profiles.record(a_report(held=[2 * GB] * 8))
-    assert need(profiles, **other) is None
+    measurements = Measurements()
+    record(a_report(held=[2 * GB] * 8), measurements)
+    assert need(measurements, **other) is None
 
 
 def test_what_every_layer_repeats_is_one_kind_whether_it_is_stated_or_not():
@@ -59,20 +61,20 @@ def test_what_every_layer_repeats_is_one_kind_whether_it_is_stated_or_not():
     stated, some = (
         a_spec(config=a_config(training={"recompute": True, "recomputeEvery": every})) for every in (1, 2)
     )
-    profiles = LayerProfiles()
-    profiles.record(a_report(held=[GB] * 8, spec=a_spec(config=a_config(training={"recompute": True}))))
-    assert need(profiles, spec=stated) is not None
-    assert need(profiles, spec=some) is None
+    measurements = Measurements()
+    record(a_report(held=[GB] * 8, spec=a_spec(config=a_config(training={"recompute": True}))), measurements)
+    assert need(measurements, spec=stated) is not None
+    assert need(measurements, spec=some) is None
 
 
 def test_of_a_job_the_largest_bytes_count_and_of_two_jobs_the_newer_one():
     """A pruned model's next launch may start from the whole one; a wrong report ends with the next job."""
-    profiles = LayerProfiles()
-    profiles.record(a_report("one", held=[4 * GB] * 8))
-    profiles.record(a_report("one", held=[GB] * 8, step=50))
-    assert need(profiles).least(1) == pytest.approx(32 * GB, rel=2e-3)
-    profiles.record(a_report("two", held=[GB] * 8))
-    assert need(profiles).least(1) == pytest.approx(8 * GB, rel=2e-3)
+    measurements = Measurements()
+    record(a_report("one", held=[4 * GB] * 8), measurements)
+    record(a_report("one", held=[GB] * 8, step=50), measurements)
+    assert need(measurements).least(1) == pytest.approx(32 * GB, rel=2e-3)
+    record(a_report("two", held=[GB] * 8), measurements)
+    assert need(measurements).least(1) == pytest.approx(8 * GB, rel=2e-3)
 
 
 @pytest.mark.parametrize(
@@ -87,23 +89,23 @@ def test_of_a_job_the_largest_bytes_count_and_of_two_jobs_the_newer_one():
 )
 def test_reports_that_cannot_be_used_leave_what_is_known(report):
     """Nothing is learnt from them, and nothing fails."""
-    profiles = LayerProfiles()
-    profiles.record(a_report("one", held=[2 * GB] * 8))
-    profiles.record(a_report("two", **report))
-    assert need(profiles).least(1) == pytest.approx(16 * GB, rel=2e-3)
+    measurements = Measurements()
+    record(a_report("one", held=[2 * GB] * 8), measurements)
+    record(a_report("two", **report), measurements)
+    assert need(measurements).least(1) == pytest.approx(16 * GB, rel=2e-3)
 
 
 def test_activations_of_another_number_of_layers_are_left_out():
     """The bytes held still count."""
-    profiles = LayerProfiles()
-    profiles.record(a_report(held=[GB] * 8, kept=[GB] * 3))
-    assert need(profiles).least(1) == pytest.approx(8 * GB, rel=2e-3)
+    measurements = Measurements()
+    record(a_report(held=[GB] * 8, kept=[GB] * 3), measurements)
+    assert need(measurements).least(1) == pytest.approx(8 * GB, rel=2e-3)
 
 
 def test_a_report_that_says_the_same_again_computes_nothing_again():
     """Every job's report is looked at in every round."""
-    profiles = LayerProfiles()
-    profiles.record(a_report(held=[GB] * 8))
-    first = need(profiles)
-    profiles.record(a_report(held=[GB + 1000] * 8, step=9))
-    assert need(profiles) is first
+    measurements = Measurements()
+    record(a_report(held=[GB] * 8), measurements)
+    first = need(measurements)
+    record(a_report(held=[GB + 1000] * 8, step=9), measurements)
+    assert need(measurements) is first

@@ -3,10 +3,11 @@
 import dataclasses
 
 import pytest
-from ballast_operator.allocator.problem.speeds import GangRequest
-from ballast_operator.allocator.problem.throughput import Measurements
+from ballast_operator.allocator.problem.reports import record
 from ballast_operator.allocator.saved_state import SavedState, decode, encode
 from ballast_policies.rounds.values import Node
+from ballast_policies.scheduling.gang_speeds import GangRequest
+from ballast_policies.scheduling.measurements import Measurements
 from ballast_policies.scheduling.state import NodeSizes
 
 from tests.operator.allocator.problem.test_throughput import a_report, config
@@ -21,7 +22,7 @@ def report(measurements, job, spec, *, rate, nodes, steps=20):
     for step in range(steps):
         view = a_report(job, spec, rate=rate, step=step + 100 * nodes, stages=4)
         placed = view.status.allocation.replace(nodes=tuple(f"n{i % nodes}" for i in range(4)))
-        measurements.record(dataclasses.replace(view, status=view.status.replace(allocation=placed)))
+        record(dataclasses.replace(view, status=view.status.replace(allocation=placed)), measurements)
 
 
 def estimate(measurements, job, spec, nodes=LARGE):

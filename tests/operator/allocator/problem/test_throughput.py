@@ -6,12 +6,13 @@ import math
 
 import pytest
 from ballast_operator.allocator.problem.capacity import price_by_type
-from ballast_operator.allocator.problem.speeds import GangRequest
-from ballast_operator.allocator.problem.throughput import Measurements
+from ballast_operator.allocator.problem.reports import record
 from ballast_operator.api.node_pool import NodePool
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Report
 from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.scheduling.gang_speeds import GangRequest
+from ballast_policies.scheduling.measurements import Measurements
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -63,8 +64,8 @@ def test_reports_change_how_types_compare_only_where_they_contradict_the_spec(ra
     """4 to 1 stated: 0.95 on a K80 bears it out; twice the stated speed does not."""
     measurements, spec = Measurements(), a_spec(throughput=KNOWN)
     for step in range(20):
-        measurements.record(a_report("a", spec, rate=4.0, step=2 * step, stages=4))
-        measurements.record(a_report("a", spec, rate=rate, step=2 * step + 1, stages=4, gpu_type="k80"))
+        record(a_report("a", spec, rate=4.0, step=2 * step, stages=4), measurements)
+        record(a_report("a", spec, rate=rate, step=2 * step + 1, stages=4, gpu_type="k80"), measurements)
     found = speeds(measurements, "a", spec, stages=4)
     assert found["v100"] / found["k80"] == pytest.approx(ratio, rel=1e-3)
 
@@ -105,10 +106,10 @@ def test_no_speed_between_two_known_sizes_is_beyond_theirs(rates, script, known,
     measurements = Measurements()
     if known == "stated and measured":
         at = sizes[measured % len(sizes)]
-        measurements.record(a_report("a", spec, rate=3.0, step=1, stages=at))
+        record(a_report("a", spec, rate=3.0, step=1, stages=at), measurements)
     elif not table:
         for step, at in enumerate(sizes):
-            measurements.record(a_report("b", spec, rate=rates[at], step=step, stages=at))
+            record(a_report("b", spec, rate=rates[at], step=step, stages=at), measurements)
     found = by_size(measurements, spec, base=sizes[0], sizes=tuple(range(sizes[0], sizes[-1] + 1)))["v100"]
     for low, high in itertools.pairwise(sizes):
         least, most = sorted((found[low], found[high]))
@@ -122,7 +123,7 @@ def test_beyond_the_stated_sizes_a_measured_gang_goes_by_the_nearest_stated_one(
     """Measured at 4 as stated around it: 12 is not guessed from 4, the nearest measured one."""
     spec, measurements = a_spec(throughput={"v100": {2: 1.0, 8: 1.5}}), Measurements()
     before = by_size(measurements, spec, base=2, sizes=(2, 4, 8, 12))["v100"]
-    measurements.record(a_report("a", spec, rate=before[4], step=1, stages=4))
+    record(a_report("a", spec, rate=before[4], step=1, stages=4), measurements)
     assert by_size(measurements, spec, base=2, sizes=(2, 4, 8, 12))["v100"] == pytest.approx(before)
 
 
@@ -141,14 +142,14 @@ def test_a_report_is_taken_in_once():
     """The same report seen in a hundred passes is one measurement."""
     measurements, spec = Measurements(), a_spec()
     for _ in range(100):
-        measurements.record(a_report("a", spec, rate=3.0, step=7))
+        record(a_report("a", spec, rate=3.0, step=7), measurements)
     assert estimates(measurements, "a", spec)["v100"].reports == 1
 
 
 def test_a_gang_of_another_size_follows_from_what_was_measured():
     """Measured with two stages and their bubble, asked for one without: 9/16, and less certain."""
     measurements, spec = Measurements(), a_spec(config=config())
-    measurements.record(a_report("a", spec, rate=5.0, step=1))
+    record(a_report("a", spec, rate=5.0, step=1), measurements)
     found = estimates(measurements, "a", spec, stages=1)["v100"]
     assert found.steps_per_second == pytest.approx(5.0 * 9 / 16)
     assert found.deviation > estimates(measurements, "a", spec, stages=2)["v100"].deviation
@@ -170,7 +171,7 @@ def test_each_size_of_an_elastic_gang_has_the_speed_that_is_stated_for_it():
 def test_a_size_that_the_job_has_run_with_has_the_speed_that_it_reported():
     measurements, spec = Measurements(), a_spec(config=config())
     for step in range(20):
-        measurements.record(a_report("a", spec, rate=3.0, step=step))
+        record(a_report("a", spec, rate=3.0, step=step), measurements)
     found = by_size(measurements, spec)
     assert found["v100"][2] == pytest.approx(3.0, rel=1e-3)
     assert found["v100"][1] == pytest.approx(3.0 * 9 / 16, rel=1e-3)
@@ -181,7 +182,7 @@ def test_different_layers_that_were_measured_limit_what_more_gpus_bring():
     measurements, spec = Measurements(), a_spec(config=config())
     view = a_report("a", spec, rate=3.0, step=1)
     report = view.lease.report.replace(layer_seconds=(0.1, 0.1, 0.4, 0.1, 0.1))
-    measurements.record(dataclasses.replace(view, lease=dataclasses.replace(view.lease, report=report)))
+    record(dataclasses.replace(view, lease=dataclasses.replace(view.lease, report=report)), measurements)
     found = by_size(measurements, spec)
     assert found["v100"][4] < 1.4 * found["v100"][2]
 
@@ -196,8 +197,8 @@ def test_a_size_between_two_that_were_measured_is_between_them():
     """The model does not promise more than the larger one was measured to bring."""
     measurements, spec = Measurements(), a_spec(config=config())
     for step in range(20):
-        measurements.record(a_report("a", spec, rate=3.0, step=2 * step))
-        measurements.record(a_report("a", spec, rate=3.1, step=2 * step + 1, stages=4))
+        record(a_report("a", spec, rate=3.0, step=2 * step), measurements)
+        record(a_report("a", spec, rate=3.1, step=2 * step + 1, stages=4), measurements)
     assert 3.0 < by_size(measurements, spec, sizes=(1, 2, 3, 4))["v100"][3] < 3.1
 
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 from ballast_operator.allocator.problem.snapshot import Observed, take_snapshot
-from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.api.read import read_cluster_policy
 from ballast_operator.kube.kinds import EVENT, NODE, POD
 from ballast_operator.views import node_constraints as taints
 from ballast_operator.views.nodes import read_node
+from ballast_policies.scheduling.measurements import Measurements
 
 from tests.operator.loops.simulated.machines import node
 from tests.operator.loops.simulated.simulation import NAMESPACE, START, Simulation, policy, template

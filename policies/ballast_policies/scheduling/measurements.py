@@ -10,33 +10,29 @@ on: those that policies see are of gangs on as few nodes as the pools allow.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
-from ballast_policies.contract.limits import LEAST_RATE, MOST_RATE
-from ballast_policies.scheduling.state import NodeSizes
-from ballast_policies.throughput.by_size import PackedSpeeds, bounded, packed_speeds, rounded, speed_on
-from ballast_policies.throughput.estimator import Estimator
-from ballast_policies.throughput.speeds import Estimate, SpeedKey, Speeds
-from ballast_policies.throughput.table import JobType, ThroughputTable
-
-from ballast_operator.allocator.faults import each_job
-from ballast_operator.allocator.problem.layer_profiles import LayerProfiles
-from ballast_operator.allocator.problem.speeds import (
+from ballast_policies.contract import Report
+from ballast_policies.scheduling.faults import each_job
+from ballast_policies.scheduling.gang_spec import GangSpec, JobKey, job_id
+from ballast_policies.scheduling.gang_speeds import (
     NO_NODES,
     GangRequest,
     SizeSpeeds,
     as_prior,
     between,
-    measured_on,
     nearest,
     reconcile_with_spec,
     resized,
     speed_ratio,
     stated,
 )
-from ballast_operator.api.conditions import JobCondition
-from ballast_operator.kube.kinds import Key, job_id
-from ballast_operator.views.job import JobView
+from ballast_policies.scheduling.layer_profiles import LayerProfiles
+from ballast_policies.scheduling.state import NodeSizes
+from ballast_policies.throughput.by_size import PackedSpeeds, bounded, packed_speeds, rounded, speed_on
+from ballast_policies.throughput.estimator import Estimator
+from ballast_policies.throughput.speeds import Estimate, SpeedKey, Speeds
+from ballast_policies.throughput.table import JobType, ThroughputTable
 
 KINDS_KEPT = 100
 """Kinds of training whose measured speeds are remembered when their jobs are gone; the oldest go first."""
@@ -60,63 +56,54 @@ class Measurements:
         jobs: job -> what it has reported.
         kinds: kind of training -> its speeds, the newest report last.
         profiles: what they have reported of their layers.
-        partners: who trains beside whom: a job's speed there is not its speed alone.
     """
 
     def __init__(self) -> None:
-        self.jobs: dict[Key, Measured] = {}
+        self.jobs: dict[JobKey, Measured] = {}
         self.kinds: dict[str, dict[SpeedKey, Estimate]] = {}
         self._layers: dict[str, tuple[float, ...]] = {}
         self._packed_kinds: dict[tuple[str, int, frozenset[str]], tuple[NodeSizes, PackedSpeeds]] = {}
         self.profiles = LayerProfiles()
-        self.partners = Partners()
 
-    def restore(self, jobs: Mapping[Key, Measured], kinds: Mapping[str, Speeds]) -> None:
+    def restore(self, jobs: Mapping[JobKey, Measured], kinds: Mapping[str, Speeds]) -> None:
         """Start from what an earlier operator knew."""
         self.jobs = dict(jobs)
         self.kinds = {kind: dict(speeds) for kind, speeds in kinds.items()}
 
-    def record(self, view: JobView) -> None:
-        """Add the job's newest report, once."""
-        allocation, lease = view.status.allocation, view.lease
-        if allocation is None or lease is None or lease.report is None or not view.acknowledged:
-            return
-        if not view.as_planned:
-            return  # its planner was changed since, and says other degrees for these GPUs
-        self.profiles.record(view)
-        report, plan = lease.report, view.launched_plan
-        rate = report.steps_per_second
-        if plan is None or report.epoch != plan.epoch or rate is None or not LEAST_RATE <= rate <= MOST_RATE:
-            return
-        measured = self.jobs.setdefault(view.key, Measured())
-        if view.spec is None or (measured.launch, measured.step) == (allocation.launch, report.step):
-            return
-        measured.launch, measured.step = allocation.launch, report.step
-        kind = view.spec.kind
+    def knows(self, key: JobKey, launch: int, step: int) -> bool:
+        """Whether the job's report at ``step`` has been recorded."""
+        known = self.jobs.get(key)
+        return known is not None and (known.launch, known.step) == (launch, step)
+
+    def record(
+        self, key: JobKey, spec: GangSpec, launch: int, report: Report, where: SpeedKey | None
+    ) -> None:
+        """Add the speed of a report; ``where``: the GPUs that the gang was on; None: not known."""
+        measured, rate = self.jobs.setdefault(key, Measured()), report.steps_per_second
+        measured.launch, measured.step = launch, report.step
         # Kinds are in order of their newest report.
-        profile = self.kinds[kind] = self.kinds.pop(kind, {})
-        where = self.partners.beside(view, measured_on(allocation, plan))
-        if where is None:
+        profile = self.kinds[spec.kind] = self.kinds.pop(spec.kind, {})
+        if where is None or rate is None:
             return
         prior = profile.get(where)
         before = measured.speeds.get(where)
         if before is None and where.nodes == 1 and (gang := where.alone_in_pool) is not None:
-            before = stated(view.spec, *gang)
+            before = stated(spec, *gang)
         if before is None:
             before = NOT_SEEN if prior is None else as_prior(prior)
         self._packed_kinds.clear()
         measured.speeds[where] = before.measured(rate)
         profile[where] = (prior or NOT_SEEN).measured(rate)
         layers = rounded(report.layer_seconds)
-        if layers and not allocation.parts:
-            self._layers[kind] = layers
+        if layers and where.nodes is not None:
+            self._layers[spec.kind] = layers
 
-    def reported_by(self, key: Key) -> Speeds:
+    def reported_by(self, key: JobKey) -> Speeds:
         """Speeds that the job itself has reported."""
         measured = self.jobs.get(key)
         return {} if measured is None else dict(measured.speeds)
 
-    def keep(self, keys: Iterable[Key]) -> None:
+    def keep(self, keys: Iterable[JobKey]) -> None:
         """Forget all other jobs; their kinds are remembered."""
         wanted = set(keys)
         self.profiles.keep(wanted)
@@ -127,7 +114,7 @@ class Measurements:
 
     def estimates(
         self, wanted: Iterable[GangRequest], gpu_types: tuple[str, ...]
-    ) -> dict[Key, dict[str, Estimate]]:
+    ) -> dict[JobKey, dict[str, Estimate]]:
         """Job -> GPU type -> steps/s of its gang; 0: its spec says that it cannot run. Raises JobFaults."""
         wanted = list(wanted)
         nodes = wanted[0].nodes if wanted else NO_NODES
@@ -264,75 +251,3 @@ class Measurements:
                 here[size] = rate
             found[gpu_type] = {size: rate for size, rate in here.items() if rate > 0}
         return {gpu_type: here for gpu_type, here in found.items() if here}
-
-
-ALONE = ""
-"""In place of a kind: the job has its GPU for itself."""
-
-
-def partners_by_job(jobs: Sequence[JobView]) -> dict[Key, str | None]:
-    """Job on a GPU that may be shared -> kind of the job that trains beside it.
-
-    :data:`ALONE` where none is there; None where one is there and does not train: it starts or ends, and a
-    speed that is measured meanwhile is neither.
-    """
-    on_node: dict[str, list[JobView]] = {}
-    for view in jobs:
-        allocation = view.status.allocation
-        if allocation is not None and allocation.shared_gpu is not None and allocation.pays:
-            on_node.setdefault(allocation.nodes[0], []).append(view)
-    found: dict[Key, str | None] = {}
-    for there in on_node.values():
-        for view in there:
-            others = [other for other in there if other.key != view.key]
-            found[view.key] = _beside(others)
-    return found
-
-
-def _beside(others: Sequence[JobView]) -> str | None:
-    if not others:
-        return ALONE
-    if len(others) > 1 or others[0].spec is None or others[0].running_allocation is None:
-        return None
-    return others[0].spec.kind if others[0].status.is_true(JobCondition.RUNNING) else None
-
-
-class Partners:
-    """Partners on shared GPUs, from decision to decision."""
-
-    def __init__(self) -> None:
-        self._now: dict[Key, tuple[int, str | None]] = {}
-        self._new: set[Key] = set()
-        self._mixed: set[Key] = set()
-
-    def look(self, jobs: Sequence[JobView]) -> None:
-        """Take in who is where now, before the reports that have come since the last time."""
-        before = self._now
-        found = partners_by_job(jobs)
-        self._now = {view.key: (view.launch, found[view.key]) for view in jobs if view.key in found}
-        changed = {key for key, now in self._now.items() if before.get(key) != now}
-        # A launch that is alone has nothing before it that its reports could be of.
-        changed -= {
-            key
-            for key in changed
-            if self._now[key][1] == ALONE and before.get(key, (0, None))[0] != self._now[key][0]
-        }
-        self._mixed = (self._mixed | self._new) & self._now.keys() - changed
-        self._new = changed
-
-    def beside(self, view: JobView, alone: SpeedKey) -> SpeedKey | None:
-        """Key of the job's newest report; None: not known. ``alone``: its key where it has no partner.
-
-        Reports that have come before it was seen that a partner has come or gone, and the first one after
-        them, may be of the time before.
-        """
-        allocation = view.status.allocation
-        if allocation is None or allocation.shared_gpu is None:
-            return alone
-        launch, partner = self._now.get(view.key, (0, None))
-        if partner is None or launch != allocation.launch or view.key in self._new:
-            return None
-        if view.key in self._mixed:
-            self._mixed.discard(view.key)
-            return None
-        return alone._replace(partner=partner)

@@ -5,15 +5,11 @@ import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from ballast_policies.contract import Plan
+from ballast_policies.scheduling.gang_spec import GangSpec, JobKey
 from ballast_policies.scheduling.state import NodeSizes
 from ballast_policies.throughput.by_size import PipelineShape, relative_speed
 from ballast_policies.throughput.estimator import PRIOR_DEVIATION
 from ballast_policies.throughput.speeds import Estimate, SpeedKey
-
-from ballast_operator.api.job_allocation import JobAllocation
-from ballast_operator.kube.kinds import Key
-from ballast_operator.views.spec import JobSpec
 
 SCRIPT_EXPONENT = 0.9
 """Of a script nothing is known but what was measured: at other sizes its speed goes with this power."""
@@ -23,7 +19,7 @@ SizeSpeeds = Mapping[tuple[str, int], Estimate]
 
 
 def stated(
-    spec: JobSpec, gpu_type: str, stages: int, layer_seconds: tuple[float, ...] = ()
+    spec: GangSpec, gpu_type: str, stages: int, layer_seconds: tuple[float, ...] = ()
 ) -> Estimate | None:
     """Speed that the spec states for a gang of ``stages``; None: it states none.
 
@@ -44,7 +40,7 @@ def resized(
     speeds: SizeSpeeds,
     gpu_type: str,
     stages: int,
-    spec: JobSpec,
+    spec: GangSpec,
     layer_seconds: tuple[float, ...] = (),
     kind: SizeSpeeds = MappingProxyType({}),
 ) -> Estimate | None:
@@ -67,7 +63,7 @@ def resized(
     )
 
 
-def size_ratio(spec: JobSpec, known: int, stages: int, layer_seconds: tuple[float, ...] = ()) -> float:
+def size_ratio(spec: GangSpec, known: int, stages: int, layer_seconds: tuple[float, ...] = ()) -> float:
     """Speed of a gang of ``stages`` over that of one of ``known``, by the pipeline's cost model.
 
     ``layer_seconds``: each layer's part of the step, as measured; empty: layers are alike.
@@ -79,7 +75,7 @@ def size_ratio(spec: JobSpec, known: int, stages: int, layer_seconds: tuple[floa
     return relative_speed(shape, max(1, stages // each)) / relative_speed(shape, max(1, known // each))
 
 
-def pipeline_shape(spec: JobSpec, layer_seconds: tuple[float, ...] = ()) -> PipelineShape:
+def pipeline_shape(spec: GangSpec, layer_seconds: tuple[float, ...] = ()) -> PipelineShape:
     """Properties of a job that its speed depends on, besides its number of GPUs."""
     pipeline = spec.config.pipeline
     return PipelineShape(
@@ -92,7 +88,7 @@ def pipeline_shape(spec: JobSpec, layer_seconds: tuple[float, ...] = ()) -> Pipe
 
 
 def speed_ratio(
-    spec: JobSpec,
+    spec: GangSpec,
     kind: SizeSpeeds,
     gpu_type: str,
     known: int,
@@ -150,15 +146,6 @@ def nearest(sizes: Iterable[int], stages: int) -> int:
     return min(sizes, key=lambda size: (abs(size - stages), size))
 
 
-def measured_on(allocation: JobAllocation, plan: Plan) -> SpeedKey:
-    """Key of the place in which the gang of ``plan`` runs."""
-    if allocation.parts:
-        return SpeedKey.of_types((allocation.part_of(rank.pod).gpu_type, 1) for rank in plan.ranks)
-    node_of = allocation.node_of
-    nodes = len({node_of[pod] for pod in plan.pods if pod in node_of})
-    return SpeedKey.of(allocation.gpu_type, len(plan.ranks), nodes)
-
-
 NO_NODES = NodeSizes()
 """Nothing is known of the nodes."""
 
@@ -173,8 +160,8 @@ class GangRequest:
         barred: groups of nodes (``Node.group``) on which it must not be started.
     """
 
-    key: Key
-    spec: JobSpec
+    key: JobKey
+    spec: GangSpec
     stages: int
     nodes: NodeSizes = NO_NODES
     barred: frozenset[str] = frozenset()

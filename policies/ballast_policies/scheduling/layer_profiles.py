@@ -4,19 +4,15 @@ A namespace is told only what its own jobs have reported: a report decides where
 """
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ballast_policies.contract import Report
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.planning.memory.need import MemoryNeed
 from ballast_policies.planning.partition import Partition
+from ballast_policies.scheduling.gang_spec import GangSpec, JobKey, digest
 from ballast_policies.throughput.by_size import rounded
-
-from ballast_operator.kube.kinds import Key
-from ballast_operator.views.job import JobView
-from ballast_operator.views.spec import JobSpec
 
 PROFILES_KEPT = 200
 """Kinds whose layers are remembered when their jobs are gone; the oldest go first."""
@@ -36,7 +32,7 @@ FRESH_STEPS = 50
 class KindProfile:
     """Layers of a kind, by the newest ``job`` that reported; their bytes are the largest so far."""
 
-    job: Key
+    job: JobKey
     layers: MeasuredLayers
 
 
@@ -46,43 +42,42 @@ class LayerProfiles:
     def __init__(self) -> None:
         self.profiles: dict[str, KindProfile] = {}
         self._needs: dict[str, dict[Partition | None, MemoryNeed]] = {}
-        self._seconds: dict[Key, tuple[float, ...]] = {}
-        self._names: dict[Key, tuple[JobSpec, str]] = {}
+        self._seconds: dict[JobKey, tuple[float, ...]] = {}
+        self._names: dict[JobKey, tuple[GangSpec, str]] = {}
 
     def restore(self, profiles: Mapping[str, KindProfile]) -> None:
         """Start from what an earlier operator knew."""
         self.profiles, self._needs = dict(profiles), {}
 
-    def record(self, view: JobView) -> None:
-        """Take in the layers of the job's newest report, if it was made in the plan that is in force."""
-        lease, plan, spec = view.lease, view.launched_plan, view.spec
-        if lease is None or lease.report is None or plan is None or spec is None or not _measured_alike(spec):
-            return
-        report = lease.report
+    def record(self, key: JobKey, spec: GangSpec, report: Report, *, several_pools: bool = False) -> None:
+        """Take in the layers of the job's newest report, made in the plan that is in force.
+
+        ``several_pools``: each layer's seconds are those of the GPU that had it.
+        """
         count = len(report.layer_bytes)
-        if report.epoch != plan.epoch or not 0 < count <= MOST_LAYERS or spec.layers not in (None, count):
+        if not _measured_alike(spec) or not 0 < count <= MOST_LAYERS or spec.layers not in (None, count):
             return
         seconds = rounded(report.layer_seconds) if len(report.layer_seconds) == count else ()
-        if view.status.allocation is not None and view.status.allocation.parts:
-            seconds = ()  # each layer's are those of the GPU that had it
+        if several_pools:
+            seconds = ()
         reported = {name: getattr(report, field) for name, field in BYTES.items()}
         layers = MeasuredLayers(
             seconds=seconds,
             **{n: tuple(map(_rounded, each)) if len(each) == count else () for n, each in reported.items()},
         )
-        name = self._name(view.key, spec)
+        name = self._name(key, spec)
         before = self.profiles.pop(name, None)
-        if before is not None and before.job == view.key:
+        if before is not None and before.job == key:
             layers = _largest(before.layers, layers)
         if before is not None and not (seconds and (not spec.config.dynamics or report.step <= FRESH_STEPS)):
             layers = dataclasses.replace(layers, seconds=before.layers.seconds or seconds)
         if before is None or _bytes_of(before.layers) != _bytes_of(layers):
             self._needs.pop(name, None)
-        self.profiles[name] = KindProfile(view.key, layers)
+        self.profiles[name] = KindProfile(key, layers)
         if seconds:
-            self._seconds[view.key] = seconds
+            self._seconds[key] = seconds
 
-    def need(self, key: Key, spec: JobSpec) -> MemoryNeed | None:
+    def need(self, key: JobKey, spec: GangSpec) -> MemoryNeed | None:
         """Memory need measured of jobs of this kind; None: none has been measured."""
         if not self.profiles or not _measured_alike(spec):
             return None
@@ -94,7 +89,7 @@ class LayerProfiles:
             needs[cut] = MemoryNeed(self.profiles[name].layers, spec.pipeline_form(), cut)
         return needs[cut]
 
-    def layers(self, key: Key, spec: JobSpec) -> MeasuredLayers | None:
+    def layers(self, key: JobKey, spec: GangSpec) -> MeasuredLayers | None:
         """Profile of the job's layers for its next launch, its own seconds first; None: nothing is known."""
         if not self.profiles or not _measured_alike(spec):
             return None
@@ -104,7 +99,7 @@ class LayerProfiles:
         own = self._seconds.get(key, ())
         return dataclasses.replace(found.layers, seconds=own) if own else found.layers
 
-    def keep(self, keys: Iterable[Key]) -> None:
+    def keep(self, keys: Iterable[JobKey]) -> None:
         """Forget the names of all other jobs, and the oldest kinds."""
         wanted = set(keys)
         for gone in [key for key in self._names if key not in wanted]:
@@ -114,19 +109,19 @@ class LayerProfiles:
             del self.profiles[name]
             self._needs.pop(name, None)
 
-    def _name(self, key: Key, spec: JobSpec) -> str:
+    def _name(self, key: JobKey, spec: GangSpec) -> str:
         known = self._names.get(key)
         if known is None or known[0] is not spec:
             known = self._names[key] = (spec, _kind_in(key[0], spec))
         return known[1]
 
 
-def _measured_alike(spec: JobSpec) -> bool:
+def _measured_alike(spec: GangSpec) -> bool:
     """True if its layers are alike in each launch: not those of a script, nor with degrees by its GPUs."""
-    return not spec.is_script and not spec.plans
+    return not spec.is_script and not spec.is_planned
 
 
-def _kind_in(namespace: str, spec: JobSpec) -> str:
+def _kind_in(namespace: str, spec: GangSpec) -> str:
     """Equal for jobs of a namespace whose layers take as many bytes on a rank."""
     fields = spec.config_fields
     training = fields.get("training") or {}
@@ -143,7 +138,7 @@ def _kind_in(namespace: str, spec: JobSpec) -> str:
         # Names in a state that was saved before there was the field stay.
         *([every] if (every := training.get("recomputeEvery") or 1) > 1 else ()),
     ]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return digest(parts)[:16]
 
 
 BYTES = {
