@@ -18,7 +18,7 @@ from ballast_policies.scheduling import (
     apply_allocation,
     build_problem,
 )
-from ballast_policies.scheduling.assignments import Obstacle, assign
+from ballast_policies.scheduling.assignments import assign
 from ballast_policies.scheduling.faults import JobFaults
 from ballast_policies.scheduling.measurements import Measurements
 
@@ -40,13 +40,6 @@ from ballast_operator.report.paid import team_costs
 from ballast_operator.views.assignment import Assignment, PoolInfo
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
-
-REASONS = {
-    Obstacle.CAPACITY: JobReason.WAITING_FOR_CAPACITY,
-    Obstacle.SPOT_LIMIT: JobReason.SPOT_LIMIT,
-    Obstacle.TENANT_LIMIT: JobReason.NAMESPACE_LIMIT,
-    Obstacle.DRY_RUN: JobReason.DRY_RUN,
-}
 
 
 def assignments_of(
@@ -73,7 +66,7 @@ def assignments_of(
             launches=job.launches,
             kept_pods=tuple(dict.fromkeys(pods)),
             plan_id=decision.plan_id,
-            reason=REASONS[one.obstacle] if one.obstacle is not None else "",
+            reason=one.obstacle or "",
             advice=advice.get(job.key, ()),
             layers=job.layers,
         )

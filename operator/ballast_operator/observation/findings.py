@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ballast_policies.scheduling.gang_spec import job_id
+from ballast_policies.scheduling.refusals import Refusal
 
 from ballast_operator.api.cluster_policy import NodeHealth
 from ballast_operator.api.conditions import JobReason, some_of
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.clock import Time, show
-from ballast_operator.views.job import JobView, Refusal
+from ballast_operator.views.job import JobView
 
 AVOIDED_SECONDS = 600.0
 """Seconds for which a job is not started on a node where its pods did not run in time, if others exist."""

@@ -8,6 +8,8 @@ deleted once its gang is gone, which frees its quota, and a new one takes the ne
 from collections.abc import Collection
 from typing import Any
 
+from ballast_policies.scheduling.refusals import Refusal
+
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.desired import counted_pod, owned
 from ballast_operator.errors import Conflict, NotFound, Rejected
@@ -15,7 +17,7 @@ from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import WORKLOAD, Object
 from ballast_operator.kube.ownership import controlled_by
 from ballast_operator.views.clock import Time
-from ballast_operator.views.job import JobView, Refusal, hold
+from ballast_operator.views.job import JobView, hold
 
 
 async def ask_kueue(

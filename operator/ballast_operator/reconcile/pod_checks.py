@@ -21,6 +21,7 @@ from ballast_policies.contract import (
     pod_name,
     rendezvous_config_map_name,
 )
+from ballast_policies.scheduling.refusals import Refusal
 from kubernetes.utils.quantity import parse_quantity
 
 from ballast_operator.api.conditions import JobCondition, JobReason, some_of
@@ -49,7 +50,7 @@ from ballast_operator.kube.kinds import CLAIM, CONFIG_MAP, LEASE, POD, POD_GROUP
 from ballast_operator.kube.ownership import own_object
 from ballast_operator.settings import JobSettings
 from ballast_operator.views.clock import Time, parse
-from ballast_operator.views.job import JobView, Refusal
+from ballast_operator.views.job import JobView
 from ballast_operator.views.spec import JobSpec
 
 ANSWER_LASTS_SECONDS = 600.0

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from ballast_policies.contract import JOB_LABEL, lease_name
 from ballast_policies.protocol.observed import Cause
+from ballast_policies.scheduling.refusals import Refusal
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.read import read_job_status, readable_status, unknown_fields
@@ -54,7 +55,7 @@ from ballast_operator.reconcile.surroundings import (
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.context import DeletePod, JobCounter, StepResult, Surroundings, WritePlan
 from ballast_operator.steps.decide import decide, refused
-from ballast_operator.views.job import JobView, Refusal
+from ballast_operator.views.job import JobView
 
 PROGRESS_WRITES_PER_SECOND = 20.0
 """Writes of progress for all jobs together, at most: with more jobs, each is written less often."""

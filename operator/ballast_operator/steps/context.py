@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from ballast_policies.contract import Plan, Proposal
 from ballast_policies.protocol.shrink import RepackLimits, proposal_error
+from ballast_policies.scheduling.refusals import Refusal
 
 from ballast_operator.api.base import Verdict
 from ballast_operator.api.conditions import JobCondition
@@ -16,7 +17,7 @@ from ballast_operator.kube.kinds import Kind, Object
 from ballast_operator.settings import JobSettings
 from ballast_operator.views.assignment import UNKNOWN_POOL, Assignment, PoolInfo
 from ballast_operator.views.clock import Time
-from ballast_operator.views.job import JobView, Refusal
+from ballast_operator.views.job import JobView
 from ballast_operator.views.shared_gpus import Sharer
 from ballast_operator.views.spec import JobSpec
 

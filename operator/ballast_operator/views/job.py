@@ -8,6 +8,7 @@ from ballast_policies.contract.errors import ContractError
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.protocol.observed import Cause
 from ballast_policies.protocol.shrink import pods_after_drain
+from ballast_policies.scheduling.refusals import Refusal
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.costs import OnLimit
@@ -23,23 +24,6 @@ from ballast_operator.views.spec import BEING_PLANNED, JobSpec, spec_of_launch
 
 ROUNDING = 1e-9
 """Relative error of a sum of costs."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Refusal:
-    """Reason that a job gets no GPUs, or must hold none.
-
-    Attributes:
-        reason: of its condition Admitted, and of Failed.
-        message: what is the case, with the field or the API server's words, and what to change.
-        fails: it has failed for good once it holds nothing.
-        may_pass: the job itself may be right; it is looked at again.
-    """
-
-    reason: str
-    message: str
-    fails: bool = False
-    may_pass: bool = False
 
 
 def hold(asked: TrainingJobSpec, status: TrainingJobStatus, now: Time) -> Refusal | None:

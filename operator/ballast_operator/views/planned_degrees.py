@@ -1,6 +1,5 @@
 """The degrees of a job with ``planner`` on the GPUs that it may have: what the planner answers."""
 
-import bisect
 import dataclasses
 import functools
 import itertools
@@ -16,13 +15,11 @@ from ballast_policies.planning.planners.best.placements import divisors
 from ballast_policies.planning.planners.cost_model import Degrees
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE
 from ballast_policies.rounds.gangs import TypesByRank
+from ballast_policies.scheduling.gang_spec import MOST_SIZES, thinned
 
 from ballast_operator.api.job_allocation import LaunchDegrees
 from ballast_operator.api.training_job import PlannerConfig
 from ballast_operator.api.training_job_status import MOST_RATIO, MeasuredOnType
-
-MOST_SIZES = 32
-"""Sizes of a gang that are weighed against each other; of more than these, some in between are left out."""
 
 MOST_LOOKED_AT = 2_000
 """GPU types x sizes of which those are chosen where they are left out; of more, some in between are not."""
@@ -46,18 +43,6 @@ MEASURED_CHANGE = 0.15
 """Part by which a layer's seconds differ from those that a plan is made from, of its own or the mean layer's,
 whichever are more, where a plan is asked for anew: two runs of one step were up to 14 % apart
 (lab/docs/sailor.md)."""
-
-
-def thinned(sizes: Sequence[int], most: int = MOST_SIZES) -> list[int]:
-    """At most ``most`` of the sizes, two or more: the fewest, the most, and others at equal ratios."""
-    if len(sizes) <= most:
-        return list(sizes)
-    ratio = (sizes[-1] / sizes[0]) ** (1 / (most - 1))
-    aims = [sizes[0] * ratio**step for step in range(most)]
-    around = ((aim, bisect.bisect_left(sizes, aim)) for aim in aims)
-    return sorted(
-        {min(sizes[max(0, at - 1) : at + 1], key=lambda size: abs(size - aim)) for aim, at in around}
-    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

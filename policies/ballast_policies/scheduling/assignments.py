@@ -1,7 +1,6 @@
 """Assignments: what a decision wants of each job, with the reasons that people are told."""
 
 import dataclasses
-import enum
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,23 +14,11 @@ from ballast_policies.rounds.gangs import ElasticGang
 from ballast_policies.rounds.values import Placement, extra_nodes, kept_ranks
 from ballast_policies.scheduling.decision import Decision, isolated_speeds
 from ballast_policies.scheduling.faults import each_job
+from ballast_policies.scheduling.refusals import Obstacle
 from ballast_policies.scheduling.state import ClusterJob, ClusterState
 
 MOST_CONFIGURATIONS = 3
 """That an elastic job is told of besides its own."""
-
-
-class Obstacle(enum.Enum):
-    """Reason that a job gets no GPUs now, although some round can place it."""
-
-    CAPACITY = enum.auto()
-    """Other jobs hold the GPUs this round."""
-    SPOT_LIMIT = enum.auto()
-    """Limits of spot machines keep it off, and no others are free."""
-    TENANT_LIMIT = enum.auto()
-    """Its tenant's other jobs have to give GPUs back first."""
-    DRY_RUN = enum.auto()
-    """Nothing that is decided is carried out."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

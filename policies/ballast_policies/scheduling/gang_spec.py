@@ -1,6 +1,7 @@
 """What a job asks of its gang, and the sizes that this leaves it."""
 
 import abc
+import bisect
 import dataclasses
 import functools
 import hashlib
@@ -12,12 +13,15 @@ from typing import Any
 from ballast_policies.contract import Stage
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.job.pipeline import BalanceBy
-from ballast_policies.planning.launch import LaunchRanks, launch_partition
+from ballast_policies.planning.launch import LaunchedPipeline, LaunchRanks, launch_partition
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.schedules.registry import SCHEDULES
 from ballast_policies.planning.stages import first_stages, stage_placement, stages_over
 from ballast_policies.rounds.gangs import PlannedSpeed, TypesByRank
+
+MOST_SIZES = 32
+"""Sizes of a gang that are weighed against each other; of more than these, some in between are left out."""
 
 JobKey = tuple[str, str]
 """(namespace, name) of a job."""
@@ -244,6 +248,21 @@ class GangSpec(abc.ABC):
         gain = self.config.rebalance.min_gain
         return launch_partition(even, layers, self.pipeline_form(), known_ranks, min_gain=gain)
 
+    def launched_pipeline(self, layers: MeasuredLayers | None) -> LaunchedPipeline:
+        """What the stages of the next launch are cut from, as :meth:`first_stages` does."""
+        known, rebalance = layers or MeasuredLayers(), self.config.rebalance
+        if not rebalance.enabled or rebalance.by is not BalanceBy.TIME:
+            known = dataclasses.replace(known, seconds=())
+        if self.memory_per_gpu is not None:
+            known = dataclasses.replace(known, held_bytes=(), activation_bytes=())
+        return LaunchedPipeline(
+            layers=known,
+            count=self.layers or 1,
+            form=self.pipeline_form(),
+            ranks_per_position=1 if self.is_planned else self.ranks_per_position,
+            cut=self.planned_cut,
+        )
+
     def suits(self, ranks: int) -> bool:
         """True if a gang may have this many ranks.
 
@@ -267,3 +286,15 @@ class GangSpec(abc.ABC):
 def digest(parts: list[Any]) -> str:
     """A name of the values, equal for equal ones."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def thinned(sizes: Sequence[int], most: int = MOST_SIZES) -> list[int]:
+    """At most ``most`` of the sizes, two or more: the fewest, the most, and others at equal ratios."""
+    if len(sizes) <= most:
+        return list(sizes)
+    ratio = (sizes[-1] / sizes[0]) ** (1 / (most - 1))
+    aims = [sizes[0] * ratio**step for step in range(most)]
+    around = ((aim, bisect.bisect_left(sizes, aim)) for aim in aims)
+    return sorted(
+        {min(sizes[max(0, at - 1) : at + 1], key=lambda size: abs(size - aim)) for aim, at in around}
+    )

@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 from ballast_operator.allocator.forecast import HOUR, forecast
 from ballast_operator.allocator.problem.capacity import ClusterCapacity, PoolKind
-from ballast_operator.allocator.problem.gang_size import DEFAULT_RESTART_SECONDS
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.allocator.problem.snapshot_job import SnapshotJob
 from ballast_operator.api.cluster_policy import CHOOSABLE
@@ -17,7 +16,7 @@ from ballast_policies.allocation.problem import Job, ProblemError
 from ballast_policies.rounds.gangs import ElasticGang
 from ballast_policies.rounds.memory import resize_cooldown_seconds
 from ballast_policies.rounds.values import Node, Placement
-from ballast_policies.simulator.decisions import ClusterGang
+from ballast_policies.simulator.decisions import DEFAULT_RESTART_SECONDS, ClusterGang
 from ballast_policies.simulator.whatif import Setup
 
 NOW = 1_800_000_000.0

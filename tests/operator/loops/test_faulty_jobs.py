@@ -25,8 +25,8 @@ GPUS = 20
 PLACES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "its pools": (capacity, "_pool_now", lambda *of: of[3].pods),
     "whether it takes part": (snapshot, "wants_gpus", lambda view, _: view.name),
-    "its gang's size": (admission, "gang_size", lambda view, _: view.name),
-    "its admission": (admission, "mixed_room", lambda view, *_, **__: view.name),
+    "its gang's size": (admission, "most_gpus", lambda view: view.name),
+    "its admission": (admission, "_admit_one", lambda _, __, view, *___: view.name),
     "its speed": (measurements, "job_id", lambda key: key[1]),
     "its snapshot": (snapshot_job, "snapshot_job", lambda one, *_: one.view.name),
     "the tenants": (snapshot, "admit_tenants", lambda _, admitted, *__: [one.view.name for one in admitted]),

@@ -3,11 +3,12 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ballast_policies.prices.egress import DataPrices, JobData
+from ballast_policies.scheduling.refusals import Refusal
 
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.costs import DataPrice
 from ballast_operator.api.node_pool import NodePool
-from ballast_operator.views.job import JobView, Refusal
+from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import NodeView, region_of
 
 

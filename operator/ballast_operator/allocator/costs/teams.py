@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ballast_policies.accounting import SECONDS_PER_HOUR
+from ballast_policies.scheduling.refusals import Refusal
 
 from ballast_operator.allocator.costs.bill import Paid
 from ballast_operator.allocator.problem.admission import RefusedJob
@@ -18,7 +19,7 @@ from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.costs import BudgetPeriod, OnTeamLimit, TeamBudget, TeamCost
 from ballast_operator.report.paid import first_of_month, month_of, team_costs
 from ballast_operator.views.clock import Time
-from ballast_operator.views.job import ROUNDING, JobView, Refusal
+from ballast_operator.views.job import ROUNDING, JobView
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,17 +4,28 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-from ballast_policies.contract.job.pipeline import BalanceBy
-from ballast_policies.planning.launch import LaunchedPipeline
-from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.planning.memory.need import MemoryNeed
-from ballast_policies.planning.memory.stage_bytes import ROUNDING
-from ballast_policies.rounds.divisions import best_parts, sizes_over_pools
-from ballast_policies.rounds.gangs import MixedGang
 from ballast_policies.rounds.values import TopologyRequest
 from ballast_policies.scheduling.faults import each_job
+from ballast_policies.scheduling.gang_room import (
+    GangMemory,
+    MixedRoom,
+    Room,
+    holds,
+    mixed_room,
+    usable_by_pool,
+)
+from ballast_policies.scheduling.gang_size import (
+    LACK_OF_ROOM,
+    admission_error,
+    gang_size,
+    gang_sizes,
+    over_all_pools,
+    with_barred_nodes,
+)
 from ballast_policies.scheduling.gang_speeds import GangRequest
 from ballast_policies.scheduling.layer_profiles import LayerProfiles
+from ballast_policies.scheduling.refusals import Refusal
 from ballast_policies.scheduling.state import NodeSizes
 
 from ballast_operator.allocator.costs.data_prices import (
@@ -28,26 +39,13 @@ from ballast_operator.allocator.problem.capacity import (
     no_pool_left,
     pools_closed,
 )
-from ballast_operator.allocator.problem.gang_size import (
-    GangMemory,
-    Room,
-    admission_error,
-    gang_size,
-    gang_sizes,
-    may_change_size,
-    most_gpus,
-)
-from ballast_operator.allocator.problem.tolerance import usable_by_pool, with_barred_nodes
+from ballast_operator.allocator.problem.gang_changes import may_change_size, most_gpus
 from ballast_operator.api.cluster_policy import ClusterPolicySpec
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.training_job import JobTopology, can_mix
 from ballast_operator.kube.kinds import Key
-from ballast_operator.views.job import JobView, Refusal
-from ballast_operator.views.planned_degrees import thinned
+from ballast_operator.views.job import JobView
 from ballast_operator.views.spec import JobSpec
-
-LACK_OF_ROOM = (JobReason.EXCEEDS_CAPACITY, JobReason.EXCEEDS_MEMORY)
-"""Refusals of a gang that several pools together may have room for."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,26 +54,6 @@ class RefusedJob:
 
     view: JobView
     refusal: Refusal
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class MixedRoom:
-    """GPUs of several pools of an empty cluster for a job's gang, nodes that may come included.
-
-    Attributes:
-        gpus: pool -> (its GPU type, GPUs on which the gang may be started, in whole positions and pods).
-        sizes: that the gang may have there, fewest first.
-        barred: groups of nodes on which it must not be started.
-    """
-
-    gpus: Mapping[str, tuple[str, int]]
-    sizes: tuple[int, ...]
-    barred: frozenset[str]
-
-    @property
-    def gpu_types(self) -> tuple[str, ...]:
-        """The types of the pools, sorted."""
-        return tuple(sorted({gpu_type for gpu_type, _ in self.gpus.values()}))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +211,7 @@ def _admit_one(
         unknown = topology.message  # of its next launch: the gang stays as it is
         topology = None
     within = topology if topology is not None and topology.required else None
+    wanted = most_gpus(view)
     memory = GangMemory(spec=view.spec, need=need, pools=capacity.memory, types=capacity.types)
     for avoid in (True, False):  # nodes that the job avoids are better than none
         barred = capacity.tolerance.barred(view, avoid=avoid)
@@ -244,11 +223,19 @@ def _admit_one(
         # A plan of several GPU types is for no single pool.
         level = "" if within is None else within.label
         room = Room(gpus={} if view.spec.planned_gpus else gpus, memory=memory, within=level)
-        size = gang_size(view, room)
-        refusal = admission_error(view.spec, spec.node_pools, room, offer.gpu_types, size)
+        size = gang_size(view.spec, wanted, room)
+        refusal = admission_error(view.spec, capacity.gpu_types, room, offer.gpu_types, size)
         if refusal is None or allocation is not None or not view.avoided:
             break
-    mixed = mixed_room(view, capacity, may_use=offer.pools, closed=offer.closed, barred=barred, memory=memory)
+    mixed = mixed_room(
+        memory,
+        capacity.nodes,
+        wanted,
+        may_use=offer.pools,
+        own=offer.own,
+        closed=offer.closed,
+        barred=barred,
+    )
     if allocation is None and refusal is not None:
         if refusal.reason in LACK_OF_ROOM and mixed is not None and holds(view.spec, mixed, memory):
             return Admitted(
@@ -264,10 +251,17 @@ def _admit_one(
                 mixed=mixed,
                 fits_one_pool=False,
             )
-        refusal = over_all_pools(refusal, view.spec, gpus)
+        refusal = over_all_pools(refusal, view.spec, gpus, may_mix=can_mix(view.spec.config))
         full = capacity.tolerance.without_room(view, offer.pools)
         return with_barred_nodes(refusal, capacity.nodes, barred, offer.gpu_types, full)
-    sizes = (allocation.gpus,) if unknown and allocation else gang_sizes(view, room, offer.gpu_types, size)
+    held, sizes = view.held_placement, tuple[int, ...]()
+    if unknown and allocation is not None:
+        sizes = (allocation.gpus,)
+    elif held is not None and (view.shrinking or view.leaving or held.parts):
+        sizes = (held.gpus,)
+    else:
+        now = None if held is None else held.by_pool[0]
+        sizes = gang_sizes(view.spec, room, offer.gpu_types, size, held=now, any_size=view.over_quota)
     if view.over_quota:  # the least alone may fit; it grows from there
         sizes, mixed = sizes[:1], None if mixed is None else dataclasses.replace(mixed, sizes=mixed.sizes[:1])
     size = sizes[0]
@@ -342,118 +336,3 @@ def sizes_that_fit(
         for gpu_type, found in by_size.items()
     }
     return {gpu_type: found for gpu_type, found in fitting.items() if found}
-
-
-def mixed_room(
-    view: JobView,
-    capacity: ClusterCapacity,
-    *,
-    may_use: Sequence[str],
-    closed: frozenset[str],
-    barred: frozenset[str],
-    memory: GangMemory,
-) -> MixedRoom | None:
-    """The room of a job that allows several pools; None: it does not, or fewer than two have some.
-
-    ``closed``: pools that ``spec.spot`` closes to it. ``barred``: groups of nodes that its template does not
-    tolerate. Of ``memory`` only what the job states is read; the stages are cut to each GPU's.
-    """
-    spec = view.spec
-    assert spec is not None
-    if not spec.mixes_pools or spec.layers is None:
-        return None
-    least = (spec.memory_per_gpu or 0.0) / ROUNDING
-    shut = closed | {pool for pool in may_use if memory.pools.get(pool, least) < least}
-    types = capacity.types
-    held = view.running_allocation
-    own = {part.pool for part in held.by_pool} if held is not None else set[str]()
-    open_types = {types[pool] for pool in may_use if pool not in shut or pool in own}
-    barred |= {n.taints for n in capacity.nodes if n.pool in shut - own and n.gpu_type in open_types}
-    open_nodes = [node for node in capacity.nodes if node.gpu_type in open_types]
-    usable = usable_by_pool(open_nodes, barred, spec.gpus_per_pod)
-    together = spec.gpus_per_pod if spec.plans else spec.ranks_together(spec.gpus_per_pod)
-    room = {pool: usable[pool] // together * together for pool in may_use}
-    gpus = {pool: (types[pool], count) for pool, count in room.items() if count > 0}
-    total = sum(count for _, count in gpus.values())
-    fewest = max(spec.smallest_gang, 2 * together)
-    sizes = [size for size in range(fewest, min(most_gpus(view), total) + 1) if spec.suits(size)]
-    if spec.plans:
-        sizes = sizes_over_pools(_gang_over(spec, gpus, sizes, memory), gpus)
-    if len(gpus) < 2 or not sizes:
-        return None
-    return MixedRoom(gpus=gpus, sizes=tuple(thinned(sizes if spec.grow else sizes[-1:])), barred=barred)
-
-
-def known_over_planned(spec: JobSpec, rates: Mapping[str, float], gpus: int) -> dict[str, float]:
-    """GPU type -> its speed over the planned one; ``rates``: steps/s of ``gpus`` of it, as estimated."""
-    planned = {gpu_type: by_size[gpus] for gpu_type, by_size in spec.plans.items() if gpus in by_size}
-    known = {t: rates.get(t, 0.0) * degrees.step_seconds for t, degrees in planned.items()}
-    return {gpu_type: ratio for gpu_type, ratio in known.items() if ratio > 0}
-
-
-def over_all_pools(refusal: Refusal, spec: JobSpec, room: Mapping[str, int]) -> Refusal:
-    """The refusal for lack of a pool's GPUs, with what several change; ``room``: pool -> usable GPUs."""
-    if refusal.reason != JobReason.EXCEEDS_CAPACITY or not can_mix(spec.config):
-        return refusal
-    if spec.planned_gpus:
-        needs = ", ".join(f"{gpus} x {gpu_type}" for gpu_type, gpus in spec.planned_gpus)
-        has = ", ".join(f"{name} {count}" for name, count in sorted(room.items())) or "none"
-        pods = f" in pods of gpusPerPod={spec.gpus_per_pod}" if spec.gpus_per_pod > 1 else ""
-        message = (
-            f"plan.gpus needs {needs}{pods}, with memory for its layers; its pools have "
-            f"room for: {has}. To fix: a plan for the GPUs that there are, or add nodes"
-        )
-        return dataclasses.replace(refusal, message=message)
-    if spec.mixes_pools:
-        has = ", ".join(f"{name} {count}" for name, count in sorted(room.items()))
-        message = (
-            f"needs {spec.smallest_gang} GPUs; its pools do not have them together, with the memory "
-            f"for its layers: {has}. To fix: lower pipeline.minStages, or add nodes"
-        )
-        return dataclasses.replace(refusal, message=message)
-    if spec.smallest_gang <= sum(room.values()):
-        return dataclasses.replace(refusal, message=f"{refusal.message}, or set mixedPools: Allowed")
-    return refusal
-
-
-def launched_pipeline(spec: JobSpec, layers: MeasuredLayers | None) -> LaunchedPipeline:
-    """Layers from which the stages of the job's next launch are cut, as in ``JobSpec.first_stages``."""
-    known, rebalance = layers or MeasuredLayers(), spec.config.rebalance
-    if not rebalance.enabled or rebalance.by is not BalanceBy.TIME:
-        known = dataclasses.replace(known, seconds=())
-    if spec.memory_per_gpu is not None:
-        known = dataclasses.replace(known, held_bytes=(), activation_bytes=())
-    return LaunchedPipeline(
-        layers=known,
-        count=spec.layers or 1,
-        form=spec.pipeline_form(),
-        ranks_per_position=1 if spec.plans else spec.ranks_per_position,
-        cut=spec.planned_cut,
-    )
-
-
-def within_limit(spec: JobSpec, memory: Mapping[str, float]) -> dict[str, float]:
-    """Pool -> bytes of each GPU that the job may fill."""
-    limit = spec.config.rebalance.memory_bytes
-    return {pool: has if limit is None else min(has, limit) for pool, has in memory.items()}
-
-
-def holds(spec: JobSpec, room: MixedRoom, memory: GangMemory) -> bool:
-    """True if the gang fits several pools of an empty cluster, the memory of their GPUs included."""
-    return bool(best_parts(_gang_over(spec, room.gpus, room.sizes[:1], memory), room.gpus))
-
-
-def _gang_over(
-    spec: JobSpec, room: Mapping[str, tuple[str, int]], sizes: Sequence[int], memory: GangMemory
-) -> MixedGang:
-    """The gang in an empty cluster whose GPUs are alike."""
-    layers = memory.need.layers if memory.need is not None else None
-    return MixedGang(
-        pipeline=launched_pipeline(spec, layers),
-        sizes=tuple(sizes),
-        speeds={gpu_type: 1.0 for gpu_type, _ in room.values()},
-        base=spec.ranks_per_position,
-        memory=within_limit(spec, memory.pools),
-        per_pod=spec.gpus_per_pod,
-        planned=spec.planned_speeds,
-    )

@@ -21,6 +21,7 @@ from ballast_policies.rounds.question import SpotLimits
 from ballast_policies.rounds.spot_limits import nodes_by_place
 from ballast_policies.rounds.values import Node, Round, domains_of, gpus_by, own_domain
 from ballast_policies.scheduling import Capacity
+from ballast_policies.scheduling.refusals import Refusal
 
 from ballast_operator.allocator.costs.data_prices import pool_region
 from ballast_operator.allocator.problem.tolerance import Tolerance
@@ -32,7 +33,7 @@ from ballast_operator.api.job_allocation import JobAllocation, coming_node, is_c
 from ballast_operator.api.node_pool import CapacityType, NodePool
 from ballast_operator.kube.kinds import Key, Object
 from ballast_operator.views.clock import Time
-from ballast_operator.views.job import JobView, Refusal
+from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import NodeView, foreign_use, orphans, zone_of
 from ballast_operator.views.notices import capacity_type_of
 from ballast_operator.views.shared_gpus import as_shared, dedupe_shared_allocations, why_not_shared

@@ -25,6 +25,7 @@ from ballast_policies.scheduling import ClusterState, TenantRooms
 from ballast_policies.scheduling.faults import JobFaults, each_job
 from ballast_policies.scheduling.gang_spec import job_id
 from ballast_policies.scheduling.measurements import Measurements
+from ballast_policies.scheduling.refusals import Refusal
 
 from ballast_operator.allocator.costs.data_prices import data_prices
 from ballast_operator.allocator.costs.teams import SpentBudget, without_suspended_teams
@@ -42,7 +43,7 @@ from ballast_operator.api.conditions import JobReason, some_of
 from ballast_operator.kube.kinds import Key, Object
 from ballast_operator.observation.findings import AvoidedNode
 from ballast_operator.views.clock import Time
-from ballast_operator.views.job import JobView, Refusal
+from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import NodeView, closed_by_condition
 
 

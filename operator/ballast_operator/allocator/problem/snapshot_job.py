@@ -19,6 +19,7 @@ from ballast_policies.rounds.gangs import (
 from ballast_policies.rounds.values import NodeRequest, Placement
 from ballast_policies.scheduling import ClusterJob
 from ballast_policies.scheduling.faults import each_job
+from ballast_policies.scheduling.gang_room import gigabytes, known_over_planned, within_limit
 from ballast_policies.scheduling.gang_spec import job_id
 from ballast_policies.scheduling.gang_speeds import GangRequest
 from ballast_policies.scheduling.measurements import Measurements
@@ -28,15 +29,11 @@ from ballast_policies.throughput.speeds import Estimate, Speeds
 from ballast_operator.allocator.costs.data_prices import usd_per_step, usd_to_move
 from ballast_operator.allocator.problem.admission import (
     Admitted,
-    known_over_planned,
-    launched_pipeline,
     sizes_that_fit,
-    within_limit,
 )
 from ballast_operator.allocator.problem.capacity import ClusterCapacity
-from ballast_operator.allocator.problem.gang_size import (
+from ballast_operator.allocator.problem.gang_changes import (
     change_pause,
-    gigabytes,
     live_sizes,
     may_change_size,
     may_grow_from,
@@ -284,7 +281,7 @@ def mixed_gang(
     resizes = allocation is not None and bool(allocation.parts) and may_change_size(view) and not spec.plans
     rates = {gpu_type: speeds[gpu_type].steps_per_second for gpu_type in room.gpu_types}
     gang = MixedGang(
-        pipeline=launched_pipeline(spec, measurements.profiles.layers(view.key, spec)),
+        pipeline=spec.launched_pipeline(measurements.profiles.layers(view.key, spec)),
         sizes=room.sizes,
         speeds={gpu_type: spec.gpu_speeds.get(gpu_type, rate) for gpu_type, rate in rates.items()},
         base=one.gpus,

@@ -11,12 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Self
 
 import numpy as np
-from ballast_policies.rounds.draft import TOLD_APART, barred_nodes
-from ballast_policies.rounds.values import Node, TopologyRequest
+from ballast_policies.rounds.draft import TOLD_APART
 
-from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.node_pool import NodePool
-from ballast_operator.views.job import JobView, Refusal
+from ballast_operator.views.job import JobView
 from ballast_operator.views.node_constraints import NodeRequirements, Taint, blocking
 from ballast_operator.views.nodes import NodeView, PodNeed
 
@@ -184,56 +182,3 @@ def _texts(
             text += f"{TOLD_APART}{classes.setdefault(tuple(marks[name]), len(classes))}"
         texts[name] = text
     return texts
-
-
-def usable_by_pool(
-    nodes: Sequence[Node],
-    barred: frozenset[str],
-    gpus_per_pod: int = 1,
-    within: TopologyRequest | None = None,
-) -> Counter[str]:
-    """Pool -> GPUs of the nodes on which a job may be started that does not tolerate ``barred``.
-
-    Of a node only as many as fill whole pods of ``gpus_per_pod``. ``within``: what requires one domain, of
-    which the largest counts.
-    """
-    found: Counter[str] = Counter()
-    by_pool: dict[str, Counter[str]] = {}
-    for node in nodes:
-        usable = not node.closed and node.taints not in barred
-        domain = "" if within is None else node.domain(within.level)
-        of_pool = by_pool.setdefault(node.pool, Counter())
-        of_pool[domain] += node.gpus // gpus_per_pod * gpus_per_pod if usable else 0
-        found[node.pool] = max(found[node.pool], of_pool[domain])
-    return found
-
-
-def with_barred_nodes(
-    refusal: Refusal, nodes: Sequence[Node], barred: frozenset[str], allowed: Sequence[str], full: str
-) -> Refusal:
-    """The refusal for lack of GPUs, with the nodes of ``allowed`` types that are closed to the job.
-
-    ``full``: those without room for its pods, as text.
-    """
-    if refusal.reason != JobReason.EXCEEDS_CAPACITY:
-        return refusal
-    tainted: dict[str, Counter[str]] = {}
-    closed: dict[str, Counter[str]] = {}
-    for node in nodes:
-        if node.gpu_type not in allowed:
-            continue
-        if node.closed:
-            closed.setdefault(node.pool, Counter())[node.closed] += 1
-        elif node.taints in barred:
-            tainted.setdefault(node.pool, Counter())[node.taints] += 1
-    words = "".join(
-        barred_nodes(pool, tainted.get(pool, {}), closed.get(pool, {}))
-        for pool in sorted({*tainted, *closed})
-    )
-    words += f"; {full}" if full else ""
-    if not words:
-        return refusal
-    what, _, fix = refusal.message.partition(". To fix: ")
-    more = "add the tolerations to spec.template, or " if tainted else ""
-    more = "lower the requests of spec.template, or " if full else more
-    return dataclasses.replace(refusal, message=f"{what}{words}. To fix: {more}{fix}")

@@ -4,13 +4,13 @@ import dataclasses
 
 import pytest
 from ballast_operator.allocator.problem.admission import Admitted
-from ballast_operator.allocator.problem.gang_size import GangMemory
 from ballast_operator.allocator.problem.snapshot import admit_tenants, limits_of
 from ballast_operator.api.cluster_policy import EachNamespace, EntityShare, Tenants
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.job_allocation import Ending
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_policies.rounds.tenants import TenantLimits
+from ballast_policies.scheduling.gang_room import GangMemory
 
 from tests.operator.views.builders import a_config, a_spec, a_view
 
