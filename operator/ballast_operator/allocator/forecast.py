@@ -61,10 +61,7 @@ def _decisions(snapshot: Snapshot, policy: ClusterPolicy, now: float, *, agnosti
 
 
 def _active_jobs(snapshot: Snapshot, now: float, live: Collection[str]) -> list[ClusterGang]:
-    prices = {
-        pool.pool: pool.price or snapshot.capacity.prices.get(pool.gpu_type, 0.0)
-        for pool in snapshot.capacity.pools
-    }
+    prices = snapshot.capacity.pool_prices
     return [ClusterGang.of(one, prices, now, live=one.name in live) for one in snapshot.jobs]
 
 

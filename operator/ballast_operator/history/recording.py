@@ -209,7 +209,6 @@ class Rows:
             at=decided.at,
             nodes=state.capacity.nodes,
             pools=state.capacity.pools,
-            prices=state.capacity.prices,
             policy=decided.policy,
             spot=state.spot,
             round_ends=decided.round_ends,

@@ -1,6 +1,7 @@
 """The question of a round: one value for every pass over the jobs."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
 
@@ -39,7 +40,7 @@ class SpotLimits:
         return math.floor((1.0 - self.on_demand_share) / self.on_demand_share * others + 1e-9)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Question:
     """Input of a round's decision.
 
@@ -122,8 +123,8 @@ class Question:
         weights = sum(job.weight for job in self.jobs) or 1.0
         return {job.name: job.weight / weights for job in self.jobs}
 
-    @property
-    def second_jobs(self) -> dict[str, str]:
+    @functools.cached_property
+    def second_jobs(self) -> Mapping[str, str]:
         """Running job that is second on its GPU -> the first: the one that has been there longer."""
         running, first_on, second_of = self.state.running, dict[str, str](), dict[str, str]()
         there = [name for name in running if self.shared.on(running[name])] if self.shared.memory else []
@@ -133,7 +134,7 @@ class Question:
                 second_of.setdefault(first, name)
         return {second: first for first, second in second_of.items()}
 
-    @property
+    @functools.cached_property
     def holders(self) -> Mapping[str, Placement]:
         """Placements of running jobs, without second jobs."""
         seconds = self.second_jobs

@@ -87,14 +87,12 @@ class Capacity:
     Attributes:
         gpu_types: of the pools, sorted.
         nodes: of the pools, with the GPUs that may be handed out.
-        prices: GPU type -> mean price of a GPU hour; without types of which no pool has a price.
         memory: pool -> bytes of each of its GPUs, where that is known.
         regions: pool -> where its nodes are; empty: not known.
     """
 
     gpu_types: tuple[str, ...]
     nodes: tuple[Node, ...] = ()
-    prices: Mapping[str, float] = dataclasses.field(default_factory=dict)
     pools: tuple[PricedPool, ...] = ()
     memory: Mapping[str, float] = dataclasses.field(default_factory=dict)
     regions: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -103,6 +101,25 @@ class Capacity:
     def node_sizes(self) -> NodeSizes:
         """Numbers of nodes that gangs need in each pool."""
         return NodeSizes.of(self.nodes)
+
+    @functools.cached_property
+    def prices(self) -> Mapping[str, float]:
+        """GPU type -> mean price of its pools by their GPUs; without types of which no pool has a price."""
+        priced: dict[str, list[PricedPool]] = {}
+        for pool in self.pools:
+            if pool.price > 0:
+                priced.setdefault(pool.gpu_type, []).append(pool)
+        found = {}
+        for gpu_type, pools in priced.items():
+            gpus = [pool.gpus for pool in pools] if any(pool.gpus for pool in pools) else [1] * len(pools)
+            costs = (pool.price * count for pool, count in zip(pools, gpus, strict=True))
+            found[gpu_type] = sum(costs) / sum(gpus)
+        return found
+
+    @property
+    def pool_prices(self) -> dict[str, float]:
+        """Pool -> price of a GPU hour: where it states none, that of its type, or 0."""
+        return {pool.pool: pool.price or self.prices.get(pool.gpu_type, 0.0) for pool in self.pools}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -243,7 +243,6 @@ def cluster_of(nodes: Iterable[Node], prices: Mapping[str, float] | None = None)
         capacity=Capacity(
             gpu_types=tuple(gpus),
             nodes=nodes,
-            prices=prices,
             pools=tuple(
                 PricedPool(pool=kind, gpu_type=kind, price=prices.get(kind, 0.0), gpus=count)
                 for kind, count in gpus.items()

@@ -82,7 +82,7 @@ def _pools(recording: Recording, by: float) -> tuple[dict[str, float], dict[str,
         there: Counter[str] = Counter()
         for node in cluster.nodes:
             there[node.pool] += node.gpus
-        for pool, price in cluster.pool_prices.items():
+        for pool, price in cluster.capacity.pool_prices.items():
             prices[pool] = min(price, prices.get(pool, math.inf))
             most[pool] = max(most[pool], there[pool])
             mean[pool] += there[pool] * max(0.0, min(end, by) - begins) / seconds

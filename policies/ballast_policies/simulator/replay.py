@@ -31,7 +31,6 @@ class RecordedCluster:
     """Pools and policy from ``at`` on.
 
     Attributes:
-        prices: GPU type -> mean price of a GPU hour.
         spot: what may be started in spot pools.
         round_ends: when some round ends; the others end on the grid around it. None: not known.
     """
@@ -39,7 +38,6 @@ class RecordedCluster:
     at: float
     nodes: tuple[Node, ...]
     pools: tuple[PricedPool, ...]
-    prices: Mapping[str, float]
     policy: SchedulingPolicy
     spot: SpotLimits = dataclasses.field(default_factory=SpotLimits)
     round_ends: float | None = None
@@ -48,12 +46,7 @@ class RecordedCluster:
     def capacity(self) -> Capacity:
         """The pools as decisions see them."""
         types = tuple(sorted({pool.gpu_type for pool in self.pools}))
-        return Capacity(gpu_types=types, nodes=self.nodes, prices=self.prices, pools=self.pools)
-
-    @property
-    def pool_prices(self) -> dict[str, float]:
-        """Pool -> price of a GPU hour."""
-        return {pool.pool: pool.price or self.prices.get(pool.gpu_type, 0.0) for pool in self.pools}
+        return Capacity(gpu_types=types, nodes=self.nodes, pools=self.pools)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +194,7 @@ def replay(recording: Recording, *, objective: str = "") -> Replay:
         name = objective or (recording.clusters[0].policy.objective if recording.clusters else "")
         return _result(recording, name, {}, {})
     first, began = recording.clusters[0], recording.since
-    prices, compared = first.pool_prices, {job.one.name for job in recording.jobs if job.done}
+    prices, compared = first.capacity.pool_prices, {job.one.name for job in recording.jobs if job.done}
     gangs = {job.one.name: _gang(job, prices, began) for job in recording.jobs}
     decisions = OperatorDecisions[ClusterGang](
         ClusterState(capacity=first.capacity, jobs=(), spot=first.spot),
@@ -241,7 +234,7 @@ def replay(recording: Recording, *, objective: str = "") -> Replay:
 
     def change(to: RecordedCluster) -> None:
         prices.clear()
-        prices.update(to.pool_prices)
+        prices.update(to.capacity.pool_prices)
         decisions.change(to.capacity, _under(to.policy, objective), to.spot)
         there = {node.name for node in to.nodes}
         for gang in clock.present.values():

@@ -55,7 +55,7 @@ def job(name, *, steps, runs=False, gpus=2, elapsed=0.0, elastic=None):
 def cluster(*jobs, gpus=2, price=3.0):
     node = Node(name="node-0", pool="fast", gpu_type="v100", gpus=gpus)
     pool = PricedPool(pool="fast", gpu_type="v100", price=price, gpus=gpus)
-    capacity = ClusterCapacity(gpu_types=("v100",), nodes=(node,), pools=(pool,), prices={"v100": price})
+    capacity = ClusterCapacity(gpu_types=("v100",), nodes=(node,), pools=(pool,))
     return Snapshot(capacity=capacity, jobs=jobs)
 
 

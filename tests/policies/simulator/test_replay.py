@@ -25,7 +25,6 @@ def cluster(gpus: dict[str, int], prices: dict[str, float], at: float = 0.0) -> 
         at=at,
         nodes=tuple(Node(name=f"{t}-0", pool=t, gpu_type=t, gpus=n) for t, n in gpus.items() if n),
         pools=tuple(PricedPool(pool=t, gpu_type=t, price=prices[t], gpus=n) for t, n in gpus.items()),
-        prices=prices,
         policy=SchedulingPolicy(objective="fifo", round_seconds=600),
     )
 

@@ -304,7 +304,6 @@ def read_capacity(
         gpu_types=tuple(sorted({pool.gpu_type for pool in pools})),
         nodes=tuple(values),
         members={name: tuple(node.name for node in found) for name, found in members.items()},
-        prices=price_by_type(pools, by_pool),
         pools=tuple(
             PricedPool(
                 pool=pool.name,
@@ -476,22 +475,6 @@ def _pool_now(
 def matching_pools(pools: Sequence[NodePool], node: NodeView) -> list[str]:
     """Names of the pools whose selector the node matches."""
     return [pool.name for pool in pools if pool.node_selector.items() <= node.labels.items()]
-
-
-def price_by_type(pools: Sequence[NodePool], gpus: Mapping[str, int]) -> dict[str, float]:
-    """GPU type -> mean price of its pools by their ``gpus``; without types of which no pool has a price."""
-    found: dict[str, list[tuple[float, int]]] = {}
-    for pool in pools:
-        if pool.price_per_gpu_hour > 0:
-            found.setdefault(pool.gpu_type, []).append((pool.price_per_gpu_hour, gpus.get(pool.name, 0)))
-    prices = {}
-    for gpu_type, entries in found.items():
-        total = sum(count for _, count in entries)
-        if total > 0:
-            prices[gpu_type] = sum(price * count for price, count in entries) / total
-        else:
-            prices[gpu_type] = sum(price for price, _ in entries) / len(entries)
-    return prices
 
 
 def held_by_pool(jobs: Sequence[JobView]) -> Counter[str]:

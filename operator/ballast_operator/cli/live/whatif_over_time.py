@@ -181,7 +181,6 @@ def changed(snapshot: "Snapshot", setup: "Setup") -> "Snapshot":
     capacity = dataclasses.replace(
         snapshot.capacity,
         nodes=nodes,
-        prices={**snapshot.capacity.prices, **setup.prices},
         pools=tuple(
             dataclasses.replace(
                 pool, price=setup.prices.get(pool.gpu_type, pool.price), gpus=total[pool.pool]

@@ -5,9 +5,7 @@ import itertools
 import math
 
 import pytest
-from ballast_operator.allocator.problem.capacity import price_by_type
 from ballast_operator.allocator.problem.reports import record
-from ballast_operator.api.node_pool import NodePool
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Report
 from ballast_policies.contract.job.job import JobConfig
@@ -200,23 +198,3 @@ def test_a_size_between_two_that_were_measured_is_between_them():
         record(a_report("a", spec, rate=3.0, step=2 * step), measurements)
         record(a_report("a", spec, rate=3.1, step=2 * step + 1, stages=4), measurements)
     assert 3.0 < by_size(measurements, spec, sizes=(1, 2, 3, 4))["v100"][3] < 3.1
-
-
-POOLS = tuple(
-    NodePool.model_validate(
-        {"name": name, "nodeSelector": {"pool": name}, "gpuType": gpu_type, "pricePerGpuHour": price}
-    )
-    for name, gpu_type, price in (
-        ("a", "v100", 2.0),
-        ("b", "k80", 0.5),
-        ("b-spot", "k80", 0.1),
-        ("b-own", "k80", 0.0),
-    )
-)
-
-
-def test_a_types_price_is_the_mean_of_its_pools_by_their_gpus():
-    """A pool without a price does not count; without GPUs all pools count alike."""
-    gpus = {"a": 4, "b": 1, "b-spot": 3, "b-own": 100}
-    assert price_by_type(POOLS, gpus) == pytest.approx({"v100": 2.0, "k80": 0.2})
-    assert price_by_type(POOLS, {}) == pytest.approx({"v100": 2.0, "k80": 0.3})
