@@ -78,7 +78,7 @@ def _runnable(spec: GangSpec, sizes: Sequence[int], allowed: Sequence[str]) -> I
 def admission_error(
     spec: GangSpec, gpu_types: Sequence[str], room: Room, allowed: Sequence[str], size: int
 ) -> Refusal | None:
-    """Why no round can place the job in pools of ``gpu_types``, some ``allowed``; None: one can."""
+    """Reason that no round can place the job in pools of ``gpu_types``, some ``allowed``; None: one can."""
     have = ", ".join(gpu_types)
     pipeline = spec.config.pipeline
     if spec.smallest_gang > spec.largest_gang:

@@ -1,4 +1,4 @@
-"""What a job asks of its gang, and the sizes that this leaves it."""
+"""Request of a job for its gang, and the sizes that this leaves it."""
 
 import abc
 import bisect
@@ -149,7 +149,7 @@ class GangSpec(abc.ABC):
 
     @functools.cached_property
     def is_planned(self) -> bool:
-        """How a launch divides the work is planned for the GPUs that it gets."""
+        """True if a launch divides the work as planned for the GPUs that it gets."""
         return any(self.planned_speeds.values())
 
     def planned(self, gpu_type: str, gpus: int) -> PlannedSpeed | None:
@@ -249,7 +249,7 @@ class GangSpec(abc.ABC):
         return launch_partition(even, layers, self.pipeline_form(), known_ranks, min_gain=gain)
 
     def launched_pipeline(self, layers: MeasuredLayers | None) -> LaunchedPipeline:
-        """What the stages of the next launch are cut from, as :meth:`first_stages` does."""
+        """Layers from which the stages of the next launch are cut, as in :meth:`first_stages`."""
         known, rebalance = layers or MeasuredLayers(), self.config.rebalance
         if not rebalance.enabled or rebalance.by is not BalanceBy.TIME:
             known = dataclasses.replace(known, seconds=())

@@ -71,7 +71,7 @@ class Measurements:
         self.kinds = {kind: dict(speeds) for kind, speeds in kinds.items()}
 
     def knows(self, key: JobKey, launch: int, step: int) -> bool:
-        """Whether the job's report at ``step`` has been recorded."""
+        """True if the job's report at ``step`` has been recorded."""
         known = self.jobs.get(key)
         return known is not None and (known.launch, known.step) == (launch, step)
 

@@ -1,11 +1,11 @@
-"""Refusals: why jobs get no GPUs."""
+"""Refusals of GPUs, with their reasons."""
 
 import dataclasses
 import enum
 
 
 class Obstacle(enum.StrEnum):
-    """Why a job gets no GPUs now, by the reason of its condition ``Admitted``."""
+    """Cause that a job gets no GPUs now, by the reason of its condition ``Admitted``."""
 
     CAPACITY = "WaitingForCapacity"
     """Other jobs hold the GPUs this round."""

@@ -75,7 +75,7 @@ def _beside(others: Sequence[JobView]) -> str | None:
 
 
 class Partners:
-    """Who trains beside whom, from decision to decision: a job's speed there is not its speed alone."""
+    """Partners on shared GPUs, from decision to decision: a job's speed there is not its speed alone."""
 
     def __init__(self) -> None:
         self._now: dict[Key, tuple[int, str | None]] = {}
