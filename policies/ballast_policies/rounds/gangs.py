@@ -9,7 +9,7 @@ from ballast_policies.allocation.policy import Surplus
 from ballast_policies.planning.launch import LaunchedPipeline, RankGpu, step_seconds
 from ballast_policies.planning.memory.stage_bytes import ROUNDING
 from ballast_policies.rounds.values import Colocation, Placement, PoolPart, stays
-from ballast_policies.throughput.paired import PairSpeeds
+from ballast_policies.throughput.paired import FIRST_GUESS, PairSpeeds
 from ballast_policies.throughput.speeds import SpeedKey
 
 
@@ -450,6 +450,20 @@ class SharedGpus:
     def pair_speed(self, one: str, other: str, gpu_type: str) -> float:
         """The sum of both speeds over those alone: 1 is what they do by turns."""
         return self.colocation(one, other, gpu_type).speed + self.colocation(other, one, gpu_type).speed
+
+    def colocated_speeds(self, running: Mapping[str, Placement]) -> dict[str, float]:
+        """Job of ``running`` that shares its GPU -> its speed over that alone."""
+        on_node: dict[str, list[str]] = {}
+        for name, at in running.items() if self.memory else ():
+            on_node.setdefault(self.on(at), []).append(name)
+        return {
+            name: self.colocation(name, other, running[name].gpu_type).speed
+            if self.jobs.keys() >= {name, other}
+            else FIRST_GUESS
+            for node, names in on_node.items()
+            if node
+            for name, other in itertools.permutations(names, 2)
+        }
 
     def first_jobs(self, placements: Mapping[str, Placement]) -> dict[str, str]:
         """Node whose GPU may be shared -> the job of ``placements`` that has it."""

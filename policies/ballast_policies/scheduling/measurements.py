@@ -13,6 +13,8 @@ import math
 from collections.abc import Iterable, Mapping
 
 from ballast_policies.contract import Report
+from ballast_policies.rounds.gangs import SpreadGang
+from ballast_policies.rounds.values import Placement
 from ballast_policies.scheduling.faults import each_job
 from ballast_policies.scheduling.gang_spec import GangSpec, JobKey, job_id
 from ballast_policies.scheduling.gang_speeds import (
@@ -220,6 +222,66 @@ class Measurements:
             own=self.reported_by(job.key),
             like=self._speeds_of_like_jobs(job, [(gpu_type, gpus)]),
         )
+
+    def spread_gang(
+        self,
+        job: GangRequest,
+        at: Placement,
+        packed: Mapping[str, float],
+        *,
+        per_pod: int,
+        restart_seconds: float,
+        may_move: bool,
+    ) -> SpreadGang | None:
+        """The running gang as rounds see it, if it is on more nodes than would hold it; None: it is not.
+
+        Also one on fewer than that, as on the last large node, which is cordoned: its speed is another, too.
+
+        ``at``: where it is, in one pool. ``packed``: GPU type -> its steps/s with the GPUs that it has, on as
+        few nodes as possible. ``per_pod``: GPUs of each of its pods.
+        """
+        nodes, gpu_type, gpus = len(set(at.nodes)), at.gpu_type, len(at.nodes)
+        fewest = job.fewest_nodes(gpu_type, gpus)
+        if fewest is None or nodes == fewest or packed.get(gpu_type, 0.0) <= 0:
+            return None
+        here = job.nodes.in_pool(at.pool, gpus, per_pod=per_pod, barred=job.barred)
+        fewest_here = min(nodes, here or nodes)
+        return SpreadGang(
+            at=at,
+            fewest=fewest_here,
+            speed=self.speed_on(job, gpu_type, gpus, nodes, packed[gpu_type]),
+            packed_speed=self.speed_on(job, gpu_type, gpus, fewest_here, packed[gpu_type]),
+            restart_seconds=restart_seconds,
+            may_move=may_move,
+        )
+
+    def from_where_it_is(
+        self, job: GangRequest, at: Placement, by_size: Mapping[str, Mapping[int, float]], free: int
+    ) -> dict[str, Mapping[int, float]]:
+        """The speeds of a running elastic gang, if it shrinks and grows from ``at``, in one pool.
+
+        It shrinks to the nodes of its first ranks, and grows on its own nodes if these have ``free`` GPUs
+        enough, else on more. ``by_size``: GPU type -> GPUs -> steps/s on as few nodes as possible.
+        """
+        found, gpu_type = dict(by_size), at.gpu_type
+        if gpu_type not in by_size:
+            return found
+        own, held = len(set(at.nodes)), len(at.nodes)
+        here, losses, spread = dict(by_size[gpu_type]), dict[int, float](), []
+        for size, rate in here.items():
+            fewest = job.fewest_nodes(gpu_type, size)
+            nodes = len(set(at.nodes[:size])) if size < held else own + (size > held + free)
+            if fewest is not None and nodes > fewest and rate > 0:
+                spread.append(size)
+                known = self.speed_on(job, gpu_type, size, nodes, rate)
+                if known != rate:
+                    losses[size] = known / rate
+        for size in spread:
+            # What another size loses on more nodes is the best guess for one that has not run there.
+            if losses:
+                here[size] *= losses[min(losses, key=lambda other: (abs(other - size), other))]
+        found[gpu_type] = here
+        return found
 
     def _layers_of(self, job: GangRequest) -> tuple[float, ...]:
         """Each layer's part of the step, as jobs of the kind have measured it last; empty: none has."""

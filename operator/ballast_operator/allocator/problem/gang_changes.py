@@ -1,6 +1,7 @@
 """Changes of a running gang's size and place: which it may make now, and what they cost (decision 0131)."""
 
 import datetime
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -97,11 +98,22 @@ def may_move(view: JobView) -> bool:
 
 def restart_seconds(view: JobView) -> float:
     """Seconds from the gang's stop to its first step elsewhere, as long as its last start took."""
-    running, allocation = view.status.condition(JobCondition.RUNNING), view.running_allocation
-    if running is None or not running.is_true or allocation is None:
+    began, allocation = trains_from(view), view.running_allocation
+    if allocation is None or began == math.inf:
         return DEFAULT_RESTART_SECONDS
-    started = (running.last_transition_time - allocation.since).total_seconds()
+    started = began - allocation.since.timestamp()
     return STOP_SECONDS + started if started > 0 else DEFAULT_RESTART_SECONDS
+
+
+def trains_from(view: JobView) -> float:
+    """When the ranks of the running gang had their plan, epoch seconds; infinite: it starts, 0: none runs.
+
+    A start ends, one way or the other, by the deadlines of its pods and of its plan's acknowledgement.
+    """
+    running, allocation = view.status.condition(JobCondition.RUNNING), view.running_allocation
+    if allocation is None:
+        return 0.0
+    return running.last_transition_time.timestamp() if running is not None and running.is_true else math.inf
 
 
 def most_gpus(view: JobView) -> int:

@@ -34,7 +34,6 @@ from ballast_operator.allocator.problem.admission import Admissions, Admitted, R
 from ballast_operator.allocator.problem.capacity import ClusterCapacity, read_capacity, spot_limits
 from ballast_operator.allocator.problem.snapshot_job import (
     SnapshotJob,
-    colocated_speeds,
     colocation_candidates,
     snapshot_jobs,
 )
@@ -371,7 +370,7 @@ def _take(
     shared = colocation_candidates(admitted, capacity, measurements.kinds)
     found = snapshot_jobs(admitted, measurements, capacity, shared, now)
     running = {job.name: job.placement for job in found if job.placement is not None}
-    if speeds_there := colocated_speeds(running, shared):
+    if speeds_there := shared.colocated_speeds(running):
         found = tuple(dataclasses.replace(job, beside_speed=speeds_there.get(job.name, 1.0)) for job in found)
     return Snapshot(
         capacity=capacity,

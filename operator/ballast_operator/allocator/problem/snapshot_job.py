@@ -1,7 +1,6 @@
 """Jobs that want GPUs, as decisions see them."""
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -13,17 +12,15 @@ from ballast_policies.rounds.gangs import (
     MixedGang,
     SharedGpus,
     SharingJob,
-    SpreadGang,
-    speeds_where_it_is,
 )
-from ballast_policies.rounds.values import NodeRequest, Placement
+from ballast_policies.rounds.values import NodeRequest
 from ballast_policies.scheduling import ClusterJob
 from ballast_policies.scheduling.faults import each_job
 from ballast_policies.scheduling.gang_room import gigabytes, known_over_planned, within_limit
 from ballast_policies.scheduling.gang_spec import job_id
 from ballast_policies.scheduling.gang_speeds import GangRequest
 from ballast_policies.scheduling.measurements import Measurements
-from ballast_policies.throughput.paired import FIRST_GUESS, PairSpeeds
+from ballast_policies.throughput.paired import PairSpeeds
 from ballast_policies.throughput.speeds import Estimate, Speeds
 
 from ballast_operator.allocator.costs.data_prices import usd_per_step, usd_to_move
@@ -68,25 +65,6 @@ def colocation_candidates(
                 kind=kind, memory=memory, known_alone=frozenset(known | stated[kind].keys())
             )
     return SharedGpus(jobs=found, memory=capacity.shared, speeds=PairSpeeds.of(kinds, stated))
-
-
-def colocated_speeds(running: Mapping[str, Placement], shared: SharedGpus) -> dict[str, float]:
-    """Running job that shares its GPU -> its speed over that alone."""
-    found = {}
-    for names in _by_node(running, shared).values():
-        for name, other in itertools.permutations(names, 2):
-            suits = name in shared.jobs and other in shared.jobs
-            gpu_type = running[name].gpu_type
-            found[name] = shared.colocation(name, other, gpu_type).speed if suits else FIRST_GUESS
-    return found
-
-
-def _by_node(running: Mapping[str, Placement], shared: SharedGpus) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for name, at in running.items() if shared.memory else ():
-        if node := shared.on(at):
-            found.setdefault(node, []).append(name)
-    return found
 
 
 def needed_memory(one: Admitted) -> float | None:
@@ -159,6 +137,7 @@ def snapshot_job(
     rates = {gpu_type: speed.steps_per_second for gpu_type, speed in known.items()}
     allocation = view.running_allocation
     held, packed = view.held_placement, rates
+    at = held.placement if held is not None and not held.parts else None
     per_pod = one.spec.gpus_per_pod if allocation is None else allocation.gpus_per_pod
     degrees = None if allocation is None else allocation.degrees
     elastic, grows_from = None, may_grow_from(view)
@@ -168,7 +147,14 @@ def snapshot_job(
         if by_size:
             if held is not None:
                 packed = {t: sizes[held.gpus] for t, sizes in by_size.items() if held.gpus in sizes}
-            from_here = from_where_it_is(view, request, measurements, capacity, by_size)
+            from_here: dict[str, Mapping[int, float]] = {**by_size}
+            if at is not None:
+                free = sum(
+                    node.gpus - capacity.in_use.get(node.name, 0)
+                    for node in capacity.nodes
+                    if node.name in at.nodes
+                )
+                from_here = measurements.from_where_it_is(request, at, by_size, free)
             live = live_sizes(view)
             if held is not None and one.spec.plans and restarts_from(view, held.since) > now:
                 here = from_here.get(held.gpu_type, {})
@@ -207,7 +193,16 @@ def snapshot_job(
         usd_to_move=usd_to_move(view, capacity.regions, capacity.data_prices),
         data_region=one.spec.data.region if one.spec.data is not None else "",
         measured=any(speed.source != "unknown" for speed in known.values()),
-        spread=spread_gang(view, request, measurements, capacity, packed),
+        spread=None
+        if at is None
+        else measurements.spread_gang(
+            request,
+            at,
+            packed,
+            per_pod=per_pod,
+            restart_seconds=restart_seconds(view),
+            may_move=may_move(view) and not view.leaving,
+        ),
         mixed=mixed_gang(one, capacity, measurements, speeds, may_grow=may_grow),
     )
 
@@ -229,38 +224,6 @@ def snapshot_jobs(
         return snapshot_job(one, request, speeds[request.key], measurements, capacity, now, alone)
 
     return tuple(each_job(zip(admitted, requests, strict=True), seen, lambda job: job[1].key))
-
-
-def spread_gang(
-    view: JobView,
-    request: GangRequest,
-    measurements: Measurements,
-    capacity: ClusterCapacity,
-    packed: Mapping[str, float],
-) -> SpreadGang | None:
-    """The running gang as rounds see it, if it is on more nodes than would hold it; None: it is not.
-
-    Also one on fewer than that, as on the last large node, which is cordoned: its speed is another, too.
-
-    ``packed``: GPU type -> its steps/s with the GPUs that it has, on as few nodes as possible.
-    """
-    held = view.held_placement
-    if held is None or held.parts:
-        return None
-    nodes, gpu_type, gpus = len(set(held.placement.nodes)), held.gpu_type, len(held.placement.nodes)
-    fewest = request.fewest_nodes(gpu_type, gpus)
-    here = capacity.node_sizes.in_pool(held.pool, gpus, per_pod=held.gpus_per_pod, barred=request.barred)
-    if fewest is None or nodes == fewest or packed.get(gpu_type, 0.0) <= 0:
-        return None
-    fewest_here = min(nodes, here or nodes)
-    return SpreadGang(
-        at=held.placement,
-        fewest=fewest_here,
-        speed=measurements.speed_on(request, gpu_type, gpus, nodes, packed[gpu_type]),
-        packed_speed=measurements.speed_on(request, gpu_type, gpus, fewest_here, packed[gpu_type]),
-        restart_seconds=restart_seconds(view),
-        may_move=may_move(view) and not view.leaving,
-    )
 
 
 def mixed_gang(
@@ -307,32 +270,6 @@ def mixed_gang(
         return gang
     size = dataclasses.replace(gang, sizes=(one.gpus,))
     return dataclasses.replace(gang, mixtures=mixtures(size, room.gpus))
-
-
-def from_where_it_is(
-    view: JobView,
-    request: GangRequest,
-    measurements: Measurements,
-    capacity: ClusterCapacity,
-    by_size: Mapping[str, Mapping[int, float]],
-) -> dict[str, Mapping[int, float]]:
-    """The speeds of a running elastic gang, if it shrinks and grows from where it is.
-
-    ``by_size``: GPU type -> GPUs -> steps/s on as few nodes as possible.
-    """
-    held = view.held_placement
-    if held is None or held.parts or held.gpu_type not in by_size:
-        return dict(by_size)
-    gpu_type, own = held.gpu_type, set(held.placement.nodes)
-    free = (node.gpus - capacity.in_use.get(node.name, 0) for node in capacity.nodes if node.name in own)
-    here = speeds_where_it_is(
-        held.placement,
-        by_size[gpu_type],
-        held.gpus + sum(free),
-        lambda size: request.fewest_nodes(gpu_type, size),
-        lambda size, nodes, rate: measurements.speed_on(request, gpu_type, size, nodes, rate),
-    )
-    return {**by_size, gpu_type: here}
 
 
 def as_job(view: JobView, spec: JobSpec, *, gpus: int, rates: Mapping[str, float], now: Time) -> Job:
