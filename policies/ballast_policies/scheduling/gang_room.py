@@ -10,7 +10,7 @@ from ballast_policies.planning.memory.need import MemoryNeed
 from ballast_policies.planning.memory.stage_bytes import ROUNDING
 from ballast_policies.rounds.divisions import best_parts, sizes_over_pools
 from ballast_policies.rounds.gangs import MixedGang
-from ballast_policies.rounds.values import Node, TopologyRequest
+from ballast_policies.rounds.values import Node, NodeRequest
 from ballast_policies.scheduling.gang_spec import GangSpec, thinned
 
 
@@ -129,26 +129,16 @@ class Room:
         return any(gpus >= size and self.memory.fits(pool, size) for pool, gpus in self.gpus.items())
 
 
-def usable_by_pool(
-    nodes: Sequence[Node],
-    barred: frozenset[str],
-    gpus_per_pod: int = 1,
-    within: TopologyRequest | None = None,
-) -> Counter[str]:
-    """Pool -> GPUs of the nodes on which a job may be started that does not tolerate ``barred``.
+def usable_by_pool(nodes: Sequence[Node], asks: NodeRequest) -> Mapping[str, int]:
+    """Pool -> GPUs of the nodes on which a gang may be started, of each node as many as fill whole pods.
 
-    Of a node only as many as fill whole pods of ``gpus_per_pod``. ``within``: what requires one domain, of
-    which the largest counts.
+    Of what requires one domain the largest counts.
     """
-    found: Counter[str] = Counter()
-    by_pool: dict[str, Counter[str]] = {}
-    for node in nodes:
-        usable = not node.closed and node.taints not in barred
-        domain = "" if within is None else node.domain(within.level)
-        of_pool = by_pool.setdefault(node.pool, Counter())
-        of_pool[domain] += node.gpus // gpus_per_pod * gpus_per_pod if usable else 0
-        found[node.pool] = max(found[node.pool], of_pool[domain])
-    return found
+    by_pool: dict[str, Counter[str]] = {node.pool: Counter() for node in nodes}
+    for node in asks.open(nodes):
+        domain = "" if asks.required is None else node.domain(asks.required.level)
+        by_pool[node.pool][domain] += node.gpus // asks.per_pod * asks.per_pod
+    return Counter({pool: max(domains.values(), default=0) for pool, domains in by_pool.items()})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +192,7 @@ def mixed_room(
     open_types = {types[pool] for pool in may_use if pool not in shut or pool in own}
     barred |= {n.taints for n in nodes if n.pool in shut.difference(own) and n.gpu_type in open_types}
     open_nodes = [node for node in nodes if node.gpu_type in open_types]
-    usable = usable_by_pool(open_nodes, barred, spec.gpus_per_pod)
+    usable = usable_by_pool(open_nodes, NodeRequest(barred, spec.gpus_per_pod))
     together = spec.gpus_per_pod if spec.is_planned else spec.ranks_together(spec.gpus_per_pod)
     room = {pool: usable[pool] // together * together for pool in may_use}
     gpus = {pool: (types[pool], count) for pool, count in room.items() if count > 0}

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Self
 
 from ballast_policies.planning.memory.need import MemoryNeed
-from ballast_policies.rounds.values import TopologyRequest
+from ballast_policies.rounds.values import NodeRequest, TopologyRequest
 from ballast_policies.scheduling.faults import each_job
 from ballast_policies.scheduling.gang_room import (
     GangMemory,
@@ -136,7 +136,7 @@ class Admissions:
         )
         known = self._found if cluster == self._cluster else {}
         self._cluster, self._found = cluster, {}
-        usable_for: dict[tuple[object, ...], Mapping[str, int]] = {}
+        usable_for: dict[NodeRequest, Mapping[str, int]] = {}
 
         def admit(view: JobView) -> Admitted | Refusal:
             assert view.spec is not None
@@ -195,7 +195,7 @@ def _admit_one(
     spec: ClusterPolicySpec,
     capacity: ClusterCapacity,
     view: JobView,
-    usable_for: dict[tuple[object, ...], Mapping[str, int]],
+    usable_for: dict[NodeRequest, Mapping[str, int]],
     need: MemoryNeed | None,
 ) -> Admitted | Refusal:
     assert view.spec is not None
@@ -210,18 +210,17 @@ def _admit_one(
             return topology
         unknown = topology.message  # of its next launch: the gang stays as it is
         topology = None
-    within = topology if topology is not None and topology.required else None
     wanted = most_gpus(view)
     memory = GangMemory(spec=view.spec, need=need, pools=capacity.memory, types=capacity.types)
     for avoid in (True, False):  # nodes that the job avoids are better than none
         barred = capacity.tolerance.barred(view, avoid=avoid)
-        alike = barred, view.spec.gpus_per_pod, within
-        if alike not in usable_for:
-            usable_for[alike] = usable_by_pool(capacity.nodes, *alike)
-        usable = usable_for[alike]
+        asks = NodeRequest(barred, view.spec.gpus_per_pod, topology)
+        if asks not in usable_for:
+            usable_for[asks] = usable_by_pool(capacity.nodes, asks)
+        usable = usable_for[asks]
         gpus = {pool: usable[pool] for pool in offer.pools if pool not in offer.closed}
         # A plan of several GPU types is for no single pool.
-        level = "" if within is None else within.label
+        level = "" if asks.required is None else asks.required.label
         room = Room(gpus={} if view.spec.planned_gpus else gpus, memory=memory, within=level)
         size = gang_size(view.spec, wanted, room)
         refusal = admission_error(view.spec, capacity.gpu_types, room, offer.gpu_types, size)
