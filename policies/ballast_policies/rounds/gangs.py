@@ -12,6 +12,12 @@ from ballast_policies.rounds.values import Colocation, Placement, PoolPart, stay
 from ballast_policies.throughput.paired import FIRST_GUESS, PairSpeeds
 from ballast_policies.throughput.speeds import SpeedKey
 
+PAUSE_SECONDS = 1.0
+"""Of a change of size, before one was measured."""
+
+RESTART_SECONDS = 30.0
+"""From a gang's stop to its first step elsewhere, before its start was seen."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticGang:
@@ -37,8 +43,8 @@ class ElasticGang:
     may_shrink: bool = True
     may_grow: bool = True
     may_move: bool = True
-    pause_seconds: float = 1.0
-    restart_seconds: float = 30.0
+    pause_seconds: float = PAUSE_SECONDS
+    restart_seconds: float = RESTART_SECONDS
     live: bool = True
     live_sizes: tuple[int, ...] = ()
     wanted: int | None = None
@@ -192,8 +198,8 @@ class MixedGang:
     may_move: bool = False
     may_shrink: bool = False
     may_grow: bool = False
-    pause_seconds: float = 1.0
-    restart_seconds: float = 30.0
+    pause_seconds: float = PAUSE_SECONDS
+    restart_seconds: float = RESTART_SECONDS
 
     @property
     def together(self) -> int:
@@ -337,7 +343,7 @@ class SpreadGang:
     fewest: int
     speed: float
     packed_speed: float
-    restart_seconds: float = 30.0
+    restart_seconds: float = RESTART_SECONDS
     may_move: bool = True
 
     def speed_at(self, placement: Placement) -> float:

@@ -32,14 +32,11 @@ from ballast_policies.rounds.claims import longest_run, priorities
 from ballast_policies.rounds.divisions import best_parts, mixtures, open_nodes, room_on
 from ballast_policies.rounds.draft import Draft, Explained, Reason
 from ballast_policies.rounds.elastic import grant_elastic
-from ballast_policies.rounds.gangs import ElasticGang, MixedGang
+from ballast_policies.rounds.gangs import RESTART_SECONDS, ElasticGang, MixedGang
 from ballast_policies.rounds.ledger import Ledger, given_to_tenants, in_its_pools, pack
 from ballast_policies.rounds.memory import exempt_newest, keeps_free, moves_left, within_min_run
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import Node, NodeRequest, Placement, gpus_by
-
-RESTART_SECONDS = 30.0
-"""Of a gang of one size, whose restart nobody has stated."""
 
 STAYS, STARTS = 1.0, 0.999
 """Shares in the chosen pool: of two pools alike a gang keeps its own."""

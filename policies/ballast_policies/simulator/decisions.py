@@ -10,6 +10,7 @@ from ballast_policies.allocation.policy import Reads
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.allocation.problem import Allocation
 from ballast_policies.allocation.registry import allocate, find_policy
+from ballast_policies.rounds.gangs import PAUSE_SECONDS, RESTART_SECONDS
 from ballast_policies.rounds.question import SpotLimits
 from ballast_policies.rounds.values import Node, Round, gpus_by
 from ballast_policies.scheduling import (
@@ -26,12 +27,6 @@ from ballast_policies.scheduling.assignments import at_placement
 from ballast_policies.simulator.clock import LEAST_STEP, ActiveJob, Answer, SimulationError
 
 HOUR = 3600.0
-
-DEFAULT_PAUSE_SECONDS = 1.0
-"""Of a change of size, before one was measured."""
-
-DEFAULT_RESTART_SECONDS = 30.0
-"""From a gang's stop to its first step elsewhere, before its start was seen."""
 
 CONSTANT = {Reads.WEIGHTS, Reads.PRICES, Reads.TEAMS, Reads.ARRIVAL_ORDER}
 """Inputs that stay as they are while jobs train: the last shares hold until jobs or GPUs come or go."""
@@ -85,7 +80,7 @@ class ClusterGang(SimulatedGang):
     ) -> Self:
         """The job as it arrives."""
         gang, alone = one.elastic, dataclasses.replace(one, beside_speed=1.0)
-        restart = DEFAULT_RESTART_SECONDS if gang is None else gang.restart_seconds
+        restart = RESTART_SECONDS if gang is None else gang.restart_seconds
         starts = one.placement is not None and one.trains_from > began
         waits = max(0.0, min(one.trains_from, one.running_since + restart) - began) if starts else 0.0
         return cls(
@@ -93,7 +88,7 @@ class ClusterGang(SimulatedGang):
             remaining=one.job.steps_remaining or 1.0,
             speed_at=alone.speed,
             restart_seconds=restart,
-            pause_seconds=DEFAULT_PAUSE_SECONDS if gang is None else gang.pause_seconds,
+            pause_seconds=PAUSE_SECONDS if gang is None else gang.pause_seconds,
             placement=one.placement,
             trains_on=one.placement,
             since=one.running_since - began,

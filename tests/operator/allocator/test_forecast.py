@@ -13,10 +13,10 @@ from ballast_operator.api.read import read_cluster_policy
 from ballast_operator.cli.live.whatif_over_time import OverTime, changed, over_time, with_spot_limits
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.allocation.problem import Job, ProblemError
-from ballast_policies.rounds.gangs import ElasticGang
+from ballast_policies.rounds.gangs import RESTART_SECONDS, ElasticGang
 from ballast_policies.rounds.memory import resize_cooldown_seconds
 from ballast_policies.rounds.values import Node, Placement
-from ballast_policies.simulator.decisions import DEFAULT_RESTART_SECONDS, ClusterGang
+from ballast_policies.simulator.decisions import ClusterGang
 from ballast_policies.simulator.whatif import Setup
 
 NOW = 1_800_000_000.0
@@ -80,7 +80,7 @@ def test_a_job_that_waits_starts_when_the_first_ends():
     found = forecasts(snapshot)
     assert found["runs"].ends == pytest.approx(1000)
     assert found["waits"].begins == pytest.approx(1000, abs=0.01)
-    assert found["waits"].ends == pytest.approx(2000 + DEFAULT_RESTART_SECONDS, abs=0.01)
+    assert found["waits"].ends == pytest.approx(2000 + RESTART_SECONDS, abs=0.01)
     assert found["waits"].starts == 1
 
 
@@ -177,7 +177,7 @@ def test_both_setups_side_by_side():
     assert waits["before"]["begins_seconds"] == pytest.approx(HOUR, abs=0.01)
     assert waits["after"]["begins_seconds"] == 0.0
     assert content["before"]["jobs_ended"] == content["after"]["jobs_ended"] == 2
-    assert content["after"]["last_end_seconds"] == pytest.approx(HOUR + DEFAULT_RESTART_SECONDS)
+    assert content["after"]["last_end_seconds"] == pytest.approx(HOUR + RESTART_SECONDS)
     assert "2 -> 2 of 2 jobs end; cost 12.05 -> 12.05" in found.as_text()
 
 

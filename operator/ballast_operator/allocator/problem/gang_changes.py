@@ -8,8 +8,8 @@ from typing import Any
 from ballast_policies.contract import ContractError
 from ballast_policies.contract.decode import decode_text
 from ballast_policies.contract.limits import OBJECT
+from ballast_policies.rounds.gangs import PAUSE_SECONDS, RESTART_SECONDS
 from ballast_policies.rounds.memory import resize_cooldown_seconds
-from ballast_policies.simulator.decisions import DEFAULT_PAUSE_SECONDS, DEFAULT_RESTART_SECONDS
 
 from ballast_operator.api.conditions import JobCondition
 from ballast_operator.views.clock import Time
@@ -85,7 +85,7 @@ def change_pause(view: JobView) -> float:
     if allocation is not None and allocation.resize_pause_ms is not None:
         return allocation.resize_pause_ms / 1000
     measured = [repack.pause_ms for repack in view.status.repacks if repack.pause_ms is not None]
-    return measured[-1] / 1000 if measured else DEFAULT_PAUSE_SECONDS
+    return measured[-1] / 1000 if measured else PAUSE_SECONDS
 
 
 def may_move(view: JobView) -> bool:
@@ -100,9 +100,9 @@ def restart_seconds(view: JobView) -> float:
     """Seconds from the gang's stop to its first step elsewhere, as long as its last start took."""
     began, allocation = trains_from(view), view.running_allocation
     if allocation is None or began == math.inf:
-        return DEFAULT_RESTART_SECONDS
+        return RESTART_SECONDS
     started = began - allocation.since.timestamp()
-    return STOP_SECONDS + started if started > 0 else DEFAULT_RESTART_SECONDS
+    return STOP_SECONDS + started if started > 0 else RESTART_SECONDS
 
 
 def trains_from(view: JobView) -> float:
