@@ -82,7 +82,7 @@ class GangSpec(abc.ABC):
 
     @functools.cached_property
     def variant(self) -> str:
-        """As :attr:`kind`; jobs that state other speeds are told apart."""
+        """Kind as :attr:`kind`; jobs that state other speeds are told apart."""
         speeds: list[Any] = [[t, sorted(known.items())] for t, known in sorted(self.throughput.items())]
         speeds += [[at, sorted(by_nodes.items())] for at, by_nodes in sorted(self.spread.items())]
         return f"{self.kind}-{digest(speeds)[:8]}" if speeds else self.kind
@@ -140,7 +140,7 @@ class GangSpec(abc.ABC):
 
     @property
     def replicas(self) -> tuple[int, ...]:
-        """By stage, how many ranks hold it; empty: one each. They fix the size of the gang."""
+        """Number of ranks that hold each stage; empty: one each. They fix the size of the gang."""
         return self.config.pipeline.used_replicas
 
     def positions(self, ranks: int) -> int:

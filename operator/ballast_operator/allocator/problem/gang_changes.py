@@ -21,7 +21,7 @@ STOP_SECONDS = 5.0
 
 
 def may_grow_from(view: JobView) -> Time | None:
-    """From when on the gang may take more GPUs; None: as it is now, never."""
+    """Time from which the gang may take more GPUs; None: as it is now, never."""
     allocation, spec = view.status.allocation, view.spec
     if allocation is None or spec is None or not may_change_size(view):
         return None
@@ -37,7 +37,7 @@ def may_grow_from(view: JobView) -> Time | None:
 
 
 def restarts_from(view: JobView, since: Time) -> Time:
-    """From when on a gang of planned degrees, launched at ``since``, may take more GPUs by a restart."""
+    """Time from which a gang of planned degrees, launched at ``since``, may take more GPUs by a restart."""
     return since + datetime.timedelta(seconds=resize_cooldown_seconds(restart_seconds(view)))
 
 
@@ -106,7 +106,7 @@ def restart_seconds(view: JobView) -> float:
 
 
 def trains_from(view: JobView) -> float:
-    """When the ranks of the running gang had their plan, epoch seconds; infinite: it starts, 0: none runs.
+    """Epoch seconds when the ranks of the running gang had their plan; infinite: it starts, 0: none runs.
 
     A start ends, one way or the other, by the deadlines of its pods and of its plan's acknowledgement.
     """
