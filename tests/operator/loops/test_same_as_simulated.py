@@ -18,8 +18,8 @@ import pytest
 from ballast_operator.allocator.decider import MadeDecision, scheduling_policy
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.api.read import read_cluster_policy
+from ballast_operator.kube.kept_fields import pinned_node
 from ballast_operator.kube.kinds import JOB, NODE, POD
-from ballast_operator.kube.slim import pinned_node
 from ballast_operator.views.notices import NODE_DELETED
 from ballast_policies.contract import ExitReason, Plan, Report, TerminationMessage
 from ballast_policies.rounds.values import Node, Placement, Round
