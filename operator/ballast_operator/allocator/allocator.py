@@ -33,7 +33,8 @@ from ballast_operator.metrics import Metrics, Stopwatch
 from ballast_operator.observation.observer import Observer
 from ballast_operator.settings import SolverSettings
 from ballast_operator.views.assignment import Assignment, Decided, PoolInfo, alike
-from ballast_operator.views.job import JobView
+from ballast_operator.views.job import JobView, pods_of_gangs
+from ballast_operator.views.nodes import stuck_pods
 from ballast_operator.waits import WaitReason, Waits
 
 LONGEST_REST_SECONDS = 2.0
@@ -298,6 +299,7 @@ class Allocator:
             spent=spent,
             regions={name: info.region for name, info in pools.items()},
             avoided=findings.avoided_by_all,
+            stuck=stuck_pods(self._observer.caches[POD], pods_of_gangs(jobs), started),
         )
 
         async def attempt(left_out: Mapping[Key, Exception]) -> MadeDecision:

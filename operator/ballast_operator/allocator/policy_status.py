@@ -48,6 +48,7 @@ from ballast_operator.observation.events import EventToPost, Recorder, flips
 from ballast_operator.observation.status_changes import plain
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
+from ballast_operator.views.nodes import STUCK_FIX
 from ballast_operator.waits import WaitReason, Waits
 
 
@@ -252,6 +253,8 @@ def _valid(capacity: ClusterCapacity, policy: ClusterPolicy) -> Verdict:
     message = f"{len(policy.spec.node_pools)} pools, {len(capacity.nodes)} nodes"
     if capacity.orphans:
         message += f"; pods without a job hold GPUs: {some_of(capacity.orphans)}. To fix: delete them"
+    if capacity.stuck:
+        message += f"; pods that do not end hold GPUs: {some_of(capacity.stuck)}. To fix: {STUCK_FIX}"
     return Verdict(PolicyCondition.VALID, True, PolicyReason.VALID, message)
 
 

@@ -137,15 +137,15 @@ def with_sharer(
 
 
 def with_ended_pods(context: ReconcileContext, status: TrainingJobStatus) -> TrainingJobStatus:
-    """The status of a launch that ends with the pods that have ended; their GPUs are paid up to here.
+    """The status of a launch that ends with the pods that have ended or are gone: up to here they are paid.
 
     Others take these GPUs only once it is written, so that no GPU second is paid twice.
     """
     allocation = status.allocation
     if allocation is None or allocation.ending is None:
         return status
-    over = {pod.name for pod in context.view.gang if not pod.alive}
-    ended = tuple(name for name in allocation.pods if name in over or name in allocation.ended)
+    alive = {pod.name for pod in context.view.alive}
+    ended = tuple(name for name in allocation.pods if name not in alive or name in allocation.ended)
     if len(ended) == len(allocation.ended):
         return status
     return accrue_cost(context, status).replace(allocation=allocation.replace(ended=ended))

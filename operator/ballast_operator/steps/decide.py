@@ -81,6 +81,7 @@ from ballast_operator.steps.stopping import (
     let_go,
     release_gpus,
     succeed,
+    with_stuck_pods,
 )
 from ballast_operator.views.assignment import Assignment
 from ballast_operator.views.clock import Time, show
@@ -340,6 +341,7 @@ def _wait(context: ReconcileContext, state: State, waiting: Wait) -> StepResult:
     if state is State.TRAINING:
         return StepResult(status=with_size(context), requeue_after_seconds=next_look(context))
     if waiting.until is None:
+        status = with_stuck_pods(context)
         return StepResult(status=status, requeue_after_seconds=context.settings.exit_seconds)
     left = seconds_left(context, waiting.until)
     return StepResult(status=status, requeue_after_seconds=None if math.isinf(left) else max(left, 0.0))

@@ -4,7 +4,7 @@ import datetime
 
 from ballast_policies.protocol.observed import Cause, Deadline
 
-from ballast_operator.api.conditions import JobCondition, JobReason
+from ballast_operator.api.conditions import JobCondition, JobReason, some_of
 from ballast_operator.api.job_allocation import Ending
 from ballast_operator.api.training_job_status import Progress, TrainingJobStatus
 from ballast_operator.steps.accounting import accrue_cost, with_final_deadline
@@ -19,6 +19,7 @@ from ballast_operator.steps.context import (
 from ballast_operator.steps.failure import EXITED_WELL, describe
 from ballast_operator.steps.observed import final_end, said_to_be_done, seconds_left
 from ballast_operator.steps.running import progress
+from ballast_operator.views.nodes import STUCK_FIX, STUCK_SECONDS
 
 CHANGES = {
     JobCondition.REPACKED: JobReason.REPACKING,
@@ -69,6 +70,19 @@ def ask_to_save(context: ReconcileContext, epoch: int) -> StepResult:
     plan = context.plan.stop(ending.message, deadline).replace(epoch=epoch)
     left = seconds_left(context, Deadline.SAVE)
     return StepResult(status=context.view.status, actions=(WritePlan(plan),), requeue_after_seconds=left)
+
+
+def with_stuck_pods(context: ReconcileContext) -> TrainingJobStatus:
+    """The status of a job that stops; it names the pods that were to have ended a while ago."""
+    status, ending = context.view.status, context.allocation.ending
+    running = status.condition(JobCondition.RUNNING)
+    ends = ((pod, pod.deletion.at) for pod in context.view.alive if pod.deletion is not None)
+    stuck = [pod for pod, at in ends if at is not None and seconds_since(context, at) > STUCK_SECONDS]
+    if ending is None or running is None or running.is_true or not stuck:
+        return status
+    pods = some_of([f"{pod.name} on node {pod.node}" for pod in stuck])
+    message = f"{ending.message}; pods that were told to end have not: {pods}. To fix: {STUCK_FIX}"
+    return with_condition(context, status, JobCondition.RUNNING, False, running.reason, message[:1024])
 
 
 def succeed(context: ReconcileContext) -> StepResult:

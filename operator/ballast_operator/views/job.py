@@ -1,7 +1,7 @@
 """A job as one pass sees it: everything read once, nothing changes under the reader."""
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from ballast_policies.contract import Directive, Plan
 from ballast_policies.contract.errors import ContractError
@@ -79,6 +79,12 @@ def deadline_message(asked: TrainingJobSpec) -> str:
     if asked.on_deadline_missed is OnLimit.SUSPEND:
         return f"{what}. To fix: set a later spec.deadline, and it resumes from its checkpoint"
     return f"{what}; the job continues"
+
+
+def pods_of_gangs(views: Iterable["JobView"]) -> set[Key]:
+    """(namespace, name) of the pods that running gangs count as theirs."""
+    held = ((view.key[0], view.held_placement) for view in views if not view.deleting)
+    return {(namespace, pod) for namespace, gang in held if gang is not None for pod in gang.pods}
 
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"

@@ -9,7 +9,7 @@ import functools
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from ballast_policies.contract import JOB_LABEL
@@ -293,6 +293,30 @@ def foreign_use(pods: Iterable[Object], resource: str) -> Counter[str]:
             if node:
                 used[node] += pod_gpus(pod, resource)
     return used
+
+
+STUCK_SECONDS = 60.0
+"""After the time by which a pod is to have ended, until nobody waits for its GPUs any more."""
+
+
+STUCK_FIX = "see the kubelet of their nodes; once their processes are gone, kubectl delete pod --force"
+
+
+def stuck_pods(pods: Iterable[Object], held: Set[Key], now: Time) -> list[Object]:
+    """Pods of jobs that were to have ended a while ago and hold GPUs still: their node or its runtime hangs.
+
+    ``held``: pods that running gangs count as theirs.
+    """
+    return [
+        pod
+        for pod in pods
+        if (by := (metadata := pod["metadata"]).get("deletionTimestamp"))
+        and is_ours(pod)
+        and _lives(pod)
+        and (pod.get("spec") or {}).get("nodeName")
+        and (metadata["namespace"], metadata["name"]) not in held
+        and (now - parse(by)).total_seconds() > STUCK_SECONDS
+    ]
 
 
 def orphans(pods: Iterable[Object], resources: Iterable[str]) -> list[str]:

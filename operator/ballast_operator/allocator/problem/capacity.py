@@ -21,6 +21,7 @@ from ballast_policies.rounds.question import SpotLimits
 from ballast_policies.rounds.spot_limits import nodes_by_place
 from ballast_policies.rounds.values import Node, Round, domains_of, gpus_by, own_domain
 from ballast_policies.scheduling import Capacity
+from ballast_policies.scheduling.gang_spec import job_id
 from ballast_policies.scheduling.refusals import Refusal
 
 from ballast_operator.allocator.costs.data_prices import pool_region
@@ -31,10 +32,10 @@ from ballast_operator.api.conditions import JobReason, PolicyCondition, PolicyRe
 from ballast_operator.api.costs import SpotUse
 from ballast_operator.api.job_allocation import JobAllocation, coming_node, is_coming, pool_to_grow
 from ballast_operator.api.node_pool import CapacityType, NodePool
-from ballast_operator.kube.kinds import Key, Object
+from ballast_operator.kube.kinds import Key, Object, key_of
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
-from ballast_operator.views.nodes import NodeView, foreign_use, orphans, zone_of
+from ballast_operator.views.nodes import NodeView, foreign_use, orphans, pod_gpus, zone_of
 from ballast_operator.views.notices import capacity_type_of
 from ballast_operator.views.shared_gpus import as_shared, dedupe_shared_allocations, why_not_shared
 
@@ -190,6 +191,7 @@ class ClusterCapacity(Capacity):
         shrunk: nodes that offer fewer GPUs than gangs hold, as text; without those that offer none, as while
             their device plugin starts again.
         orphans: pods of jobs that were deleted without them, and whose GPUs they hold.
+        stuck: pods that were to have ended, and whose GPUs they hold.
         pools_without_gpus: pools that have nodes, none of which offers a GPU.
         shared: node -> bytes of its one GPU, which two jobs may share; 0: not known.
         left_out: node -> its GPUs that gangs hold which a decision leaves out; they are not in ``nodes``.
@@ -204,6 +206,7 @@ class ClusterCapacity(Capacity):
     overlaps: tuple[str, ...] = ()
     shrunk: tuple[str, ...] = ()
     orphans: tuple[str, ...] = ()
+    stuck: tuple[str, ...] = ()
     pools_without_gpus: tuple[str, ...] = ()
     shared: Mapping[str, float] = dataclasses.field(default_factory=dict)
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -244,11 +247,12 @@ def read_capacity(
     wanting: Sequence[JobView],
     known: Mapping[str, str] | None = None,
     left_out: Sequence[JobView] = (),
+    stuck: Sequence[Object] = (),
 ) -> ClusterCapacity:
     """The capacity of a policy's pools, less what pods of others hold.
 
     ``known``: pool -> the region where its nodes were. ``left_out``: jobs that the decision leaves out, and
-    which are not among ``jobs``: their gangs keep what they hold.
+    which are not among ``jobs``: their gangs keep what they hold. ``stuck``: pods that no gang counts.
 
     Nodes that are closed, or have a taint that none of the jobs ``wanting`` GPUs tolerates, are there only
     for the gangs that run on them; so are those that offer fewer GPUs than these hold, as all do while their
@@ -271,6 +275,8 @@ def read_capacity(
     shrunk: list[str] = []
     for pool in pools:
         foreign = foreign_use(pods, pool.gpu_resource)
+        for pod in stuck:
+            foreign[pod["spec"]["nodeName"]] += pod_gpus(pod, pool.gpu_resource)
         for node in listed[pool.name]:
             taints = tolerance.taints[node.name]
             others = foreign[node.name] + kept[node.name]
@@ -321,6 +327,7 @@ def read_capacity(
         overlaps=tuple(overlaps),
         shrunk=tuple(shrunk),
         orphans=tuple(orphans(pods, (pool.gpu_resource for pool in pools))),
+        stuck=tuple(sorted(job_id(key_of(pod)) for pod in stuck)),
         pools_without_gpus=tuple(
             pool.name
             for pool in pools

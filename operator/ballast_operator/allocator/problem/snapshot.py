@@ -309,6 +309,7 @@ class Observed:
 
     Attributes:
         pods: of others.
+        stuck: pods of jobs that were to have ended a while ago.
         spent: teams that have spent their budget.
         regions: pool -> where its nodes were.
         avoided: node -> why all jobs avoid it.
@@ -322,6 +323,7 @@ class Observed:
     spent: Mapping[str, SpentBudget] = dataclasses.field(default_factory=dict)
     regions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     avoided: Mapping[str, AvoidedNode] = dataclasses.field(default_factory=dict)
+    stuck: Sequence[Object] = ()
 
 
 def take_snapshot(
@@ -362,6 +364,7 @@ def _take(
         wanting=wanting,
         known=seen.regions,
         left_out=at_fault,
+        stuck=seen.stuck,
     )
     _leave_out_partners(jobs, left_out, capacity.left_out.keys() & capacity.shared.keys())
     capacity = dataclasses.replace(capacity, data_prices=data_prices(spec.data_prices))

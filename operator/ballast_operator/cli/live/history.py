@@ -89,10 +89,11 @@ def _line(job: "JobRecord") -> str:
     gone = f", deleted {_time(job.deleted)}" if job.deleted is not None else ""
     good = f", goodput {job.goodput:.0%}" if job.goodput is not None else ""
     lost = f", {job.lost_steps} steps lost" if job.lost_steps else ""
+    message = f"; {job.message}" if job.message else ""
     return (
         f"{job.namespace}/{job.name}: {job.state} {_time(job.updated)}{gone}; step {job.step} of "
         f"{job.total_steps}, {job.launches} launches, {job.gpu_seconds / 3600:.2f} GPU h, "
-        f"cost {job.cost:.2f}{good}{lost}; {job.message}"
+        f"cost {job.cost:.2f}{good}{lost}{message}"
     )
 
 
