@@ -453,6 +453,9 @@ def _with_plans(
         spec,
         gpu_types=tuple(plans),
         throughput=throughput,
+        spread={
+            (of, count): known for (of, count), known in spec.spread.items() if count in plans.get(of, {})
+        },
         plans=plans,
         mixes={gpus: planned for gpus, (planned, *_) in found.items() if len(gpus) > 1},
         in_parts={gpus: tuple(more) for gpus, (_, *more) in found.items() if more},

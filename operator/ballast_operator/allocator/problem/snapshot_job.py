@@ -215,7 +215,7 @@ def snapshot_jobs(
     now: Time,
 ) -> tuple[SnapshotJob, ...]:
     """A job for each that is admitted; ``shared``: who may share which GPUs. Raises JobFaults."""
-    requests = [one.request(capacity.node_sizes) for one in admitted]
+    requests = each_job(admitted, lambda one: one.request(capacity.node_sizes), lambda one: one.view.key)
     speeds = measurements.estimates(requests, capacity.gpu_types)
 
     def seen(job: tuple[Admitted, GangRequest]) -> SnapshotJob:

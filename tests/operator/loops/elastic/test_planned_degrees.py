@@ -92,6 +92,21 @@ async def test_a_job_grows_and_gives_back_by_the_planners_split_while_it_trains(
     assert simulation.never_restarted("one")
 
 
+async def test_stated_speeds_on_more_nodes_are_used_of_what_is_planned_alone():
+    """Three GPUs have no plan, and slow ones are none of the planner's: others, and the job itself, run."""
+    simulation = eight_gpus()
+    over = [{"nodes": 2, "stepsPerSecond": 5.0}]
+    stated = [
+        {"gpuType": gpu_type, "stages": stages, "stepsPerSecond": 10.0, "spread": over}
+        for gpu_type, stages in (("slow", 4), ("fast", 3), ("fast", 4))
+    ]
+    simulation.add_job("one", **PLANNED, throughput=stated)
+    simulation.add_job("two", stages=(1, 1), totalSteps=100_000)
+    await simulation.running("one", "two")
+    spec, _ = read_spec(simulation.world.get(JOB, NAMESPACE, "one"))
+    assert (spec.plans["fast"].keys() & {3, 4}, [*spec.spread]) == ({4}, [("fast", 4)])
+
+
 async def test_a_planned_gang_leaves_a_node_that_goes_by_the_planners_split():
     """Without a restart, as soon as it is told; it has whole stages on what is left."""
     simulation = Simulation(nodes=dict.fromkeys("abcd", ("fast", 2)), roundSeconds=30)
