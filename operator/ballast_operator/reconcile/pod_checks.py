@@ -96,8 +96,8 @@ class PodChecks:
         asked = _asked(view, spec, resources)
         answer = await self._remembered(asked, lambda: self._ask(view, spec, resources, now))
         if answer is None and view.over_quota:
-            gang = *asked, "gang", str(spec.smallest_gang)
-            answer = await self._remembered(gang, lambda: self._over_quota(view, spec, resources, now))
+            ask = functools.partial(self._over_quota, view, spec, resources, now)
+            answer = await self._remembered(_of_gang(asked, spec), ask, lasts=False)  # others' pods come
         if answer is None:
             answer = await self._volumes(view, spec, now)
         return answer if answer is not None else await self._name_taken(view, spec)
@@ -105,7 +105,9 @@ class PodChecks:
     def forget(self, view: JobView, gpu_resources: frozenset[str]) -> None:
         """A launch of the job was refused: ask anew, rather than reserve GPUs for the next one."""
         if view.spec is not None:
-            self._answers.pop(_asked(view, view.spec, _sorted(gpu_resources)), None)
+            asked = _asked(view, view.spec, _sorted(gpu_resources))
+            for key in (asked, _of_gang(asked, view.spec)):
+                self._answers.pop(key, None)
 
     async def _remembered(
         self, asked: tuple[str, ...], ask: Callable[[], Awaitable[Refusal | None]], *, lasts: bool = True
@@ -170,10 +172,7 @@ class PodChecks:
         quota of the number of pods is met by the launch only.
         """
         name = pod_name(view.name, view.status.launches + 1, 0)
-        body, pods = (
-            _first_pod(view, spec, name, gpu_resources[0], now),
-            spec.smallest_gang // spec.gpus_per_pod,
-        )
+        body, pods = _first_pod(view, spec, name, gpu_resources[0], now), _fewest_pods(spec)
         for part in (body["spec"], *body["spec"].get("initContainers", ()), *body["spec"]["containers"]):
             for amounts in (part.get("resources") or {}).values():
                 if isinstance(amounts, dict):
@@ -314,3 +313,14 @@ def _asked(view: JobView, spec: JobSpec, gpu_resources: Sequence[str]) -> tuple[
     template = json.dumps(spec.template, sort_keys=True, default=str)
     digest = hashlib.sha256(template.encode()).hexdigest()
     return (view.key[0], str(spec.gpus_per_pod), digest, *gpu_resources)
+
+
+def _of_gang(asked: tuple[str, ...], spec: JobSpec) -> tuple[str, ...]:
+    """Key of those among them whose least gang has as many pods."""
+    return (*asked, "gang", str(_fewest_pods(spec)))
+
+
+def _fewest_pods(spec: JobSpec) -> int:
+    """Pods of the least gang that its schedule supports."""
+    sizes = range(spec.smallest_gang, spec.largest_gang + 1)
+    return next(filter(spec.suits, sizes), spec.smallest_gang) // spec.gpus_per_pod

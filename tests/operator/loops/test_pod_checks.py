@@ -208,6 +208,38 @@ async def test_a_gang_larger_than_a_quota_disturbs_nobody_again_and_goes_on_once
 
 
 @pytest.mark.slow
+async def test_a_quota_that_others_use_up_before_the_launch_is_asked_again_before_the_next():
+    """The launch that it refuses is the last one until it has room."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 4)}, roundSeconds=20)
+    simulation.world.admission = quota(simulation, "wide", 3)
+    simulation.add_job("small", totalSteps=10**6)
+    simulation.add_job("wide", stages=(4, 4), totalSteps=10**6, backoffLimit=0)
+    await simulation.until(lambda: bool(simulation.status("wide").restarts))
+    simulation.world.admission = quota(simulation, "wide", 4)
+    await simulation.until(lambda: simulation.status("wide").launches == 2, ticks=200)
+    simulation.world.admission = quota(simulation, "wide", 3)
+    await simulation.until(lambda: simulation.status("wide").restarts.get("NotAllowed") == 2, ticks=200)
+    launches = simulation.status("wide").launches
+    await simulation.ticks(300)
+    assert simulation.status("wide").launches == launches
+    simulation.world.admission = quota(simulation, "wide", 4)
+    await simulation.running("wide", ticks=120)
+
+
+@pytest.mark.slow
+async def test_a_quota_is_asked_about_the_least_gang_that_its_schedule_supports():
+    """Seven microbatches are in equal rounds for four ranks, not for three."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 4)}, roundSeconds=20)
+    simulation.world.admission = quota(simulation, "one", 3)
+    sizes = {"minStages": 3, "maxStages": 4, "microbatches": 7, "globalBatchSize": 14}
+    simulation.add_job("one", totalSteps=10**6, pipeline={**sizes, "schedule": "ZeroBubbleH1"})
+    await simulation.until(lambda: bool(simulation.status("one").restarts))
+    await simulation.ticks(200)
+    assert simulation.status("one").launches == 1
+    await simulation.refused("one", "NotAllowed", "the job's 4 pods", "requested: 4, used: 0, limited: 3")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("grow", [True, False])
 async def test_a_gang_of_several_sizes_is_launched_with_one_for_which_a_quota_has_room(grow):
     simulation = Simulation(nodes={"fast-0": ("fast", 4)}, roundSeconds=20)
