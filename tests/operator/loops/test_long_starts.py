@@ -3,10 +3,12 @@
 import itertools
 
 import pytest
+from ballast_operator.kube.kinds import JOB
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.operator.loops.simulated.simulation import Simulation
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+from tests.operator.loops.simulated.world import as_sent
 from tests.operator.loops.spot.test_notices import ITN, mark
 from tests.support.examples import examples
 
@@ -66,3 +68,15 @@ async def test_a_gang_that_starts_leaves_a_node_that_goes():
     (node,) = simulation.nodes("a")
     mark(simulation, node, ITN)
     await simulation.until(lambda: simulation.nodes("a") == {"n", "m"} - {node}, ticks=140)
+
+
+@pytest.mark.slow
+async def test_a_gang_whose_first_step_is_dated_ahead_takes_turns_all_the_same():
+    """By an operator whose clock was ahead, or by hand."""
+    simulation = two_on_one_gpu(10)
+    await simulation.running("a")
+    item = as_sent(simulation.world.get(JOB, NAMESPACE, "a"))
+    for condition in item["status"]["conditions"]:
+        condition["lastTransitionTime"] = "2036-01-01T00:00:00Z"
+    simulation.world.put(JOB, item)
+    await simulation.until(lambda: simulation.trainers["b"].step > 0)

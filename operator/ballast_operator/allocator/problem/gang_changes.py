@@ -98,22 +98,25 @@ def may_move(view: JobView) -> bool:
 
 def restart_seconds(view: JobView) -> float:
     """Seconds from the gang's stop to its first step elsewhere, as long as its last start took."""
-    began, allocation = trains_from(view), view.running_allocation
-    if allocation is None or began == math.inf:
+    running, allocation = view.status.condition(JobCondition.RUNNING), view.running_allocation
+    if running is None or not running.is_true or allocation is None:
         return RESTART_SECONDS
-    started = began - allocation.since.timestamp()
+    started = (running.last_transition_time - allocation.since).total_seconds()
     return STOP_SECONDS + started if started > 0 else RESTART_SECONDS
 
 
-def trains_from(view: JobView) -> float:
-    """Epoch seconds when the ranks of the running gang had their plan; infinite: it starts, 0: none runs.
+def trains_from(view: JobView, now: Time) -> float:
+    """Epoch seconds when the ranks of the running gang had their plan; infinite: it starts.
 
-    A start ends, one way or the other, by the deadlines of its pods and of its plan's acknowledgement.
+    0: none runs, or it is not known, as a clock was set back since. A start ends, one way or the other, by
+    the deadlines of its pods and of its plan's acknowledgement.
     """
     running, allocation = view.status.condition(JobCondition.RUNNING), view.running_allocation
     if allocation is None:
         return 0.0
-    return running.last_transition_time.timestamp() if running is not None and running.is_true else math.inf
+    if running is None or not running.is_true:
+        return math.inf
+    return running.last_transition_time.timestamp() if running.last_transition_time <= now else 0.0
 
 
 def most_gpus(view: JobView) -> int:

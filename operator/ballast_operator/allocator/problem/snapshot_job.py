@@ -181,7 +181,7 @@ def snapshot_job(
         launches=view.status.launches,
         placement=held.placement if held is not None else None,
         running_since=allocation.since.timestamp() if allocation is not None else 0.0,
-        trains_from=trains_from(view),
+        trains_from=trains_from(view, now),
         elastic=elastic,
         grows_from=None if grows_from is None else grows_from.timestamp(),
         pods=held.pods if held is not None else (),
