@@ -1,9 +1,13 @@
 """A gang tries the candidates of its plan in its first steps, and the measured fastest goes on."""
 
 import pytest
+import torch
 from ballast_policies.contract import Candidate, Report
+from ballast_trainer.models.protocol import Model
+from torch import nn
 
 from tests.support.plans import local_plan
+from tests.trainer.models import picky_model
 
 pytestmark = pytest.mark.processes
 
@@ -47,3 +51,41 @@ def test_candidates_are_tried_and_the_fastest_goes_on(pods, small_config, tmp_pa
     plain, untried, _ = trained(pods, tmp_path / "plain", config | {"rebalance": {"enabled": False}}, (), 92)
     assert losses == plain
     assert (untried.tried, untried.kept) == ((), None)
+
+
+class OneBackward(nn.Module):
+    """A layer whose backward runs once: not in two halves."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(picky_model.WIDTH, picky_model.WIDTH)
+
+    def forward(self, values):
+        result, calls = self.linear(values), []
+
+        def once(gradient):
+            if calls:
+                raise RuntimeError("a second backward")
+            calls.append(gradient)
+
+        if result.requires_grad:
+            result.register_hook(once)
+        return torch.tanh(result)
+
+
+def with_one_backward():
+    return Model(layer_count=8, build_layer=lambda index: OneBackward(), loss=nn.functional.mse_loss)
+
+
+def test_a_schedule_that_the_layers_do_not_stand_is_not_trained_by(pods, small_config, tmp_path):
+    """Its stages have run before, under a schedule that does not split their backward."""
+    config = small_config(
+        totalSteps=12,
+        model={"name": "tests.trainer.loop.test_candidates:with_one_backward"},
+        data={"name": "tests.trainer.models.picky_model:batches"},
+    )
+    plans = tuple(
+        Candidate(schedule=name, layers=(4, 4), step_seconds=1.0) for name in ("1F1B", "ZeroBubbleH1")
+    )
+    _, report, _ = trained(pods, tmp_path, config, plans, 93)
+    assert report.kept == 0 and "a second backward" in report.tried[1].reason

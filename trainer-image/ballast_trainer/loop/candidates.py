@@ -90,6 +90,9 @@ class Candidates:
                     "plan.candidates", f"{reason}, not {len(placement)} of {layers}. To fix: another plan"
                 )
             stages = stages_over(Partition(bounds=bounds), placement)
+            if candidate.schedule != before.pipeline.schedule:
+                # Whether backwards can be split is not seen by cuts that have run under another schedule.
+                model.partition_cache.forget()
             if stages != model.stages or candidate.schedule != before.pipeline.schedule:
                 self._progress.migrated(move_layers(model, self._progress.run, stages))
         except (MigrationFailed, ConfigurationError, ContractError) as error:
