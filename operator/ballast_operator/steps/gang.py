@@ -41,6 +41,7 @@ from ballast_operator.steps.observed import seconds_left
 from ballast_operator.views.assignment import Assignment
 from ballast_operator.views.clock import show
 from ballast_operator.views.pod import PodView
+from ballast_operator.views.spec import JobSpec
 
 LOOK_AGAIN_SECONDS = 5.0
 """Until a job that waits for GPUs is looked at again, even if nothing is told."""
@@ -184,14 +185,20 @@ def launch(context: ReconcileContext, gang: Gang) -> StepResult:
 
 def _degrees_on(context: ReconcileContext, parts: Sequence[PoolPart]) -> tuple[LaunchDegrees | None, str]:
     """Degrees of a launch on GPUs of these pools, with the reason; None: as its spec says."""
-    spec, tried = context.spec, _tried_on(context, parts)
-    found, known = spec.candidates_on(parts), None if tried is None else tried.kept_plan
+    spec, tried, found = context.spec, _tried_on(context, parts), _candidates_on(context, context.spec, parts)
+    known = None if tried is None else tried.kept_plan
     if not found:
         return None, ""
     if tried is not None and known is not None and known.divides_as(found[0]) and spec.runs(known):
         return known, f"measured fastest of {len(tried.plans)} in launch {tried.launch}"
     alone = spec.asked.planner is not None and spec.asked.planner.trial is not None and len(found) == 1
     return found[0], "the only one to try" if alone else "the shortest that these GPUs hold"
+
+
+def _candidates_on(
+    context: ReconcileContext, spec: JobSpec, parts: Sequence[PoolPart]
+) -> tuple[LaunchDegrees, ...]:
+    return spec.candidates_on(parts, None if context.assignment is None else context.assignment.memory)
 
 
 def _tried_on(context: ReconcileContext, parts: Sequence[PoolPart]) -> PlanTrial | None:
@@ -208,21 +215,22 @@ def _shape(parts: Sequence[PoolPart]) -> str:
 def to_try(context: ReconcileContext) -> tuple[Candidate, ...]:
     """The candidates that a launch tries, the one that was launched first; none: there are not several."""
     parts, degrees, spec = context.allocation.by_pool, context.allocation.degrees, context.view.spec
-    found = () if spec is None else spec.candidates_on(parts)
+    found = () if spec is None else _candidates_on(context, spec, parts)
     if len(found) < 2 or degrees != found[0] or _tried_on(context, parts) is not None:
         return ()
-    return tuple(
-        Candidate(schedule=one.schedule, layers=one.layers, step_seconds=one.step_seconds) for one in found
-    )
+    return tuple(Candidate(**{name: getattr(one, name) for name in Candidate.model_fields}) for one in found)
 
 
 def with_trial(context: ReconcileContext, status: TrainingJobStatus, report: Report) -> TrainingJobStatus:
     """The status with what the gang has tried, and with the plan that goes on."""
-    allocation, candidates = status.allocation, context.plan.candidates
+    allocation, candidates, known = status.allocation, context.plan.candidates, status.trial
     if allocation is None or allocation.degrees is None or report.epoch != context.plan.epoch:
         return status
-    if not candidates or len(candidates) != len(report.tried):
+    if not candidates or len(candidates) != len(report.tried) or allocation.ending is not None:
         return status
+    begun = known is not None and known.launch == allocation.launch
+    if not begun and context.spec.asked.planner is None:
+        return status  # of a new operator, which has yet to plan
     plans = tuple(
         TriedPlan(
             plan=allocation.degrees.replace(**dict(candidate)),
@@ -235,7 +243,8 @@ def with_trial(context: ReconcileContext, status: TrainingJobStatus, report: Rep
     trial = PlanTrial(
         launch=allocation.launch,
         gpus=_shape(allocation.by_pool),
-        of=context.spec.measured_as,
+        # The planner may have been edited since, for the next launch.
+        of=known.of if known is not None and begun else context.spec.measured_as,
         plans=plans,
         kept=kept,
     )

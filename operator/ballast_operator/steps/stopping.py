@@ -40,6 +40,10 @@ def begin_termination(context: ReconcileContext, cause: Cause, message: str) -> 
     ending = Ending(cause=cause, message=message[:MAX_ENDING_MESSAGE], since=context.now)
     known = accrue_cost(context, context.view.status)  # up to here it may have trained
     status = known.replace(allocation=context.allocation.replace(ending=ending))
+    trial = status.trial
+    tries = trial is not None and (trial.launch, trial.kept) == (context.allocation.launch, None)
+    if tries and (cause.graceful or cause is Cause.NODE_LOST):
+        status = status.replace(trial=None)  # nothing has failed in it: the next launch tries
     increments: tuple[tuple[JobCounter, str, int], ...] = ()
     if cause.is_restart:
         restarts = {**status.restarts, cause.value: status.restarts.get(cause, 0) + 1}

@@ -319,15 +319,22 @@ def candidates(
     planned: LaunchDegrees,
     schedules: tuple[str, ...],
     most: int,
+    memory: float,
 ) -> tuple[LaunchDegrees, ...]:
-    """Plans with the degrees of ``planned``, of 1F1B, as :meth:`PlannedGang.scheduled` has them."""
+    """Plans with the degrees of ``planned``, of 1F1B, as :meth:`PlannedGang.scheduled` has them.
+
+    ``memory``: bytes of each GPU where they are, which may be less than the planner states.
+    """
     of_replica = planned.microbatches // planned.data
     size = question.batch_size // planned.microbatches
     degrees = Degrees(planned.tensor, planned.data, size, of_replica, planned.repeated)
     cut = PlanConfig(layers=planned.layers)
-    found = question.gang((sum(count for _, count in gpus),)).scheduled(
-        degrees, Partition(bounds=cut.bounds), gpus, schedules, most
+    gang = question.gang((sum(count for _, count in gpus),))
+    limits = {name: min(memory, gang.memory_bytes.get(name, math.inf)) for name in gang.speeds}
+    gang = dataclasses.replace(
+        gang, memory_bytes={name: has for name, has in limits.items() if has < math.inf}
     )
+    found = gang.scheduled(degrees, Partition(bounds=cut.bounds), gpus, schedules, most)
     return tuple(
         planned.replace(
             schedule=one.form.schedule,

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -145,11 +146,14 @@ class JobSpec(GangSpec):
         each = (plan.degrees for plan in self.planned_launches.get(types_by_rank(parts), ()))
         return next((d for d in each if not any(part.gpus % d.gpus_per_stage for part in parts)), None)
 
-    def candidates_on(self, parts: Sequence[PoolPart]) -> tuple[LaunchDegrees, ...]:
+    def candidates_on(
+        self, parts: Sequence[PoolPart], memory: float | None = None
+    ) -> tuple[LaunchDegrees, ...]:
         """Plans of a launch on GPUs of these pools: the first to launch, those after it to try; none: ().
 
         Their schedule is 1F1B in several pools, for which other schedules are not cut, and where the gang may
-        become smaller or larger, which others allow at few sizes.
+        become smaller or larger, which others allow at few sizes. ``memory``: bytes of each GPU there; None:
+        as the planner states.
         """
         planned, gpus, trial = self.degrees_on(parts), types_by_rank(parts), None
         if planned is None or self.question is None:
@@ -163,7 +167,8 @@ class JobSpec(GangSpec):
             trial = self.asked.planner.trial
         if trial is None and len(schedules) == 1:
             return (planned,)
-        return candidates(self.question, gpus, planned, schedules, trial or 1) or (planned,)
+        has = math.inf if memory is None else memory
+        return candidates(self.question, gpus, planned, schedules, trial or 1, has) or (planned,)
 
     def _runs_under(self, schedule: str, planned: LaunchDegrees) -> bool:
         """True if the trainer runs the plan under another schedule."""
@@ -319,7 +324,9 @@ def spec_as_edited(item: Object, before: JobSpec) -> tuple[JobSpec, bool]:
     except (InvalidObject, ContractError):
         return before, False  # why is told once it is read as a whole
     template = filled_in(kept.template.as_object(), trainer_template())
-    return dataclasses.replace(before, asked=kept, template=template), kept == asked
+    # Pydantic's equality takes a schedule that is left open for the default.
+    whole = kept == asked and kept.leaves_schedule_open == asked.leaves_schedule_open
+    return dataclasses.replace(before, asked=kept, template=template), whole
 
 
 def spec_until_planned(item: Object, allocation: JobAllocation | None) -> JobSpec | None:

@@ -71,6 +71,7 @@ class Candidate(Model):
         schedule: as ``pipeline.schedule`` names it, with a flush.
         layers: of each stage.
         step_seconds: predicted.
+        memory_bytes: predicted of the fullest GPU.
     """
 
     schedule: str = Field(max_length=LONGEST_NAME)
@@ -78,6 +79,7 @@ class Candidate(Model):
         min_length=1, max_length=MOST_LAYERS
     )
     step_seconds: float = Field(ge=0, le=MOST_SECONDS)
+    memory_bytes: float = Field(0.0, ge=0)
 
 
 class Tried(Model):

@@ -6,9 +6,11 @@ import pytest
 from ballast_operator.cli.live.explain import as_text
 from ballast_operator.kube.kinds import JOB, POD
 from ballast_operator.report.explanation import explanation
-from ballast_operator.views.spec import read_spec
+from ballast_operator.views.spec import read_spec, spec_as_edited
+from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
 from ballast_policies.planning.schedules.registry import SCHEDULES
 
+from tests.operator.loops.simulated.machines import end_pod
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 
 LAYER = {"repeat": 8, "forwardSeconds": 0.01, "backwardSeconds": 0.02, "heldBytes": 2e8, "outputBytes": 1e5}
@@ -20,9 +22,9 @@ def planner(**fields) -> dict:
     return {"profiles": [{"layers": [LAYER]}], "gpus": gpus, "bandwidth": 1e10, **fields}
 
 
-async def running(tries=MEASURED, pipeline=None, **fields) -> Simulation:
+async def running(tries=MEASURED, pipeline=None, policy=None, **fields) -> Simulation:
     """A job of four GPUs, or more."""
-    simulation = Simulation(nodes={"a": ("fast", 4), "b": ("slow", 4)}, roundSeconds=30)
+    simulation = Simulation(nodes={"a": ("fast", 4), "b": ("slow", 4)}, roundSeconds=30, **(policy or {}))
     sizes = {"minStages": 4, "maxStages": 4, "microbatches": 8, "globalBatchSize": 16}
     simulation.add_job(
         "one",
@@ -109,14 +111,69 @@ async def test_where_nothing_can_be_tried_it_is_said():
     assert simulation.condition("one", "Admitted").message.endswith("predicted, the only one to try")
 
 
-async def test_a_trial_that_did_not_end_is_not_begun_again():
-    """What fails in it would fail the next launch: that has the planner's best."""
+async def test_a_trial_is_begun_again_unless_it_failed():
+    """What fails in it would fail the next launch, with the planner's best; a stop says nothing of it."""
     simulation = await running(tries=(0.5,), trial=3)
     await simulation.until(lambda: simulation.status("one").trial is not None)
     first = degrees(simulation)
     await simulation.relaunched("one")
+    await simulation.until(lambda: simulation.status("one").trial is not None)
+    assert degrees(simulation) == first and len(simulation.plan("one").candidates) == 3
+    message = TerminationMessage(reason=ExitReason.FAILED, message="no memory", step=50)
+    end_pod(simulation.world, NAMESPACE, "one-2-1", ExitCode.ERROR, message)
+    await simulation.until(lambda: simulation.status("one").launches == 3)
+    await simulation.running("one")
     assert degrees(simulation) == first and simulation.plan("one").candidates == ()
-    assert simulation.status("one").trial.kept is None
+    assert (simulation.status("one").trial.launch, simulation.status("one").trial.kept) == (2, None)
+
+
+async def test_what_was_tried_counts_for_the_planner_that_it_was_tried_with():
+    """Also where a new operator has yet to plan, and where the planner is edited in a trial."""
+    simulation = await running(tries=(0.5, 0.4), trial=3)
+    await simulation.until(lambda: simulation.status("one").trial is not None)
+    trial = simulation.status("one").trial
+    candidates = simulation.plan("one").candidates
+    assert [one.plan.memory_bytes for one in trial.plans] == [one.memory_bytes for one in candidates]
+    assert 0 < candidates[0].memory_bytes <= 700e6
+    simulation.start_operator()
+    await simulation.ticks(5)
+    assert simulation.status("one").trial.of == trial.of
+    simulation.change("one", planner=planner(trial=3, bandwidth=2e10))
+    simulation.trainers["one"].tries = (0.5, 0.4, 0.6)
+    await simulation.until(lambda: simulation.status("one").trial.kept is not None)
+    assert (simulation.status("one").trial.of, simulation.status("one").trial.kept) == (trial.of, 1)
+    await simulation.relaunched("one")
+    assert len(simulation.plan("one").candidates) == 3
+
+
+async def test_a_plan_fits_the_pool_of_its_launch():
+    """Its GPUs may have less memory than the planner states."""
+    layer, pools = LAYER | {"activationBytes": 2e7}, []
+    profiles = [{"layers": [layer]}]
+    usual = degrees(await running(profiles=profiles))
+    stated = degrees(await running(profiles=profiles, pipeline={"schedule": "1F1B"}))
+    assert stated.memory_bytes < usual.memory_bytes
+    between = round((stated.memory_bytes + usual.memory_bytes) / 2)
+    for name in ("fast", "slow"):
+        of = {"nodeSelector": {"pool": name}, "gpuType": name, "memoryPerGpu": str(between)}
+        pools.append({"name": name, **of})
+    simulation = await running(profiles=profiles, policy={"nodePools": pools}, trial=3)
+    candidates = simulation.plan("one").candidates
+    assert degrees(simulation).memory_bytes <= between and len(candidates) > 1
+    assert all(one.memory_bytes <= between for one in candidates)
+
+
+async def test_a_job_whose_schedule_is_no_longer_stated_is_planned_anew():
+    """Though its planner has not changed; what else is edited waits for no plan."""
+    simulation = await running(pipeline={"schedule": "1F1B"})
+    item = simulation.world.get(JOB, NAMESPACE, "one")
+    before, _ = read_spec(item)
+    simulation.change("one", weight=2.0)
+    assert spec_as_edited(simulation.world.get(JOB, NAMESPACE, "one"), before)[1]
+    simulation.change("one", pipeline={"schedule": None})
+    assert not spec_as_edited(simulation.world.get(JOB, NAMESPACE, "one"), before)[1]
+    await simulation.relaunched("one")
+    assert degrees(simulation).schedule != "1F1B"
 
 
 @pytest.mark.parametrize("grow", [True, False])
