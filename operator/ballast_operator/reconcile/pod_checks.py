@@ -141,6 +141,9 @@ class PodChecks:
         def said(error: Exception) -> str:
             return str(error).replace(f' "{name}"', "")  # the answer is all jobs' with this template
 
+        slow = "slow", view.key[0]
+        if (known := self._answers.get(slow)) is not None and self._clock() < known[1]:
+            return known[0]  # each that asks would wait as long, and all others for it
         try:
             made = await self._cluster.try_create(POD, body)
         except (Conflict, NotFound):
@@ -155,7 +158,9 @@ class PodChecks:
         except TooSlow as error:
             fix = "see what asks about pods: kubectl get mutatingwebhookconfigurations"
             message = f"whether the job's pods can be made, nothing says: {error}. To fix: {fix}"
-            return Refusal(JobReason.NOT_ALLOWED, message, may_pass=True)
+            refusal = Refusal(JobReason.NOT_ALLOWED, message, may_pass=True)
+            self._answers[slow] = refusal, self._clock() + self._settings.ask_again_seconds
+            return refusal
         except Rejected as error:
             message = f"spec.template: the API server refuses its pod: {said(error)}"
             return Refusal(JobReason.MISCONFIGURED, message[:4096])

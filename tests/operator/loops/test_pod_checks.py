@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from ballast_operator.errors import Forbidden, NotAllowed, Rejected, ServerInternalError
+from ballast_operator.errors import Forbidden, NotAllowed, Rejected, ServerInternalError, TooSlow
 from ballast_operator.kube.kinds import CLAIM, CONFIG_MAP, JOB, NODE, POD, STORAGE_CLASS, Kind
 from ballast_operator.reconcile.pod_checks import ANSWER_LASTS_SECONDS
 from ballast_policies.contract import JOB_LABEL, RANK_LABEL, ExitCode, ExitReason, TerminationMessage
@@ -130,6 +130,21 @@ async def test_jobs_that_the_cluster_does_not_allow_are_at_rest():
     asked, decisions = 1, simulation.decisions
     await simulation.until(lambda: "used: 1" in simulation.condition("job-0", "Admitted").message)
     assert simulation.decisions == decisions
+
+
+async def test_a_webhook_that_hangs_is_waited_for_once_in_a_namespace():
+    """Each template would wait for it as long, and jobs of other namespaces for their turns."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
+    simulation.world.admission = refusing(TooSlow("POST pods: no answer in 10 s"))
+    names = [f"job-{number}" for number in range(8)]
+    for name in names:
+        simulation.add_job(name, totalSteps=20, template=template(hostname=name))
+    await simulation.ticks(75)
+    for name in names:
+        await simulation.refused(name, "NotAllowed", "no answer in 10 s. To fix: see what asks about pods")
+    assert 2 <= simulation.world.dry_runs <= 4
+    simulation.world.admission = lambda kind, body: None
+    await simulation.until(lambda: all(simulation.state(name) == "Succeeded" for name in names), ticks=400)
 
 
 async def test_a_clock_that_is_set_back_keeps_no_refusal_and_no_progress_from_being_told():
