@@ -173,12 +173,19 @@ class PodChecks:
     ) -> Refusal | None:
         """Refusal while no quota has room for the least gang, for which one refused a launch; None: it has.
 
-        Each dry run counts alone, so that of the gang is of one pod that asks for what all its pods do. A
-        quota of the number of pods is met by the launch only.
+        Each dry run counts alone, so that of the gang is of one pod that has the containers of all its pods:
+        a LimitRange adds to each, and limits each, as in those. A quota of the number of pods is met by the
+        launch only.
         """
         name = pod_name(view.name, view.status.launches + 1, 0)
         body, pods = _first_pod(view, spec, name, gpu_resources[0], now), _fewest_pods(spec)
-        for part in (body["spec"], *body["spec"].get("initContainers", ()), *body["spec"]["containers"]):
+        content, counted = body["spec"], ("image", "resources", "securityContext")
+        content["containers"] += [
+            {"name": f"copy-{pod}-{at}", **{key: each[key] for key in counted if key in each}}
+            for pod in range(1, pods)
+            for at, each in enumerate(content["containers"])
+        ]
+        for part in (content, *content.get("initContainers", ())):
             for amounts in (part.get("resources") or {}).values():
                 if isinstance(amounts, dict):
                     amounts |= {key: f"{parse_quantity(each) * pods:f}" for key, each in amounts.items()}

@@ -242,6 +242,36 @@ async def test_a_quota_that_others_use_up_before_the_launch_is_asked_again_befor
 
 
 @pytest.mark.slow
+async def test_a_quota_is_asked_about_what_a_limit_range_gives_each_pod_and_allows_it():
+    """A CPU for each container that asks for none, and a GPU at most."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 4)}, roundSeconds=20)
+
+    def cpus(body: Mapping[str, Any]) -> int:
+        found = (each.get("resources", {}).get("requests", {}) for each in body["spec"]["containers"])
+        return sum(int(requests.get("cpu", 0)) for requests in found)
+
+    def admission(kind: Kind, body: Mapping[str, Any]) -> None:
+        if kind is not POD:
+            return
+        for each in body["spec"]["containers"]:
+            each["resources"]["requests"].setdefault("cpu", "1")
+            if int(each["resources"]["limits"][GPU]) > 1:
+                raise NotAllowed("HTTP 403 maximum nvidia.com/gpu usage per Container is 1")
+        used = sum(map(cpus, simulation.pods("one")))
+        if used + cpus(body) > limit:
+            raise NotAllowed(f"HTTP 403 exceeded quota: cpu, used: {used}, limited: {limit}")
+
+    simulation.world.admission, limit = admission, 3
+    simulation.add_job("one", stages=(4, 4), totalSteps=10**6)
+    await simulation.until(lambda: bool(simulation.status("one").restarts))
+    await simulation.ticks(200)
+    assert simulation.status("one").launches == 1
+    await simulation.refused("one", "NotAllowed", "the job's 4 pods", "used: 0, limited: 3")
+    limit = 4
+    await simulation.running("one", ticks=120)
+
+
+@pytest.mark.slow
 async def test_a_quota_is_asked_about_the_least_gang_that_its_schedule_supports():
     """Seven microbatches are in equal rounds for four ranks, not for three."""
     simulation = Simulation(nodes={"fast-0": ("fast", 4)}, roundSeconds=20)
