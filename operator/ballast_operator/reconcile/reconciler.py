@@ -1,5 +1,6 @@
 """One reconcile of one job: observe, decide, apply, report."""
 
+import asyncio
 import contextlib
 import dataclasses
 import logging
@@ -238,6 +239,10 @@ class Reconciler:
         why = await self._checks.why_blocked(view, self._gpu_resources, self._clock())
         if self._findings.block(view, why):
             self._allocate()
+        assignment = self._board.newest.on(view.key, view.uid)
+        if view.spec.question is not None and assignment is not None and assignment.placement is not None:
+            # The launch reads what is kept of it: schedules are played for up to a second.
+            await asyncio.to_thread(view.spec.candidates_on, assignment.placement.by_pool, assignment.memory)
         return self._observer.job(view.key)
 
     async def _with_kueues_word(self, view: JobView) -> JobView:

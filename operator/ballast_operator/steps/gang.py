@@ -214,9 +214,11 @@ def _shape(parts: Sequence[PoolPart]) -> str:
 
 def to_try(context: ReconcileContext) -> tuple[Candidate, ...]:
     """The candidates that a launch tries, the one that was launched first; none: there are not several."""
-    parts, degrees, spec = context.allocation.by_pool, context.allocation.degrees, context.view.spec
-    found = () if spec is None else _candidates_on(context, spec, parts)
-    if len(found) < 2 or degrees != found[0] or _tried_on(context, parts) is not None:
+    parts, spec = context.allocation.by_pool, context.view.spec
+    if spec is None or spec.asked.planner is None or spec.asked.planner.trial is None:
+        return ()
+    found = () if _tried_on(context, parts) is not None else _candidates_on(context, spec, parts)
+    if len(found) < 2 or context.allocation.degrees != found[0]:
         return ()
     return tuple(Candidate(**{name: getattr(one, name) for name in Candidate.model_fields}) for one in found)
 

@@ -1,11 +1,14 @@
 """Jobs with ``planner`` that leave their schedule open, and that try its best plans in their first steps."""
 
+import asyncio
 import json
 
 import pytest
 from ballast_operator.cli.live.explain import as_text
 from ballast_operator.kube.kinds import JOB, POD
 from ballast_operator.report.explanation import explanation
+from ballast_operator.views import spec
+from ballast_operator.views.planned_degrees import candidates as played
 from ballast_operator.views.spec import read_spec, spec_as_edited
 from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
 from ballast_policies.planning.schedules.registry import SCHEDULES
@@ -71,10 +74,10 @@ async def test_the_best_plans_are_tried_and_the_fastest_goes_on():
     """Status and explain tell measured beside predicted; the same GPUs have it again, others try again."""
     simulation = await running(trial=4)
     candidates = simulation.plan("one").candidates
-    spec, _ = read_spec(simulation.world.get(JOB, NAMESPACE, "one"))
+    asked, _ = read_spec(simulation.world.get(JOB, NAMESPACE, "one"))
     first = degrees(simulation)
     assert [(one.schedule, one.layers) for one in candidates] == [
-        (one.schedule, one.layers) for one in spec.candidates_on(simulation.status("one").allocation.by_pool)
+        (one.schedule, one.layers) for one in asked.candidates_on(simulation.status("one").allocation.by_pool)
     ]
     assert (first.schedule, first.layers) == (candidates[0].schedule, candidates[0].layers)
     await simulation.until(lambda: (trial := simulation.status("one").trial) and trial.kept is not None)
@@ -102,6 +105,29 @@ async def test_the_best_plans_are_tried_and_the_fastest_goes_on():
     )
     await simulation.running("one")
     assert len(simulation.plan("one").candidates) == 4
+
+
+async def test_schedules_are_played_while_the_event_loop_turns(monkeypatch):
+    on_the_loop, in_threads = [], []
+
+    async def in_a_thread(work, *arguments, **named):
+        in_threads.append(work)
+        found = work(*arguments, **named)
+        in_threads.pop()
+        return found
+
+    def noted(*question):
+        before = played.cache_info().misses
+        found = played(*question)
+        if played.cache_info().misses > before:
+            on_the_loop.append(not in_threads)
+        return found
+
+    played.cache_clear()
+    monkeypatch.setattr(spec, "candidates", noted)
+    monkeypatch.setattr(asyncio, "to_thread", in_a_thread)
+    simulation = await running(trial=3)
+    assert (on_the_loop, len(simulation.plan("one").candidates)) == ([False], 3)
 
 
 async def test_where_nothing_can_be_tried_it_is_said():
