@@ -156,7 +156,7 @@ class CostModel:
         fixed_backward = np.asarray(profile.overhead_seconds) * backward / whole
         self.F, self.B = sums_of(forward - fixed), sums_of(backward - fixed_backward)
         self.O, self.P = sums_of(fixed), sums_of(fixed_backward)
-        self.W = sums_of(profile.weight_bytes)
+        self.W = sums_of(np.subtract(profile.weight_bytes, profile.expert_bytes))
         self.R, self.outputs = sums_of(reduced_bytes), np.asarray(outputs, dtype=float)
         self.memory = PlanMemory(profile, microbatch_size, measured, zero_stage)
 

@@ -81,6 +81,7 @@ class PlanMemory:
             outputs=outputs,
             repeated=repeated,
             gradients=scale * np.asarray(profile.gradient_bytes, dtype=float) / tensor,
+            experts=experts / data / tensor,
         )
 
 
