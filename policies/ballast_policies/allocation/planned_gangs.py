@@ -567,7 +567,7 @@ class _Plans:
             third_type = bool(saved.any())
             half = (1 - 1 / data) / self._bandwidth
             in_microbatch, in_step = self._halves
-            gathered, exchange = in_microbatch * half * table.weight_bytes.sum(), in_step * half * largest
+            gathered, exchange = in_microbatch * half * table.exchanged_bytes.sum(), in_step * half * largest
             exchanges = bool(exchange.any())
             for number, work, m, row in zip(numbers, works.tolist(), counts.tolist(), runs, strict=True):
                 some = np.flatnonzero(row)
@@ -590,7 +590,7 @@ class _Plans:
         """The plan with its best cut over ``ranks``, one for each stage; None: none fits their memory."""
         layers, form = self._measured_layers(plan), self._form_of(plan, len(ranks))
         speeds = [rank.speed for rank in ranks]
-        half = (1 - 1 / plan.data) / self._bandwidth * self._tables[plan.tensor].weight_bytes
+        half = (1 - 1 / plan.data) / self._bandwidth * self._tables[plan.tensor].exchanged_bytes
         in_microbatch, in_step = self._halves
         cut_by = layers
         if in_microbatch and half.any():
@@ -668,7 +668,7 @@ class _Plans:
                 return None
         profile, size = self._profiles[plan.tensor]
         scaled = _scaled(profile, np.array([plan.microbatch_size / size]), recompute=plan.recompute)
-        half = (1 - 1 / plan.data) / self._bandwidth * self._tables[plan.tensor].weight_bytes
+        half = (1 - 1 / plan.data) / self._bandwidth * self._tables[plan.tensor].exchanged_bytes
         exchanged = cut.loads(half.tolist())
         forward, backward, step = ZERO_HALVES[self._zero_stage]
         costs = StageCosts(
@@ -727,15 +727,17 @@ class _Loads:
         self._front = _smallest_largest(self._seconds, most)
         self._back = _smallest_largest(self._seconds[::-1], most)[:, ::-1]
         self.held_bytes, self.weight_bytes = np.array(layers.held_bytes), np.array(layers.weight_bytes)
-        self._weights = sums_of(self.weight_bytes)
-        largest = (_largest(self.weight_bytes, p) for p in range(1, self.layers + 1))
+        # The gradients of experts are on one replica each.
+        self.exchanged_bytes = self.weight_bytes - np.array(layers.expert_bytes)
+        self._weights = sums_of(self.exchanged_bytes)
+        largest = (_largest(self.exchanged_bytes, p) for p in range(1, self.layers + 1))
         self._largest_weights = np.array([0.0, *largest])
         self._both_orders = both_orders
         if both_orders:  # beside each other: of the layers in their order, and in the reverse one
             front, back = self._front, self._back
             self._front, self._back = np.hstack([front, back[:, ::-1]]), np.hstack([back, front[:, ::-1]])
             self._sums = np.hstack([self._sums, sums_of(self._seconds[::-1])])
-            self._weights = np.hstack([self._weights, sums_of(self.weight_bytes[::-1])])
+            self._weights = np.hstack([self._weights, sums_of(self.exchanged_bytes[::-1])])
         self.seconds_after = self._least(self._sums[-1] - self._sums)
 
     def ratio(self, scaled: Mapping[str, np.ndarray]) -> np.ndarray:

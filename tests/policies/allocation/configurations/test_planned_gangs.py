@@ -98,7 +98,7 @@ def seconds_of_the_best_plan(gang, gpus, order=1):
         if again:
             seconds[again - 1 :: again] += forward[again - 1 :: again]
         # A gather or a scatter takes half of the all-reduce that replicas without parts have once a step.
-        half = (1 - 1 / data) * np.array(profile.weight_bytes) / bandwidth
+        half = (1 - 1 / data) * np.subtract(profile.weight_bytes, profile.expert_bytes) / bandwidth
         in_microbatch, in_step = ((0, 2), (0, 2), (1, 1), (3, 0))[zero]
         cut_by = seconds + in_microbatch * half * min(capacity.speeds)
         steps = {}
