@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from ballast_policies.contract.job.dynamics import DynamicConfig, ExpertsSettings
 from ballast_policies.contract.job.training import TrainingConfig
-from ballast_trainer.checkpoints.tensors import fill, needed, stored
+from ballast_trainer.checkpoints.tensors import changed_by_optimizer, fill, needed, stored
 from ballast_trainer.cli.forecasting import ForecastInput
 from ballast_trainer.config import read_job_config
 from ballast_trainer.distributed.axis import Axis
@@ -225,6 +225,8 @@ def moved(world, kind, stage):
         for name, value in layer.state().items():
             torch.testing.assert_close(again.state()[name], value, atol=0, rtol=0)
     assert moves > 0
+    at_once = (mine := stored(world, layers)).keys() - changed_by_optimizer(layers, mine)
+    assert not any(".experts." in key for key in at_once), "each row is copied beside the next step"
     saved = {
         key: value for of in world.data.gather_objects(stored(world, layers)) for key, value in of.items()
     }

@@ -52,11 +52,12 @@ def changed_by_optimizer(layers: LayerSet, state: Mapping[str, torch.Tensor]) ->
         for name, parameter in layer.module.named_parameters()
         if parameter.requires_grad
     )
-    trained = {kept.data_ptr() for kept in learning if kept is not None}
+    # Of experts that replicas share, rows of one tensor.
+    trained = {kept.untyped_storage().data_ptr() for kept in learning if kept is not None}
     return {
         key
         for key, value in state.items()
-        if key.split(".", 2)[2].startswith(OPTIMIZER) or value.data_ptr() in trained
+        if key.split(".", 2)[2].startswith(OPTIMIZER) or value.untyped_storage().data_ptr() in trained
     }
 
 
