@@ -19,6 +19,9 @@ def job(**args):
     }
 
 
+ENCODER = {"model_type": "bert", **SIZES, "intermediate_size": 32}
+
+
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
@@ -26,6 +29,10 @@ def job(**args):
             {"model_type": "switch_transformers", "vocab_size": 64, "d_model": 32, "d_ff": 48}
             | {"num_layers": 2, "num_decoder_layers": 2, "num_heads": 4, "d_kv": 8, "num_experts": 2},
             "SwitchTransformersForConditionalGeneration is no chain of layers: its forward does not run on",
+        ),
+        (
+            {"model_type": "encoder-decoder", "encoder": ENCODER, "decoder": ENCODER},
+            "no attribute 'hidden_size'",
         ),
         ({"model_type": "clip_text_model"}, f"predicts neither tokens nor classes of images. {FIX}"),
         (

@@ -110,6 +110,12 @@ def test_families_that_are_cut_learn_as_in_one_process(names):
             assert part < (0.85 if name in LITTLE_CUT else 0.7) * whole, name
 
 
+def test_an_encoder_of_one_length_is_tried_with_it():
+    """Whisper's takes as many positions as it has, alone; its MLPs are cut, as its decoder's."""
+    pipeline = {"microbatches": 2, "globalBatchSize": 4}
+    ValidatedJob.from_mapping(job("whisper", pipeline=pipeline, parallelism={"tensor": 2}))
+
+
 def test_a_plan_may_state_how_embeddings_are_cut(monkeypatch):
     """As families of transformers 5.24 do: those are no part of a layer, and stay whole."""
     from ballast_trainer.models.hugging_face import from_config

@@ -230,7 +230,7 @@ class Chain:
         kept = self._copy(self._module, "", seat, lambda part: next(part.parameters(), None) is None)
         # Apart from the module, whose mode changes.
         kept, seat = copy.deepcopy((kept, seat))
-        found = LayerCalls(kept.eval(), seat, self._options, self._inputs)
+        found = LayerCalls(kept.eval(), seat, self._options, self._inputs, self.tried.shape)
         hidden = torch.zeros_like(self.tried, requires_grad=self.tried.is_floating_point())
         for index, (args, kwargs) in enumerate(found.made_for(hidden)):
             for name, value in (*enumerate(args, start=1), *kwargs.items()):
@@ -323,11 +323,21 @@ class AfterLayers(nn.Module):
 
 
 class LayerCalls:
-    """Arguments of the layers beside hidden states; shared by all layers of a process, and no part of any."""
+    """Arguments of the layers beside hidden states; shared by all layers of a process, and no part of any.
+
+    Attributes:
+        tried: shape of the hidden states that the module was tried with.
+    """
 
     def __init__(
-        self, model: nn.Module, seat: _Seat, options: Mapping[str, Any], inputs: torch.Tensor
+        self,
+        model: nn.Module,
+        seat: _Seat,
+        options: Mapping[str, Any],
+        inputs: torch.Tensor,
+        tried: torch.Size,
     ) -> None:
+        self.tried = tried
         self._models: dict[torch.device, tuple[nn.Module, _Seat]] = {inputs.device: (model, seat)}
         self._options, self._like = options, inputs.new_zeros(inputs.shape, device="meta")
         self._kept: dict[Any, list[Call]] = {}

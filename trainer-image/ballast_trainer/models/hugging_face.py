@@ -46,6 +46,7 @@ class DecoderLayer(nn.Module):
 
     Attributes:
         width: of the hidden states.
+        tried: shape of those that its model was tried with.
         config: of the model; None: it has none.
         plan: how parts of the layer are cut over a tensor group, by path, as its family states.
         among_experts: whether some layers of its model came with experts.
@@ -58,7 +59,6 @@ class DecoderLayer(nn.Module):
         layer: nn.Module,
         index: int,
         calls: LayerCalls,
-        width: int,
         members: set[str],
         config: Any,
         *,
@@ -67,7 +67,8 @@ class DecoderLayer(nn.Module):
         # ``encodes``: what comes beside hidden states is the decoder's, for later.
         super().__init__()
         self._encodes = encodes
-        self.layer, self.width, self.config = layer, width, config
+        self.layer, self.tried, self.config = layer, calls.tried, config
+        self.width = calls.tried[-1]
         stated = getattr(config, "base_model_tp_plan", None) or {}
         # Newer releases also state how embeddings are cut, which are no part of a layer.
         self.plan = {path.partition(".*.")[2]: way for path, way in stated.items() if ".*." in path}
@@ -333,9 +334,9 @@ def _encoder_and_decoder(model: Any, inputs: Mapping[str, torch.Tensor]) -> list
         written = Chain(_WithoutEncoder(model), inputs["decoder_input_ids"], {}, hands_on=True)
         layers: list[nn.Module] = [EncoderStart(read.first(), main)]
         for chain in (read, written):
-            calls, encodes, width = chain.calls(), chain is read, chain.tried.shape[-1]
+            calls, encodes = chain.calls(), chain is read
             layers += [
-                DecoderLayer(layer, i, calls, width, {"mlp_path"}, model.config, encodes=encodes)
+                DecoderLayer(layer, i, calls, {"mlp_path"}, model.config, encodes=encodes)
                 for i, layer in enumerate(chain.layers)
             ]
             layers.append(
@@ -353,11 +354,11 @@ def _inputs_of(model: Any, name: str) -> Tree:
     device = next(model.parameters()).device
     kind = getattr(model, "main_input_name", "input_ids")
     if getattr(config, "is_encoder_decoder", False):
-        tokens: torch.Tensor = torch.arange(22, device=device).reshape(_TRIED) * 5 % config.vocab_size
+        if kind != "input_ids" and (kind != "input_features" or not hasattr(config, "num_mel_bins")):
+            raise ValueError(f"{name} takes {kind!r}, neither tokens nor sounds. {_FIX}")
+        tokens = torch.arange(22, device=device).reshape(_TRIED) * 5 % (_vocabulary(model) - 1)
         if kind == "input_ids":
             return {kind: tokens[:, :7] + 1, "decoder_input_ids": tokens}
-        if kind != "input_features" or not hasattr(config, "num_mel_bins"):
-            raise ValueError(f"{name} takes {kind!r}, neither tokens nor sounds. {_FIX}")
         shape = _TRIED[0], config.num_mel_bins, 2 * config.max_source_positions
         sounds = torch.linspace(-1, 1, torch.Size(shape).numel(), device=device).reshape(shape)
         return {kind: sounds, "decoder_input_ids": tokens}
@@ -368,13 +369,18 @@ def _inputs_of(model: Any, name: str) -> Tree:
         return torch.linspace(-1, 1, torch.Size(shape).numel(), device=device).reshape(shape)
     if kind != "input_ids":
         raise ValueError(f"{name} takes {kind!r}, neither tokens nor images. {_FIX}")
-    embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else model
-    vocabulary = next(embedding.parameters()).shape[0]
+    vocabulary = _vocabulary(model)
     tokens = torch.arange(_TRIED[0] * _TRIED[1], device=device).reshape(_TRIED) * 7 % vocabulary
     padding = getattr(config, "pad_token_id", None)
     if isinstance(padding, int) and 0 <= padding < vocabulary:
         tokens[1, -3:] = padding
     return tokens
+
+
+def _vocabulary(model: Any) -> int:
+    embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else model
+    count: int = next(embedding.parameters()).shape[0]
+    return count
 
 
 def _layers_of(
@@ -388,8 +394,8 @@ def _layers_of(
     if plain and (config is None or type(model).__name__.endswith(_PREDICT_NEXT)):
         # Causal, and without a mask.
         members.add("attention_path")
-    calls, width = chain.calls(), chain.tried.shape[-1]
-    inner = [DecoderLayer(layer, i, calls, width, members, config) for i, layer in enumerate(chain.layers)]
+    calls = chain.calls()
+    inner = [DecoderLayer(layer, i, calls, members, config) for i, layer in enumerate(chain.layers)]
     among_experts = any(experts_of(layer) for layer in chain.layers)
     for one in inner:
         one.among_experts = among_experts

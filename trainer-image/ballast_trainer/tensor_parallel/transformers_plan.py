@@ -522,7 +522,7 @@ def check_cut_layer(module: nn.Module, size: int, *, migrates: bool = False) -> 
     ways = slicings(parts[0])
     run = functools.partial(
         _trial,
-        value=torch.randn(2, 11, layer.width, generator=generator),
+        value=torch.randn(layer.tried, generator=generator),
         cut=ways,
         fractions=[0.0] * (size - 1) + [0.5 * migrates],
     )
