@@ -4,6 +4,8 @@ import pytest
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import ValidatedJob
 
+from tests.trainer.models import families
+
 pytestmark = pytest.mark.slow
 pytest.importorskip("transformers")
 
@@ -80,3 +82,20 @@ def test_what_is_no_chain_of_decoder_layers_is_refused_with_one_thing_to_do(args
     assert text.startswith("model.args: ") and reason in text
     assert text.count("To fix: ") == 1
     assert len(text) < 500
+
+
+def test_a_decoder_that_changes_what_its_encoder_returned_is_refused():
+    """Its layers would go on with what the first batch's encoder returned."""
+    import transformers
+    from ballast_trainer.models.hugging_face import decoder
+
+    fields = {key: value for key, value in families.arguments("bart").items() if key != "model_type"}
+    model = transformers.BartForConditionalGeneration(transformers.BartConfig(**fields))
+
+    class Scaled(type(model.model.decoder)):
+        def forward(self, *args, encoder_hidden_states, **kwargs):
+            return super().forward(*args, encoder_hidden_states=2 * encoder_hidden_states, **kwargs)
+
+    model.model.decoder.__class__ = Scaled
+    with pytest.raises(ValueError, match="which depends on hidden states"):
+        decoder(model)

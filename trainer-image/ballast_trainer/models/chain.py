@@ -223,8 +223,8 @@ class Chain:
         kept = self._copy(self._module, "", seat, lambda part: self._when(part) != "before")
         return AfterLayers(kept, seat, self._options, self._inputs)
 
-    def calls(self) -> "LayerCalls":
-        """Arguments of the layers beside hidden states."""
+    def calls(self, memory: torch.Tensor | None = None) -> "LayerCalls":
+        """Arguments of the layers beside hidden states; ``memory``: what an encoder has returned."""
         seat = _Seat()
         seat.last = len(self.layers) - 1
         kept = self._copy(self._module, "", seat, lambda part: next(part.parameters(), None) is None)
@@ -232,7 +232,8 @@ class Chain:
         kept, seat = copy.deepcopy((kept, seat))
         found = LayerCalls(kept.eval(), seat, self._options, self._inputs, self.tried.shape)
         hidden = torch.zeros_like(self.tried, requires_grad=self.tried.is_floating_point())
-        for index, (args, kwargs) in enumerate(found.made_for(hidden)):
+        given = {} if memory is None else {"memory": memory.detach().clone().requires_grad_()}
+        for index, (args, kwargs) in enumerate(found.made_for(hidden, **given)):
             for name, value in (*enumerate(args, start=1), *kwargs.items()):
                 tensors = [one for one in tree_leaves(value) if torch.is_tensor(one)]
                 plain = isinstance(value, torch.Tensor | tuple | list | dict | str | int | float | None)

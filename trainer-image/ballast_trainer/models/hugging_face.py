@@ -334,7 +334,8 @@ def _encoder_and_decoder(model: Any, inputs: Mapping[str, torch.Tensor]) -> list
         written = Chain(_WithoutEncoder(model), inputs["decoder_input_ids"], {}, hands_on=True)
         layers: list[nn.Module] = [EncoderStart(read.first(), main)]
         for chain in (read, written):
-            calls, encodes = chain.calls(), chain is read
+            encodes = chain is read
+            calls = chain.calls(None if encodes else read.output.last_hidden_state)
             layers += [
                 DecoderLayer(layer, i, calls, {"mlp_path"}, model.config, encodes=encodes)
                 for i, layer in enumerate(chain.layers)
