@@ -229,8 +229,9 @@ def _interruption(seen: Observed, state: State) -> End | None:
     taken_back = offer is not None and offer.launch == gang.launch and offer.kind is not Action.KEEP
     if seen.leaving and not seen.survivors:
         taken_back = False  # no other job can use these GPUs: it trains until the time is up
-    # A change of the gang's size that the plan announces is finished first.
-    if taken_back and state not in (State.SHRINKING, State.GROWING):
+    # A change of size that the plan announces is finished first, unless a released pod does not end.
+    hangs = state is State.SHRINKING and seen.reached and Deadline.EXIT in seen.over
+    if taken_back and (hangs or state not in (State.SHRINKING, State.GROWING)):
         return end(seen, Cause.PREEMPTED, Why.TAKEN_BACK)
     failure = seen_failure(seen)
     return None if failure is None or lost_in_place(seen, state) else end(seen, *failure)

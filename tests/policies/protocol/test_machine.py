@@ -3,9 +3,19 @@
 import dataclasses
 
 import pytest
+from ballast_policies.contract.plan import Directive
 from ballast_policies.protocol.machine import next_move
-from ballast_policies.protocol.moves import Decision, Release, State
-from ballast_policies.protocol.observed import Deadline, Observed
+from ballast_policies.protocol.moves import Decision, End, Release, State
+from ballast_policies.protocol.observed import (
+    Action,
+    Deadline,
+    Gang,
+    Observed,
+    Offer,
+    Phase,
+    Pod,
+    WrittenPlan,
+)
 
 from tests.policies.protocol.check import COPIES, SCRIPTS, SMALL, check
 from tests.policies.protocol.search import ViolationError
@@ -66,6 +76,27 @@ def test_every_interleaving_without_a_lost_pod_is_safe_and_ends(bound):
     """The same of a gang that goes on in place: at each point between the loss and the smaller gang."""
     found = check(bound, copies=True)
     assert found.ends
+
+
+@pytest.mark.parametrize(("over", "ends"), [(frozenset(), False), (frozenset({Deadline.EXIT}), True)])
+def test_a_released_pod_that_does_not_end_does_not_keep_the_gang_its_gpus(over, ends):
+    """A shrink is finished before the gang is stopped for another; a kubelet that hangs never lets it."""
+    plan = WrittenPlan(epoch=2, launch=1, directive=Directive.SHRINK, pods=("a-1-0",))
+    pods = tuple(
+        Pod(f"a-1-{number}", launch=1, number=number, phase=Phase.RUNNING, leaving=number == 1)
+        for number in (0, 1)
+    )
+    seen = Observed(
+        job="a",
+        launches=1,
+        gang=Gang(1, ("a-1-0", "a-1-1")),
+        plan=plan,
+        pods=pods,
+        acknowledged=2,
+        offer=Offer(Action.RELEASE, launch=1),
+        over=over,
+    )
+    assert isinstance(next_move(seen).move, End) is ends
 
 
 def released_at_once(seen: Observed) -> Decision:
