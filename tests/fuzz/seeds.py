@@ -99,6 +99,12 @@ POLICY: dict[str, Any] = {
     },
 }
 
+DEGREES = {
+    **{"tensor": 2, "data": 1, "microbatches": 4, "recompute": True, "recomputeEvery": 2},
+    **{"schedule": "ZeroBubbleH1", "layers": [3, 5], "stepSeconds": 0.5, "memoryBytes": 1e9},
+    "measuredOn": ["v100"],
+}
+
 STATUS: dict[str, Any] = {
     "observedGeneration": 3,
     "state": "Running",
@@ -122,11 +128,7 @@ STATUS: dict[str, Any] = {
             {"pool": "fast", "gpuType": "v100", "pods": ["a-1-0"], "speed": 1.5},
             {"pool": "slow", "gpuType": "k80", "pods": ["a-1-1"], "speed": 1.0},
         ],
-        "degrees": {
-            **{"tensor": 2, "data": 1, "microbatches": 4, "recompute": True, "recomputeEvery": 2},
-            **{"layers": [3, 5], "stepSeconds": 0.5, "memoryBytes": 1e9},
-            "measuredOn": ["v100"],
-        },
+        "degrees": DEGREES,
         "podGroup": "a-1",
         "sharedGpu": {"partner": "team/b"},
         "leaving": {"nodes": ["n"], "seen": [AT], "by": "a taint", "since": AT, "at": AT},
@@ -174,6 +176,10 @@ STATUS: dict[str, Any] = {
         }
     ],
     "measuredLayers": [{"gpuType": "v100", "tensor": 1, "ratios": [1.0, 2.5], "at": AT, "of": "a"}],
+    "trial": {
+        **{"launch": 1, "gpus": "4 x v100", "of": "a", "kept": 0},
+        "plans": [{"plan": DEGREES, "stepSeconds": 0.5, "reason": ""}],
+    },
     "launches": 1,
     "restarts": {"PodLost": 1},
     "lastDecision": {"chosen": "2 x v100", "nextBest": "", "why": "", "planId": "p", "gpuType": "v100"},

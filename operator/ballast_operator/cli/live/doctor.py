@@ -380,7 +380,7 @@ async def _storage(client: "AsyncClient") -> list[Finding]:
     wanted: dict[tuple[str, str], int] = {}
     for job in await _jobs(client):
         most = _pods_of(job)
-        pod = (job["spec"].get("template") or {}).get("spec") or {}
+        pod = ((job.get("spec") or {}).get("template") or {}).get("spec") or {}
         for volume in pod.get("volumes") or []:
             if claim := (volume.get("persistentVolumeClaim") or {}).get("claimName"):
                 key = (job["metadata"]["namespace"], str(claim))
@@ -464,7 +464,7 @@ def _pods_of(job: Mapping[str, Any]) -> int:
     from ballast_operator.views.spec import read_spec
 
     allocation = (job.get("status") or {}).get("allocation") or {}
-    spec, _ = read_spec({**job, "spec": {**job["spec"], "planner": None}, "status": {}})
+    spec, _ = read_spec({**job, "spec": {**(job.get("spec") or {}), "planner": None}, "status": {}})
     pods = 1 if spec is None else spec.largest_gang // spec.gpus_per_pod  # it cannot run: none
     return max(pods, len(allocation.get("pods") or ()))
 
@@ -475,7 +475,7 @@ def _closed(job: Mapping[str, Any], policies: Sequence[Mapping[str, Any]]) -> li
 
     from ballast_operator.desired import MANAGED_BY
 
-    template = (job["spec"].get("template") or {}).get("metadata") or {}
+    template = ((job.get("spec") or {}).get("template") or {}).get("metadata") or {}
     ours = {**MANAGED_BY, JOB_LABEL: _name(job), LAUNCH_LABEL: "1", RANK_LABEL: "0"}
     labels = {**(template.get("labels") or {}), **ours}
     specs = [
