@@ -296,9 +296,8 @@ class KnownGang(SimulatedGang):
     under_way: bool = False
 
     def follow(self, decided: Round, now: float) -> None:
-        before = self.placement
         SimulatedGang.follow(self, decided, now)
-        self.under_way |= self.placement != before
+        self.under_way = self.placement != self.known.placement
 
     def changes_in(self, now: float) -> float:
         return math.inf
