@@ -250,7 +250,7 @@ def is_elsewhere(name: str, shared: Mapping[str, SharedExperts]) -> bool | None:
 
 
 def rows_of_all(name: str, module: nn.Module) -> int | None:
-    """How many experts have a row of this parameter over all ranks; None: it is of one expert."""
+    """Number of experts with a row of this parameter over all ranks; None: it is of one expert."""
     for path, shared in shared_experts(module).items():
         if name.removeprefix(f"{path}.") in shared.rows:
             return shared.count

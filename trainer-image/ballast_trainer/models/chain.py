@@ -2,7 +2,7 @@
 
 Each part runs the module's own forward with stand-ins for what other parts have: layers get the masks,
 rotations and scales that the whole module makes for them, whatever its family does.  What a layer gets
-beside its hidden states must depend on their shape alone.
+beside its hidden states must depend on their shape alone, or be what an encoder or the layer before returned.
 """
 
 import contextlib

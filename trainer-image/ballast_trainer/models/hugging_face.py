@@ -1,8 +1,8 @@
 """Models of Hugging Face's transformers as pipelines: embedding, layers, norm and head.
 
-Decoders, encoders and image classifiers whose layers run one after the other.  ``model.name`` is
-``ballast_trainer.models.hugging_face:pretrained`` or ``:from_config``; ``decoder`` takes a module
-apart.  Whether the parts one after the other compute what the model computes is tried before they are used.
+Decoders, encoders, encoders with decoders and image classifiers whose layers run one after the other.
+``model.name`` is ``ballast_trainer.models.hugging_face:pretrained`` or ``:from_config``; ``decoder`` takes a
+module apart.  Whether the parts one after the other compute what the model computes is tried first.
 """
 
 import contextlib
@@ -114,7 +114,7 @@ class DecoderLayer(nn.Module):
 
 
 class EncoderStart(nn.Module):
-    """What comes before the layers of an encoder."""
+    """Parts of a model before the layers of its encoder."""
 
     def __init__(self, first: nn.Module, name: str) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class EncoderStart(nn.Module):
 
 
 class DecoderStart(nn.Module):
-    """What comes between the layers of an encoder and those of its decoder."""
+    """Parts of a model between the layers of its encoder and those of its decoder."""
 
     def __init__(self, last: nn.Module, first: nn.Module) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class DecoderStart(nn.Module):
 
 
 class DecoderEnd(nn.Module):
-    """What follows the layers of a decoder that has an encoder."""
+    """Parts of a model behind the layers of a decoder that has an encoder."""
 
     def __init__(self, last: nn.Module) -> None:
         super().__init__()
