@@ -7,6 +7,7 @@ import dataclasses
 import functools
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.gpus.catalogue import (
@@ -32,12 +33,15 @@ from ballast_operator.api.conditions import JobReason, PolicyCondition, PolicyRe
 from ballast_operator.api.costs import SpotUse
 from ballast_operator.api.job_allocation import JobAllocation, coming_node, is_coming, pool_to_grow
 from ballast_operator.api.node_pool import CapacityType, NodePool
-from ballast_operator.kube.kinds import Key, Object, key_of
+from ballast_operator.kube.kinds import Key, key_of
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import NodeView, foreign_use, orphans, pod_gpus, zone_of
 from ballast_operator.views.notices import capacity_type_of
 from ballast_operator.views.shared_gpus import as_shared, dedupe_shared_allocations, why_not_shared
+
+if TYPE_CHECKING:
+    from ballast_operator.allocator.problem.snapshot import Observed
 
 NAMED_NODES = 3
 """Nodes that a message names."""
@@ -240,33 +244,30 @@ class ClusterCapacity(Capacity):
 
 def read_capacity(
     spec: ClusterPolicySpec,
+    seen: "Observed",
     *,
-    nodes: Mapping[str, NodeView],
-    pods: Sequence[Object],
     jobs: Sequence[JobView],
     wanting: Sequence[JobView],
-    known: Mapping[str, str] | None = None,
     left_out: Sequence[JobView] = (),
-    stuck: Sequence[Object] = (),
 ) -> ClusterCapacity:
     """The capacity of a policy's pools, less what pods of others hold.
 
-    ``known``: pool -> the region where its nodes were. ``left_out``: jobs that the decision leaves out, and
-    which are not among ``jobs``: their gangs keep what they hold. ``stuck``: pods that no gang counts.
+    ``left_out``: jobs that the decision leaves out, and which are not among ``jobs``: their gangs keep what
+    they hold.
 
     Nodes that are closed, or have a taint that none of the jobs ``wanting`` GPUs tolerates, are there only
     for the gangs that run on them; so are those that offer fewer GPUs than these hold, as all do while their
     device plugin starts again.
     """
     pools, levels, held = spec.node_pools, spec.topology.labels, _held_by_running_gangs(jobs)
-    members, overlaps = assign_nodes(pools, nodes, held)
+    members, overlaps = assign_nodes(pools, seen.nodes, held)
     coming, promised = provisionable_nodes(pools, members, [*jobs, *left_out])
     kept = _kept(left_out)
     listed = {name: [*found, *coming[name]] for name, found in members.items()}
     memory = {pool.name: has for pool in pools if (has := pool_memory(pool, members[pool.name])) is not None}
     kinds = {pool.name: pool_kind(pool, members[pool.name]) for pool in pools}
     regions = {
-        pool.name: pool_region(pool, members[pool.name], (known or {}).get(pool.name, "")) for pool in pools
+        pool.name: pool_region(pool, members[pool.name], seen.regions.get(pool.name, "")) for pool in pools
     }
     apart = told_apart(pools, memory, kinds, regions, wanting)
     tolerance = Tolerance.of(pools, listed, wanting, apart=apart)
@@ -274,8 +275,8 @@ def read_capacity(
     shared: dict[str, float] = {}
     shrunk: list[str] = []
     for pool in pools:
-        foreign = foreign_use(pods, pool.gpu_resource)
-        for pod in stuck:
+        foreign = foreign_use(seen.pods, pool.gpu_resource)
+        for pod in seen.stuck:
             foreign[pod["spec"]["nodeName"]] += pod_gpus(pod, pool.gpu_resource)
         for node in listed[pool.name]:
             taints = tolerance.taints[node.name]
@@ -326,8 +327,8 @@ def read_capacity(
         in_use=sum(held.values(), Counter[str]()),
         overlaps=tuple(overlaps),
         shrunk=tuple(shrunk),
-        orphans=tuple(orphans(pods, (pool.gpu_resource for pool in pools))),
-        stuck=tuple(sorted(job_id(key_of(pod)) for pod in stuck)),
+        orphans=tuple(orphans(seen.pods, (pool.gpu_resource for pool in pools))),
+        stuck=tuple(sorted(job_id(key_of(pod)) for pod in seen.stuck)),
         pools_without_gpus=tuple(
             pool.name
             for pool in pools

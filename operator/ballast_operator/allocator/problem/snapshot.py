@@ -356,16 +356,8 @@ def _take(
     wants = each_job(jobs, lambda view: wants_gpus(view, now), lambda view: view.key)
     wanting, over = without_suspended_teams(list(itertools.compress(jobs, wants)), seen.spent)
     nodes = closed_by_condition(seen.nodes, spec.node_health.unhealthy_conditions)
-    capacity = read_capacity(
-        spec,
-        nodes=nodes,
-        pods=seen.pods,
-        jobs=jobs,
-        wanting=wanting,
-        known=seen.regions,
-        left_out=at_fault,
-        stuck=seen.stuck,
-    )
+    healthy = dataclasses.replace(seen, nodes=nodes)
+    capacity = read_capacity(spec, healthy, jobs=jobs, wanting=wanting, left_out=at_fault)
     _leave_out_partners(jobs, left_out, capacity.left_out.keys() & capacity.shared.keys())
     capacity = dataclasses.replace(capacity, data_prices=data_prices(spec.data_prices))
     admitted, refused = admissions.admit(spec, capacity, wanting, measurements.profiles)
