@@ -120,6 +120,15 @@ def test_labels_that_transformers_would_shift_are_shifted_where_the_job_says_so_
     assert caught.value.field == "data.shiftLabels"
 
 
+def test_an_encoder_with_a_decoder_is_told_which_inputs_it_lacks():
+    """As transformers' own data have them: tokens of the encoder alone, and labels."""
+    data = {"name": "tests.trainer.models.families:batches", "args": {"kind": "same"}}
+    with pytest.raises(
+        ConfigurationError, match=r"takes input_ids and decoder_input_ids\. To fix: a dict of both"
+    ):
+        train_here(job("t5", data=data))
+
+
 DAILY = (
     *("gemma3_text", "llama4_text", "gpt_oss with its routers' loss", "opt", "falcon with alibi", "gptj"),
     *("jamba", "bert", "vit", "t5", "whisper"),

@@ -121,7 +121,13 @@ class EncoderStart(nn.Module):
         self.first, self._name = first, name
 
     def forward(self, inputs: Mapping[str, torch.Tensor]) -> Handed:
-        """Both inputs -> hidden states, and the decoder's tokens."""
+        """Both inputs -> hidden states, and the decoder's tokens. Raises ConfigurationError: one lacks."""
+        needed = self._name, "decoder_input_ids"
+        given = tuple(inputs) if isinstance(inputs, Mapping) else ("a tensor",)
+        if not set(needed) <= set(given):
+            both = " and ".join(needed)
+            reason = f"inputs are {', '.join(map(str, given))}, and an encoder with a decoder takes {both}"
+            raise ConfigurationError("data.name", f"{reason}. To fix: a dict of both, e.g. by data.collate")
         return Handed(self.first(inputs[self._name]), (), inputs["decoder_input_ids"])
 
 
