@@ -17,6 +17,7 @@ from ballast_trainer.data.read_ahead import ReadAhead
 from ballast_trainer.data.sources import ReplayedLoader, ShuffledDataset, batches_from, read_batch
 from ballast_trainer.errors import ConfigurationError, DataError
 from ballast_trainer.launch import ValidatedJob
+from ballast_trainer.loop.batches import Batches
 from ballast_trainer.models.registry import data_source
 from hypothesis import given
 from hypothesis import strategies as st
@@ -593,6 +594,37 @@ def test_samples_of_about_one_length_are_in_a_batch(known):
     assert widths[:50] == sorted(widths[:50], reverse=True) and widths[50] > widths[49]
     longest = sum(1 + n * 37 % 90 for n in range(603)) * 2 / 3
     assert sum(widths) < 1.05 * longest < 0.8 * sum(batch.shape[1] for batch in drawn)
+
+
+LAUNCHES = {
+    "other batches": [(3, True), (9, True), (3, True)],
+    "sorted from now on": [(9, False), (9, True), (3, True)],
+    "sorted no longer": [(3, True), (9, False), (3, False)],
+}
+
+
+@pytest.mark.parametrize("launches", LAUNCHES.values(), ids=LAUNCHES)
+def test_an_epoch_sorted_by_length_goes_on_as_it_was_begun(launches, caplog):
+    """Resumed within it with other batches it has each sample once, as the next one; else that is told."""
+    position, found = "", []
+    for (size, grouped), until in zip(launches, (54, 270, 1206), strict=True):
+        config = {
+            "totalSteps": 2,
+            "model": {"name": "tests.trainer.models.users_module:regression"},
+            "data": {"name": f"{__name__}:Texts", "args": {"known": "column"}, "padToMultipleOf": 1},
+            "pipeline": {"microbatches": size, "globalBatchSize": size},
+            "training": {"groupByLength": grouped},
+        }
+        job = ValidatedJob.from_mapping(config)
+        batches, source = Batches(job.config, job.model, torch.device("cpu")), job.model.batch
+        batches.continue_from(0, position)
+        steps = range((until - len(found)) // size)
+        found += [index for step in steps for index in source.indices(0, step, size)]
+        position = batches.position(steps.stop)
+    told = "groupByLength was true before step" in caplog.text
+    assert told == (launches[0][1] and not launches[1][1])
+    assert told or sorted(found[:603]) == list(range(603))
+    assert sorted(found[603:]) == list(range(603))
 
 
 @pytest.mark.parametrize(

@@ -245,11 +245,12 @@ class ShuffledDataset:
         self._lengths: numpy.ndarray | None = None
         self.bad = BadSamples()
         self._ahead: dict[int, int] = {}
+        self._begun: dict[int, tuple[int, int]] = {}
         self._permutation = functools.lru_cache(maxsize=_KEPT_PERMUTATIONS)(self._permuted)
 
     def _permuted(self, seed: int, epoch: int, size: int) -> numpy.ndarray:
         order = numpy.random.default_rng((seed, epoch)).permutation(self.length)
-        if self._lengths is None:
+        if self._lengths is None or not size:
             return order
         together = size * max(1, min(_GROUPED, self.length // (4 * size)))
         drawn = numpy.split(order, range(together, self.length, together))
@@ -287,16 +288,32 @@ class ShuffledDataset:
         found = []
         for position in range(first, first + size):
             epoch, offset = divmod(position, self.length)
-            found.append(int(self._permutation(seed, epoch, size)[offset]))
+            sorted_by = self._sorted_by(seed, epoch, size)
+            found.append(int(self._permutation(seed, epoch, sorted_by)[offset]))
         return found
+
+    def _sorted_by(self, seed: int, epoch: int, size: int) -> int:
+        begun, before = self._begun.get(seed, (-1, 0))
+        return before if epoch <= begun else size if self._lengths is not None else 0
+
+    def sorted_by(self, seed: int, step: int, size: int) -> int:
+        """The batch size by whose multiples the epoch before ``step`` is sorted by length; 0: it is not."""
+        return self._sorted_by(seed, self.samples_before(seed, step, size) // self.length, size)
 
     def samples_before(self, seed: int, step: int, size: int) -> int:
         """Samples of the steps before ``step``."""
         return step * size + self._ahead.get(seed, 0)
 
-    def continue_from(self, seed: int, step: int, size: int, samples: int) -> None:
-        """Let the batch of ``step`` begin after so many samples."""
+    def continue_from(
+        self, seed: int, step: int, size: int, samples: int, sorted_by: int | None = None
+    ) -> None:
+        """Let the batch of ``step`` begin after so many samples, of an epoch sorted as it was begun.
+
+        ``sorted_by``: as :meth:`sorted_by` told; None: it is not known, and taken for that of today.
+        """
         self._ahead[seed] = samples - step * size
+        if sorted_by is not None:
+            self._begun[seed] = samples // self.length, sorted_by
 
     def chosen(self, seed: int, step: int, size: int, bad: Container[int] = ()) -> list[int]:
         """Indices of :meth:`indices`, with others in the places of ``bad`` ones."""

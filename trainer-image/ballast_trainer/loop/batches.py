@@ -21,7 +21,7 @@ from ballast_trainer.trees import mapped
 
 logger = logging.getLogger(__name__)
 
-_SAMPLES, _LENGTH = "samples", "of"
+_SAMPLES, _LENGTH, _SORTED_BY = "samples", "of", "sortedBy"
 _KEPT_TARGETS = 4
 """Steps whose targets are kept: without a flush, several are in flight."""
 
@@ -157,7 +157,8 @@ class Batches:
                 return position.to_text()
         elif isinstance(source, ShuffledDataset):
             samples = source.samples_before(seed, step, self._size)
-            return json.dumps({_SAMPLES: samples, _LENGTH: source.length})
+            sorted_by = source.sorted_by(seed, step, self._size)
+            return json.dumps({_SAMPLES: samples, _LENGTH: source.length, _SORTED_BY: sorted_by})
         return json.dumps({_SAMPLES: samples})
 
     def continue_from(self, step: int, position: str) -> None:
@@ -175,9 +176,10 @@ class Batches:
                 source.continue_from(seed, LoaderPosition.from_text(step, position))
                 return
             noted = json.loads(position)
-            samples = noted[_SAMPLES]
-            if type(samples) is not int or samples < 0:
-                raise ValueError(samples)
+            samples, sorted_by = noted[_SAMPLES], noted.get(_SORTED_BY)
+            for one in (samples, sorted_by or 0):
+                if type(one) is not int or one < 0:
+                    raise ValueError(one)
         except (ValueError, KeyError) as error:
             kind = "state of a loader" if of_loader else "number of samples"
             raise CheckpointError(
@@ -185,7 +187,13 @@ class Batches:
                 f"no {kind}. To fix: remove it, to continue from an earlier one"
             ) from error
         if isinstance(source, ShuffledDataset):
-            source.continue_from(seed, step, self._size, samples)
+            source.continue_from(seed, step, self._size, samples, sorted_by)
+            if sorted_by and not self._config.training.group_by_length:
+                logger.warning(
+                    "training.groupByLength was true before step %d: some samples of this epoch come twice "
+                    "or never. To fix, if it matters: true until the epoch ends",
+                    step + 1,
+                )
             before = noted.get(_LENGTH, source.length)
             if before != source.length:
                 logger.warning(
