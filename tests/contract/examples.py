@@ -114,6 +114,7 @@ EXAMPLES = {
             recompute=True,
             recompute_every=2,
             comm_timeout_seconds=900.0,
+            compile_timeout_seconds=1800.0,
         ),
         data=DataConfig(
             name="my.data:windows",
@@ -146,6 +147,7 @@ EXAMPLES = {
         evaluation=EvaluationConfig(
             every_steps=200,
             batches=8,
+            timeout_seconds=1200.0,
             data=DataConfig(
                 name="my.data:windows",
                 args={"path": "/held-out"},
@@ -158,6 +160,7 @@ EXAMPLES = {
             args={"channel": "runs"},
             every_rank=True,
             on_error=CallbackError.REPORT,
+            timeout_seconds=300.0,
         ),
         export=ExportConfig(path="/checkpoints/model", format=ExportFormat.HUGGING_FACE),
     ),

@@ -26,6 +26,7 @@ from ballast_trainer.checkpoints.memory_copies import MemoryCopies, alone_on_the
 from ballast_trainer.config import read_job_config
 from ballast_trainer.data.sources import ReplayedLoader, ShuffledDataset, is_read_in_order
 from ballast_trainer.device import choose_device, threads_of_rank
+from ballast_trainer.distributed.activity import Limit
 from ballast_trainer.distributed.connections import check_connections
 from ballast_trainer.distributed.heartbeat import HangLimits, RankHeartbeat
 from ballast_trainer.distributed.joining import announce_ready, wait_until_called
@@ -270,7 +271,7 @@ class _Process:
                 process=launch.process,
                 limits=HangLimits(
                     hang_seconds=seconds_from(os.environ, HANG_SECONDS_ENV) or HANG_SECONDS,
-                    patience_seconds=job.config.training.comm_timeout_seconds,
+                    busy_seconds=Limit.seconds_of(job.config),
                     kills=launch.restarts is None,
                 ),
                 lost=launch.lost,
@@ -437,7 +438,7 @@ class _Process:
             plan=plan,
             rank=launch.rank,
             device=device,
-            timeout_seconds=config.training.comm_timeout_seconds,
+            timeout_seconds=max(Limit.seconds_of(config).values()),
             mesh=job.mesh,
         )
         dynamics = build_dynamics(config.dynamics, model.layer_count, model.family)

@@ -11,6 +11,7 @@ from ballast_policies.contract.job.dynamics import DynamicConfig
 from ballast_policies.contract.job.training import TrainingConfig
 from ballast_trainer.checkpoints import tensors
 from ballast_trainer.data.corpus import text_batch
+from ballast_trainer.distributed.activity import Limit
 from ballast_trainer.distributed.heartbeat import HangLimits, RankHeartbeat
 from ballast_trainer.dynamics.freezing import Freezing
 from ballast_trainer.dynamics.schedule import ChangeSteps
@@ -277,7 +278,9 @@ def test_a_rank_that_stops_counting_is_hung(monkeypatch, capfd, tmp_path):
 
     store["heartbeat/silent"] = b"4"
     alive, watcher = (
-        RankHeartbeat(store, process=name, limits=HangLimits(20, 60), lost=found.append, clock=clock)
+        RankHeartbeat(
+            store, process=name, limits=HangLimits(20, {Limit.ANY: 60}), lost=found.append, clock=clock
+        )
         for name in ("alive", "watcher")
     )
     watcher.watch(["alive", "silent", "watcher"])

@@ -1,5 +1,6 @@
 """The user's callback: what it is told, and what follows where it raises."""
 
+import json
 import logging
 import os
 import re
@@ -12,10 +13,13 @@ from ballast_policies.contract import ExitCode, ExitReason
 from ballast_policies.contract.job.output import CallbackConfig, CallbackError
 from ballast_trainer.causes import describe, explains_itself
 from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.models.protocol import Model
 from ballast_trainer.reporting.callback import CallbackFailed, CallingReporter, StopTraining
 from ballast_trainer.reporting.console import SilentReporter
+from torch import nn
 
 from tests.support.one_process import train_here
+from tests.support.waiting import eventually
 
 TOLD = []
 
@@ -33,11 +37,6 @@ def without_gradients(event, step, values):
 def failing(event, step, values, at=2, **settings):
     if step == at:
         raise KeyError("no channel")
-
-
-def holding(event, step, values, folder):
-    while event == "step" and not (Path(folder) / "open").exists():
-        time.sleep(0.1)
 
 
 def leaving(event, step, values):
@@ -193,14 +192,96 @@ def test_all_ranks_end_after_the_step_that_one_was_told_of(gang, small_config):
     assert ranks.events("endedEarly") == [{"event": "endedEarly", "step": 2, "reason": "no reason given"}]
 
 
+class Held(nn.Module):
+    """A layer that waits in evaluations."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def forward(self, value):
+        if not self.training:
+            hold(self.folder)
+        return value
+
+
+def held_model(folder, *, compiling=False):
+    """Layers, of which the last waits in evaluations, or the first is slow to compile."""
+    if compiling:
+        torch._inductor.config.post_grad_custom_pre_pass = lambda graph: hold(folder)
+    return Model.from_layers(
+        [nn.Linear(4, 4), nn.Identity() if compiling else Held(folder)],
+        loss=nn.functional.mse_loss,
+        batch=lambda seed, step, size: (torch.ones(size, 4), torch.zeros(size, 4)),
+    )
+
+
+def hold(folder):
+    """Wait until the test has seen what it waits for."""
+    while not Path(folder, "open").exists():
+        time.sleep(0.1)
+
+
+def held(event, step, values, folder):
+    hold(folder)
+
+
+IN = {"folder": "FOLDER"}
+"""Arguments; the test has its own folder."""
+
+OVERDUE = {
+    "as long as any work": (
+        {"callback": {"name": f"{__name__}:held", "args": IN}, "training": {"commTimeoutSeconds": 15}},
+        "training.commTimeoutSeconds",
+        f"callback.name {__name__}:held",
+    ),
+    "a callback": (
+        {"callback": {"name": f"{__name__}:held", "args": IN, "timeoutSeconds": 15}},
+        "callback.timeoutSeconds",
+        f"callback.name {__name__}:held",
+    ),
+    "an evaluation": (
+        {
+            "model": {"name": f"{__name__}:held_model", "args": IN},
+            "evaluation": {"everySteps": 1, "batches": 1, "timeoutSeconds": 15},
+        },
+        "evaluation.timeoutSeconds",
+        "an evaluation's forward of layer 1",
+    ),
+    "a compilation": (
+        {
+            "model": {"name": f"{__name__}:held_model", "args": {**IN, "compiling": True}},
+            "training": {"compile": True, "compileTimeoutSeconds": 15},
+        },
+        "training.compileTimeoutSeconds",
+        "a compilation in the forward of layer 0",
+    ),
+}
+
+
 @pytest.mark.slow
-def test_a_callback_that_takes_longer_than_ranks_wait_is_named(gang, small_config, tmp_path):
+@pytest.mark.parametrize(("fields", "limit", "work"), OVERDUE.values(), ids=OVERDUE)
+def test_work_that_takes_longer_than_ranks_wait_is_named(gang, small_config, tmp_path, fields, limit, work):
     """By the rank that waited: who, what and which setting; the stack of the one that is busy is printed."""
-    config = job(small_config, tmp_path, name=f"{__name__}:holding", args={"folder": str(tmp_path)})
-    running = gang({**config, "training": {"commTimeoutSeconds": 15}}, ranks=2)
-    assert running.exit_code("rank-1") == ExitCode.PEER_LOST
+    fields = json.loads(json.dumps(fields).replace("FOLDER", str(tmp_path)))
+    running = gang(small_config(totalSteps=3, **fields), ranks=2)
+    busy, waits = ("rank-1", "rank-0") if "layer 1" in work else ("rank-0", "rank-1")
+    assert running.exit_code(waits) == ExitCode.PEER_LOST
     (tmp_path / "open").touch()
     said = running.errors()
-    assert "is busy with callback.name tests.trainer.reporting.test_callback:holding for" in said
-    assert "the others wait no longer than training.commTimeoutSeconds (15). To fix: " in said
-    assert re.search(r"test_callback.py\", line \d+ in holding", said)
+    assert re.search(rf"{busy}\S* is busy with {re.escape(work)} for \d+ s", said)
+    assert f"the others wait no longer than {limit} (15). To fix: " in said
+    assert re.search(r"test_callback.py\", line \d+ in hold", said)
+
+
+@pytest.mark.slow
+def test_a_callback_may_take_longer_than_other_work(gang, small_config, tmp_path):
+    """Where its own limit is longer: told of after a fourth of it, and the steps that follow are trained."""
+    fields = {
+        "callback": {"name": f"{__name__}:held", "args": {"folder": str(tmp_path)}, "timeoutSeconds": 100},
+        "training": {"commTimeoutSeconds": 20},
+    }
+    running = gang(small_config(totalSteps=2, **fields), ranks=2)
+    eventually(lambda: "(callback.timeoutSeconds: 100)" in running.errors(), "the callback is told of")
+    (tmp_path / "open").touch()
+    assert set(running.exit_codes().values()) == {0}

@@ -6,8 +6,10 @@ stopped, or whose machine is gone without closing them, is detected here.  The m
 that rank inside torch and cannot be interrupted there, so the watcher ends the process, or, where the gang
 goes on in place, its connections.
 
-With its count a rank tells what it is busy with: ranks that have waited too long name it.  Where a rank
-hangs, the others leave their stacks, and on NCCL what its flight recorder has of the last collectives.
+With its count a rank tells what it is busy with, and for how long: ranks that have waited too long name it.
+A group's waits end by the longest of the job's limits; where the work has a shorter one, those that wait for
+it end here.  Ranks then leave their stacks, as where one hangs, and on NCCL what its flight recorder has of
+the last collectives.
 """
 
 import contextlib
@@ -17,14 +19,14 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from ballast_trainer.distributed.activity import ACTIVITY
+from ballast_trainer.distributed.activity import ACTIVITY, Limit
 from ballast_trainer.distributed.survivors import Fate, Survivors
 from ballast_trainer.errors import PeerLost, WaitedTooLong
 
@@ -59,13 +61,46 @@ class HangLimits:
 
     Attributes:
         hang_seconds: a rank whose counter has not grown for this long is hung.
-        patience_seconds: for one that is busy.
+        busy_seconds: for one that is busy, by the limit of its work; where it has none, that of any.
         kills: whether a process that hangs is killed for those that wait, in place of telling them.
     """
 
     hang_seconds: float
-    patience_seconds: float
+    busy_seconds: Mapping[Limit, float]
     kills: bool = True
+
+    @property
+    def longest(self) -> Limit:
+        """That of waits inside torch, which do not know for what they wait."""
+        return max(self.busy_seconds, key=self.busy_seconds.__getitem__)
+
+    def overdue(self, busy: Iterable["_Busy"]) -> list["_Busy"]:
+        """The works that take longer than their limit, where torch would wait on."""
+        limits, most = self.busy_seconds, self.busy_seconds[self.longest]
+        return [one for one in busy if one.seconds > limits[one.limit] < most]
+
+    def exceeded(self, busy: Sequence["_Busy"]) -> str:
+        """What to tell where these were waited for too long."""
+        who = ", ".join(one.said for one in busy)
+        limits = dict.fromkeys(one.limit for one in busy) or (self.longest,)
+        fields = " and ".join(f"{limit} ({self.busy_seconds[limit]:g})" for limit in limits)
+        return (
+            f"{who or 'ranks that live did not answer, and their stacks tell where they are'}; "
+            f"the others wait no longer than {fields}. To fix: raise it, or let that work take less time"
+        )
+
+
+class _Busy(NamedTuple):
+    """A rank's work, as its heartbeat tells it."""
+
+    process: str
+    limit: Limit
+    seconds: float
+    words: str
+
+    @property
+    def said(self) -> str:
+        return f"{self.process} is busy with {self.words} for {self.seconds:.0f} s"
 
 
 class RankHeartbeat:
@@ -97,7 +132,7 @@ class RankHeartbeat:
         self._lost = lost
         self._doing: tuple[object, ...] | None = None
         self._doing_since = clock()
-        self._told = self._shown = False
+        self._told = self._shown = self._idle = False
         self._clock = clock
         self._lock = threading.Lock()
         self._seen: dict[str, tuple[bytes, float]] = {}
@@ -142,16 +177,9 @@ class RankHeartbeat:
         except PeerLost as error:
             if "timed out" not in str(error).lower():
                 raise
-            busy = self._busy() or "ranks that live did not answer, and their stacks tell where they are"
-            with contextlib.suppress(dist.DistError, RuntimeError):
-                self._store.set(_STACKS, "")
-            self._show_stacks()
-            # The store may be this rank's, and the others read it once a beat.
-            self._closed.wait(2 * BEAT_SECONDS)
-            raise WaitedTooLong(
-                f"{busy}; the others wait no longer than training.commTimeoutSeconds "
-                f"({self._limits.patience_seconds:g}). To fix: raise it, or let that work take less time"
-            ) from error
+            said = self._limits.exceeded(self._busy())
+            self._show_all_stacks()
+            raise WaitedTooLong(said) from error
 
     def close(self) -> None:
         """Stop the heartbeat, and stop watching the others."""
@@ -166,6 +194,8 @@ class RankHeartbeat:
             try:
                 self._store.set(_key(self._process), f"{beats} {self._own_work()}".strip())
                 silent = self._silent()
+                if self._ends_overdue():
+                    return
                 if self._store.check([_STACKS]):
                     self._show_stacks()
                 if self._survivors is not None:
@@ -180,24 +210,47 @@ class RankHeartbeat:
                 return
 
     def _own_work(self) -> str:
-        """Work that this rank is busy with and its duration, as text; warns where that is long."""
+        """Limit, seconds and words of this rank's work, as text; warns where it takes long."""
         doing, now = ACTIVITY.now, self._clock()
         if doing is not self._doing:
             self._doing, self._doing_since, self._told = doing, now, False
         if doing is None:
             return ""
-        text = f"busy with {' '.join(map(str, doing))} for {now - self._doing_since:.0f} s"
-        if not self._told and now - self._doing_since > _TELLS_AFTER * self._limits.patience_seconds:
+        limit, *words = doing
+        if limit not in self._limits.busy_seconds:
+            limit = Limit.ANY
+        own = _Busy(self._process, limit, now - self._doing_since, " ".join(map(str, words)))
+        most = self._limits.busy_seconds[limit]
+        if not self._told and own.seconds > _TELLS_AFTER * most:
             self._told = True
-            limit = f"training.commTimeoutSeconds: {self._limits.patience_seconds:g}"
-            logger.warning("%s is %s; the others may wait for it (%s)", self._process, text, limit)
-        return text
+            logger.warning("%s; the others may wait for it (%s: %g)", own.said, limit, most)
+        return f"{limit} {own.seconds:.1f} {own.words}"
 
-    def _busy(self) -> str:
-        """The other ranks' work, as text."""
+    def _busy(self) -> list[_Busy]:
+        """The other ranks' work."""
         with self._lock:
-            told = {name: beat.decode().partition(" ")[2] for name, (beat, _) in self._seen.items()}
-        return ", ".join(f"{name} is {work}" for name, work in told.items() if work)
+            told = {name: beat.decode().split(" ", 3)[1:] for name, (beat, _) in self._seen.items()}
+        return [_Busy(name, Limit(work[0]), float(work[1]), work[2]) for name, work in told.items() if work]
+
+    def _ends_overdue(self) -> bool:
+        """End the process where it has nothing to do, and others take longer than it waits for them."""
+        before, self._idle = self._idle, ACTIVITY.now is None
+        late = self._limits.overdue(self._busy()) if before and self._idle else ()
+        if not late:
+            return False
+        said = self._limits.exceeded(late)
+        self._show_all_stacks()
+        if self._survivors is not None:
+            self._survivors.none_goes_on(said)
+        self._lost(said)
+        return True
+
+    def _show_all_stacks(self) -> None:
+        with contextlib.suppress(dist.DistError, RuntimeError):
+            self._store.set(_STACKS, "")
+        self._show_stacks()
+        # The store may be this rank's, and the others read it once a beat.
+        self._closed.wait(2 * BEAT_SECONDS)
 
     def _show_stacks(self) -> None:
         if not self._shown:

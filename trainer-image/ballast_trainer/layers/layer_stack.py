@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ballast_trainer.causes import note_input, note_layer
-from ballast_trainer.distributed.activity import ACTIVITY
+from ballast_trainer.distributed.activity import ACTIVITY, Limit
 from ballast_trainer.errors import TrainerError
 from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.layers.buffers import copies_of, in_place
@@ -92,7 +92,7 @@ class LayerStack(nn.Module):
             for held, layer in self._layers[frozen:]:
                 index = held.index
                 sources = _nodes(value) if kept is not None or measured else ()
-                ACTIVITY.now = ("the forward of layer", index)
+                ACTIVITY.now = (Limit.ANY, "the forward of layer", index)
                 if measured:
                     meter.enter(index)
                 try:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ballast_trainer.causes import EVALUATION_NOTE, note_input, note_layer
 from ballast_trainer.data.sources import read_batch
-from ballast_trainer.distributed.activity import ACTIVITY
+from ballast_trainer.distributed.activity import ACTIVITY, Limit
 from ballast_trainer.layers.boundaries import Boundary, wire
 from ballast_trainer.layers.buffers import evaluating
 from ballast_trainer.layers.precision import computing_in, in_full_precision
@@ -90,7 +90,8 @@ class ForwardOnly:
                     value = self._receive(forms, stage, self._holder(stage - 1, microbatch))
                 value = self._compute(stage, microbatch, number, value)
                 if stage == last:
-                    found = [score(value, wanted[microbatch]) for score in self._scores]
+                    with ACTIVITY.doing("the scores of an evaluation", limit=Limit.EVALUATION):
+                        found = [score(value, wanted[microbatch]) for score in self._scores]
                     totals = [total + one for total, one in zip(totals, found, strict=True)]
                 elif self._holder(stage + 1, microbatch) == self._position:
                     kept[stage + 1, microbatch] = value
@@ -115,7 +116,7 @@ class ForwardOnly:
                 layer = layers[index]
                 seed_layer(device, key, index)
                 try:
-                    with ACTIVITY.doing("an evaluation's forward of layer", index):
+                    with ACTIVITY.doing("an evaluation's forward of layer", index, limit=Limit.EVALUATION):
                         layer.gather()
                         value = layer.module(layer.taken(value))
                         flatten(value)
@@ -268,15 +269,11 @@ class Evaluator:
         if not self._model.is_an_end:
             return None, None, None
         size = self._model.config.pipeline.global_batch_size
-        batch = read_batch(
-            data.batch,
-            data.seed,
-            number,
-            size,
-            field=data.field,
-            name=data.name,
-            what=f"batch {number + 1} of an evaluation",
-        )
+        what = f"batch {number + 1} of an evaluation"
+        with ACTIVITY.doing(what, limit=Limit.EVALUATION):
+            batch = read_batch(
+                data.batch, data.seed, number, size, field=data.field, name=data.name, what=what
+            )
         if number == 0:
             count = self._model.config.pipeline.microbatches
             # Of the whole batch, so that all replicas have the same.

@@ -11,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from ballast_policies.contract import Plan, Stage
 
+from ballast_trainer.distributed.activity import Limit
 from ballast_trainer.distributed.process_group import World, join
 from ballast_trainer.dynamics.protocol import is_built_in
 from ballast_trainer.errors import ConfigurationError
@@ -233,7 +234,7 @@ def _enter(
         plan=plan,
         rank=rank,
         device=model.device,
-        timeout_seconds=model.config.training.comm_timeout_seconds,
+        timeout_seconds=max(Limit.seconds_of(model.config).values()),
         mesh=before.mesh,
     )
     # Layers communicate over these two, which a change of the pipeline's length leaves as long as they are.

@@ -23,6 +23,7 @@ from torch.func import functional_call
 
 from ballast_trainer.causes import with_place
 from ballast_trainer.data.collate import Batch, BatchFunction
+from ballast_trainer.distributed.activity import tell_compilations
 from ballast_trainer.errors import ConfigurationError, TrainerError
 from ballast_trainer.models.deferred import deferred_weights
 from ballast_trainer.models.loss_weights import LossWeight
@@ -354,6 +355,7 @@ def compile_layer(module: nn.Module) -> None:
 
     That must not depend on where its graph breaks, as it does between tensor parts.
     """
+    tell_compilations()
     module.compile(options={"fallback_random": True})
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ballast_trainer.distributed.activity import ACTIVITY
+from ballast_trainer.distributed.activity import ACTIVITY, Limit
 from ballast_trainer.gpu_emulation import EmulatedSpeed
 from ballast_trainer.profiling.activations import SavedTensors, weight_gradient_bytes
 from ballast_trainer.trees import Tree, byte_count
@@ -220,7 +220,7 @@ class Meter:
         self._layer = layer if self.by_layer else None
         if into is self.backward:
             last = max(layer, default=None) if isinstance(layer, Mapping) else layer
-            ACTIVITY.now = ("the backward of the stage that ends with layer", last)
+            ACTIVITY.now = (Limit.ANY, "the backward of the stage that ends with layer", last)
         if self._speed is not None:
             self._chunk_wall = time.perf_counter()
         if self._timed:

@@ -16,7 +16,7 @@ import torch
 from ballast_policies.contract.job.output import CallbackConfig, CallbackError
 
 from ballast_trainer.causes import describe
-from ballast_trainer.distributed.activity import ACTIVITY
+from ballast_trainer.distributed.activity import ACTIVITY, Limit
 from ballast_trainer.errors import TrainerError
 from ballast_trainer.models.registry import load_callable
 from ballast_trainer.reporting.console import Reporter
@@ -80,7 +80,8 @@ class CallingReporter:
         try:
             # Torch's mode is that of the thread, and would be the training's.
             mode = torch.set_grad_enabled(torch.is_grad_enabled())
-            with host_seeded(), mode, ACTIVITY.doing("callback.name", self._config.name):
+            busy = ACTIVITY.doing("callback.name", self._config.name, limit=Limit.CALLBACK)
+            with host_seeded(), mode, busy:
                 self._called(event, step, values, **copy.deepcopy(dict(self._config.args)))
         except StopTraining as asked:
             if self._request.reason is None:

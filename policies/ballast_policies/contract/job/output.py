@@ -148,6 +148,8 @@ class CallbackConfig(Settings):
     """All ranks call it, else rank 0 alone."""
     on_error: CallbackError = CallbackError.END
     """Consequence of an error: ``end`` of the job, as by an error of a layer, or ``report``: a warning."""
+    timeout_seconds: float | None = Field(None, ge=1, le=86400)
+    """Seconds that other ranks wait for a call of it. Absent: ``training.commTimeoutSeconds``."""
 
 
 class ExportFormat(enum.StrEnum):

@@ -77,6 +77,12 @@ class TrainingConfig(Settings):
             fix="dtype: bf16, or leave masterWeights out",
         ),
         Rule(
+            condition=absent("compile_timeout_seconds") | (at("compile") == True),  # noqa: E712 - a comparison as a value
+            field="compile_timeout_seconds",
+            reason="without compile no layer is compiled",
+            fix="compile: true, or leave compileTimeoutSeconds out",
+        ),
+        Rule(
             condition=(at("recompute_every") == 1) | (at("recompute") == True),  # noqa: E712 - a comparison as a value
             field="recompute_every",
             reason="without recompute no layer repeats its forward",
@@ -141,8 +147,10 @@ class TrainingConfig(Settings):
     """Each layer is compiled (``torch.compile``, with the random numbers of one that is not), again on a rank
     that it moves to. The trainer's image needs a C++ compiler."""
     comm_timeout_seconds: float = Field(600.0, ge=1, le=86400)
-    """Seconds that ranks wait for one that lives but is busy, e.g. in a callback, or in a layer that
-    compiles. Dead and hung ranks are noticed in seconds."""
+    """Seconds that ranks wait for one that lives but is busy, e.g. in a layer. Dead and hung ranks are
+    noticed in seconds."""
+    compile_timeout_seconds: float | None = Field(None, ge=1, le=86400)
+    """The same for one that compiles. Absent: ``commTimeoutSeconds``."""
 
     @property
     def repeated(self) -> int:
@@ -187,5 +195,8 @@ class EvaluationConfig(Settings):
     batches: int | None = Field(None, ge=1, le=2**31 - 1)
     """Batches of ``pipeline.globalBatchSize`` samples, the same in every evaluation. Absent: all whole
     batches of a dataset or loader that has a length."""
+    timeout_seconds: float | None = Field(None, ge=1, le=86400)
+    """Seconds that ranks wait for one that is busy with a layer, a batch or a score of it. Absent:
+    ``training.commTimeoutSeconds``."""
     data: DataConfig | None = None
     """The validation data, read in its own order. Absent: the model's own data, drawn by another seed."""
