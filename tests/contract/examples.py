@@ -184,7 +184,7 @@ EXAMPLES = {
         failures_per_hour=0.125,
         candidates=(
             Candidate(schedule="1F1B", layers=(3, 5), step_seconds=0.25, memory_bytes=65536.0),
-            Candidate(schedule="ZeroBubbleV", layers=(2, 2, 2, 2), step_seconds=0.1875),
+            Candidate(schedule="ZeroBubbleV", layers=(2, 2, 2, 2), repeated=2, step_seconds=0.1875),
         ),
     ),
     "report": Report(

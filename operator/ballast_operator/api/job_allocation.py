@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from ballast_policies.accounting import price_part
+from ballast_policies.contract import Candidate
 from ballast_policies.contract.limits import MOST_EPOCH
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE, SCHEDULES
 from ballast_policies.protocol.observed import Cause
@@ -132,13 +133,25 @@ class LaunchDegrees(StatusModel):
         return max(1, len(self.layers) // (1 if kind is None else kind.stages_on_a_rank()))
 
     def divides_as(self, other: "LaunchDegrees") -> bool:
-        """True if ranks get from one to the other as they train: by layers that move, and the schedule."""
-        alike = ("tensor", "data", "microbatches", "repeated", "positions")
+        """True if ranks get from one to the other as they train: layers move, schedule and repeats change."""
+        alike = ("tensor", "data", "microbatches", "positions")
         return all(getattr(self, name) == getattr(other, name) for name in alike)
 
+    def under(self, candidate: Candidate) -> "LaunchDegrees":
+        """The division of a launch with these degrees whose ranks go on by a candidate."""
+        fields = dict(candidate)
+        repeated = fields.pop("repeated")
+        if repeated is not None:
+            fields.update(recompute=repeated > 0, recompute_every=max(1, repeated))
+        return self.replace(**fields)
+
+    @property
+    def recomputed_as_text(self) -> str:
+        """Which layers repeat their forward, with a comma; empty: none."""
+        return (", recomputed" + f" 1 layer of {self.repeated}" * (self.repeated > 1)) * self.recompute
+
     def __str__(self) -> str:
-        count, layers = len(self.layers), ", ".join(map(str, self.layers))
-        again = (", recomputed" + f" 1 layer of {self.repeated}" * (self.repeated > 1)) * self.recompute
+        count, layers, again = len(self.layers), ", ".join(map(str, self.layers)), self.recomputed_as_text
         named = self.schedule != DEFAULT_SCHEDULE
         by = f" from layers measured on {', '.join(self.measured_on)}" if self.measured_on else ""
         return (

@@ -128,8 +128,8 @@ class PlannerConfig(ApiModel):
     bandwidth: Annotated[float, Field(ge=1, le=1e15)] | None = None
     """Bytes/s between GPUs. Absent: transfers are free."""
     trial: Annotated[int, Field(ge=2, le=MOST_CANDIDATES)] | None = None
-    """Best plans of a launch (schedules, where open, and cuts) that its gang runs for five steps each before
-    the measured fastest goes on. Absent: none."""
+    """Best plans of a launch (schedules, where open, cuts and, of a fixed number of GPUs, recomputation) that
+    its gang runs for five steps each before the measured fastest goes on. Absent: none."""
 
 
 PLANNER_RULES = tuple(

@@ -151,7 +151,8 @@ class TriedPlan(StatusModel):
         layers = ", ".join(map(str, self.plan.layers))
         took = "not measured" if self.step_seconds is None else f"{self.step_seconds:.3g} s a step measured"
         why = f": {self.reason}" if self.reason else ""
-        return f"{self.plan.schedule} of {layers} layers: {took}, {self.plan.step_seconds:.3g} predicted{why}"
+        of = f"{self.plan.schedule} of {layers} layers{self.plan.recomputed_as_text}"
+        return f"{of}: {took}, {self.plan.step_seconds:.3g} predicted{why}"
 
 
 class PlanTrial(StatusModel):
@@ -167,6 +168,11 @@ class PlanTrial(StatusModel):
     """The launched one first."""
     kept: Annotated[int, Field(ge=0, le=7)] | None = None
     """Number of the one that continues, from 0; absent: not all were tried."""
+
+    @property
+    def was_ignored(self) -> bool:
+        """True if the trainer tries no plans: each has a reason, the launched one as well."""
+        return bool(self.plans) and all(one.reason for one in self.plans)
 
     @property
     def kept_plan(self) -> LaunchDegrees | None:

@@ -125,7 +125,7 @@ class DecodedJobs:
         spec, problem = found
         if spec is not None:
             if spec.asked.planner is not None:
-                spec = spec.with_planner(self._planners.setdefault(spec.measured_as, spec.asked.planner))
+                spec = spec.with_planner(self._planners.setdefault(spec.planned_as, spec.asked.planner))
             self._shared[_digest(text)] = spec
         return spec, problem
 

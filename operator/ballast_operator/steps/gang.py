@@ -7,7 +7,7 @@ an address.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ballast_policies.contract import Candidate, Directive, Plan, Rank, Report
+from ballast_policies.contract import Candidate, Directive, Plan, Rank, Report, Tried
 from ballast_policies.protocol.moves import Wait, WaitFor
 from ballast_policies.protocol.observed import Cause, Deadline, Gang
 from ballast_policies.rounds.gangs import types_by_rank
@@ -204,8 +204,8 @@ def _candidates_on(
 def _tried_on(context: ReconcileContext, parts: Sequence[PoolPart]) -> PlanTrial | None:
     """Trials of the job on such GPUs; None: none."""
     trial = context.view.status.trial
-    same = trial is not None and (trial.gpus, trial.of) == (_shape(parts), context.spec.measured_as)
-    return trial if same else None
+    same = trial is not None and (trial.gpus, trial.of) == (_shape(parts), context.spec.planned_as)
+    return trial if same and trial is not None and not trial.was_ignored else None
 
 
 def _shape(parts: Sequence[PoolPart]) -> str:
@@ -223,30 +223,40 @@ def to_try(context: ReconcileContext) -> tuple[Candidate, ...]:
     return tuple(Candidate(**{name: getattr(one, name) for name in Candidate.model_fields}) for one in found)
 
 
+TRIES_NONE = "its trainer is of an older release, which tries no plans. To fix: an image of this release"
+"""Reason of each plan where a job's trainer does not know them."""
+
+
 def with_trial(context: ReconcileContext, status: TrainingJobStatus, report: Report) -> TrainingJobStatus:
     """The status with what the gang has tried, and with the plan that goes on."""
     allocation, candidates, known = status.allocation, context.plan.candidates, status.trial
     if allocation is None or allocation.degrees is None or report.epoch != context.plan.epoch:
         return status
-    if not candidates or len(candidates) != len(report.tried) or allocation.ending is not None:
+    if not candidates or allocation.ending is not None:
+        return status
+    results = report.tried
+    if not results and report.step > (report.resumed_from_step or 0):
+        # Others say before their first step that they try them.
+        results = (Tried(reason=TRIES_NONE),) * len(candidates)
+    if len(candidates) != len(results):
         return status
     begun = known is not None and known.launch == allocation.launch
     if not begun and context.spec.asked.planner is None:
         return status  # of a new operator, which has yet to plan
     plans = tuple(
         TriedPlan(
-            plan=allocation.degrees.replace(**dict(candidate)),
+            plan=allocation.degrees.under(candidate),
             step_seconds=one.step_seconds,
             reason=one.reason,
         )
-        for candidate, one in zip(candidates, report.tried, strict=True)
+        for candidate, one in zip(candidates, results, strict=True)
     )
     kept = report.kept if report.kept is not None and report.kept < len(plans) else None
     trial = PlanTrial(
         launch=allocation.launch,
         gpus=_shape(allocation.by_pool),
         # The planner may have been edited since, for the next launch.
-        of=known.of if known is not None and begun else context.spec.measured_as,
+        of=known.of if known is not None and begun else context.spec.planned_as,
         plans=plans,
         kept=kept,
     )

@@ -238,6 +238,8 @@ def _with_measured_layers(
     degrees, known = allocation.degrees, spec.measured_alike(status.measured_layers)
     if question is None or degrees is None or report.epoch != context.plan.epoch:
         return status
+    if report.tried and report.kept is None:
+        return status  # what its ranks repeat may be another candidate's
     if report.step - max(report.resumed_from_step or 0, report.last_rebalance_step or 0) < MEASURED_STEPS:
         return status
     if known and abs(context.now - known[-1].at) < MEASURED_AGAIN:

@@ -320,10 +320,13 @@ def candidates(
     schedules: tuple[str, ...],
     most: int,
     memory: float,
+    recomputed: tuple[int, ...] = (),
 ) -> tuple[LaunchDegrees, ...]:
     """Plans with the degrees of ``planned``, of 1F1B, as :meth:`PlannedGang.scheduled` has them.
 
-    ``memory``: bytes of each GPU where they are, which may be less than the planner states.
+    They repeat as many forwards as ``planned``, or as ``recomputed`` says; their microbatches are its own, of
+    which others would sum gradients in another order. ``memory``: bytes of each GPU where they are, which may
+    be less than the planner states.
     """
     of_replica = planned.microbatches // planned.data
     size = question.batch_size // planned.microbatches
@@ -334,10 +337,14 @@ def candidates(
     gang = dataclasses.replace(
         gang, memory_bytes={name: has for name, has in limits.items() if has < math.inf}
     )
-    found = gang.scheduled(degrees, Partition(bounds=cut.bounds), gpus, schedules, most)
+    found = gang.scheduled(
+        degrees, Partition(bounds=cut.bounds), gpus, schedules, most, recomputed=recomputed
+    )
     return tuple(
         planned.replace(
             schedule=one.form.schedule,
+            recompute=one.degrees.recompute > 0,
+            recompute_every=max(1, one.degrees.recompute),
             layers=tuple(np.diff(one.cut.bounds).tolist()),
             step_seconds=one.seconds,
             memory_bytes=max(one.memory_bytes),

@@ -14,6 +14,7 @@ from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.job.pipeline import PipelineConfig, PlanConfig
 from ballast_policies.contract.limits import MOST_STEP
 from ballast_policies.planning.partition import even_partition
+from ballast_policies.planning.planners.cost_model import RECOMPUTED
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE, SCHEDULES, trained_schedules
 from ballast_policies.prices.egress import JobData
 from ballast_policies.rounds.gangs import PlannedSpeed, TypesByRank, types_by_rank
@@ -76,10 +77,19 @@ class JobSpec(GangSpec):
         return None if stated is None else memory_bytes(stated)
 
     @functools.cached_property
+    def planned_as(self) -> str:
+        """Equal for specs of equal planners whose layers take as long."""
+        return self._digest_with(self.asked.planner)
+
+    @functools.cached_property
     def measured_as(self) -> str:
         """Equal for specs whose layers take as long, and with which the planner states the same of them."""
+        planner = self.asked.planner
+        return self._digest_with(None if planner is None else planner.model_copy(update={"trial": None}))
+
+    def _digest_with(self, planner: PlannerConfig | None) -> str:
         config = self.config
-        parts = (self.asked.planner, config.model, *config.dynamics)
+        parts = (planner, config.model, *config.dynamics)
         stated = [None if part is None else part.to_dict() for part in parts]
         return digest([*stated, config.training.precision])[:16]
 
@@ -152,8 +162,9 @@ class JobSpec(GangSpec):
         """Plans of a launch on GPUs of these pools: the first to launch, those after it to try; none: ().
 
         Their schedule is 1F1B in several pools, for which other schedules are not cut, and where the gang may
-        become smaller or larger, which others allow at few sizes. ``memory``: bytes of each GPU there; None:
-        as the planner states.
+        become smaller or larger, which others allow at few sizes; those who join repeat the forwards that the
+        launch does, so that such a gang repeats no others. ``memory``: bytes of each GPU there; None: as the
+        planner states.
         """
         planned, gpus, trial = self.degrees_on(parts), types_by_rank(parts), None
         if planned is None or self.question is None:
@@ -168,7 +179,9 @@ class JobSpec(GangSpec):
         if trial is None and len(schedules) == 1:
             return (planned,)
         has = math.inf if memory is None else memory
-        return candidates(self.question, gpus, planned, schedules, trial or 1, has) or (planned,)
+        recomputed = RECOMPUTED if fixed else ()
+        found = candidates(self.question, gpus, planned, schedules, trial or 1, has, recomputed)
+        return found or (planned,)
 
     def _runs_under(self, schedule: str, planned: LaunchDegrees) -> bool:
         """True if the trainer runs the plan under another schedule."""

@@ -260,21 +260,25 @@ class PlannedGang:
         gpus: Sequence[tuple[str, int]],
         schedules: Sequence[str],
         most: int,
+        *,
+        recomputed: Sequence[int] = (),
     ) -> tuple[ShapePlan, ...]:
         """Plans that ranks can change between as they train: schedules, each with its best cut, and cuts.
 
         First the one to launch: 1F1B's, unless another takes SCHEDULE_GAIN less; then the others by seconds,
-        which are as played; after all schedules, cuts that move one layer from the fastest. Empty: none
-        fits, or is played.
+        which are as played; after all schedules, cuts that move one layer from the fastest, and the fastest
+        with more forwards repeated. Empty: none fits, or is played.
 
         Args:
-            degrees: of all of them.
-            cut: of 1F1B.
+            degrees: of all of them, but for what they repeat.
+            cut: of 1F1B with these degrees.
             gpus: (GPU type, number), in the order of the ranks.
-            schedules: their names, each with a flush.
+            schedules: their names, each with a flush; each repeats as few forwards as fit.
             most: how many plans.
+            recomputed: values of ``degrees.recompute`` that they may have as well, those that repeat least
+                first.
         """
-        return tuple(self._search.scheduled(degrees, cut, gpus, schedules, most))
+        return tuple(self._search.scheduled(degrees, cut, gpus, schedules, most, recomputed))
 
     @functools.cached_property
     def _search(self) -> "_Search":
@@ -444,11 +448,12 @@ class _Search:
         gpus: Sequence[tuple[str, int]],
         schedules: Sequence[str],
         most: int,
+        recomputed: Sequence[int],
     ) -> list[ShapePlan]:
         group, ranks = degrees.tensor * degrees.data, list[RankGpu]()
         for gpu_type, count in gpus:
             ranks += [self._gpu_of[self._types.index(gpu_type)]] * (count // group)
-        return self._plans.scheduled(degrees, cut, ranks, schedules, most)
+        return self._plans.scheduled(degrees, cut, ranks, schedules, most, recomputed)
 
     def _ranks(self, shape: int, number: int) -> tuple[list[RankGpu], int]:
         """The GPUs of a plan's stages, the fastest first, and what cutting for them takes."""
@@ -623,11 +628,27 @@ class _Plans:
         )
 
     def scheduled(
-        self, plan: Degrees, cut: Partition, ranks: Sequence[RankGpu], schedules: Sequence[str], most: int
+        self,
+        plan: Degrees,
+        cut: Partition,
+        ranks: Sequence[RankGpu],
+        schedules: Sequence[str],
+        most: int,
+        recomputed: Sequence[int],
     ) -> list[ShapePlan]:
         """Plans as of :meth:`PlannedGang.scheduled`, over ``ranks``."""
-        each = (self._under(s, plan, ranks, cut if s == DEFAULT_SCHEDULE else None) for s in schedules)
-        found = sorted((one for one in each if one is not None), key=lambda one: one.seconds)
+        forms = [dataclasses.replace(plan, recompute=again) for again in recomputed] or [plan]
+
+        def under(schedule: str) -> ShapePlan | None:
+            each = (
+                self._under(
+                    schedule, form, ranks, cut if (schedule, form) == (DEFAULT_SCHEDULE, plan) else None
+                )
+                for form in forms
+            )
+            return next((one for one in each if one is not None), None)
+
+        found = sorted((one for one in map(under, schedules) if one is not None), key=lambda one: one.seconds)
         if not found:
             return []
         fastest, cuts = found[0], list[Partition]()
@@ -637,9 +658,10 @@ class _Plans:
             if bounds[at - 1] < bounds[at] < bounds[at + 1]:
                 cuts.append(Partition(bounds=tuple(bounds)))
         cuts.sort(key=lambda other: float(other.loads(fastest.layers.seconds).max()))
-        near = (
-            self._under(fastest.form.schedule, plan, ranks, of) for of in cuts[: max(0, most - len(found))]
-        )
+        left, schedule = max(0, most - len(found)), fastest.form.schedule
+        near = [self._under(schedule, fastest.degrees, ranks, of) for of in cuts[:left]]
+        more = forms[forms.index(fastest.degrees) + 1 :][:left]
+        near += [self._under(schedule, form, ranks, None) for form in more]
         first = next((one for one in found if one.form.schedule == DEFAULT_SCHEDULE), fastest)
         if fastest.seconds <= (1 - SCHEDULE_GAIN) * first.seconds:
             first = fastest

@@ -70,6 +70,7 @@ class Candidate(Model):
     Attributes:
         schedule: as ``pipeline.schedule`` names it, with a flush.
         layers: of each stage.
+        repeated: number of layers of which one repeats its forward; 0: none does; None: as launched.
         step_seconds: predicted.
         memory_bytes: predicted of the fullest GPU.
     """
@@ -78,6 +79,7 @@ class Candidate(Model):
     layers: tuple[Annotated[int, Field(ge=1, le=MOST_LAYERS)], ...] = Field(
         min_length=1, max_length=MOST_LAYERS
     )
+    repeated: int | None = Field(None, ge=0, le=MOST_LAYERS)
     step_seconds: float = Field(ge=0, le=MOST_SECONDS)
     memory_bytes: float = Field(0.0, ge=0)
 

@@ -11,6 +11,7 @@ import pickle
 import numpy as np
 import pytest
 from ballast_operator.api.job_allocation import JobAllocation, LaunchDegrees
+from ballast_operator.api.read import read_job_status
 from ballast_operator.api.training_job import PlannerConfig
 from ballast_operator.api.training_job_status import MeasuredOnType
 from ballast_operator.views import planned_degrees
@@ -581,3 +582,13 @@ def test_what_cannot_be_planned_is_refused_in_words(given, said):
     spec, problem = read_spec(given)
     assert spec is None
     assert problem.startswith("spec.planner") and said in problem and "To fix: " in problem
+
+
+def test_a_trial_forgets_no_measured_layers():
+    """Plans that were tried are of as many as were asked for, and are tried anew for another number."""
+    plain, tries = (read_spec(a_job({**four_layers(), "trial": trial}))[0] for trial in (None, 3))
+    (one,) = tries.measured_alike(
+        read_job_status({"status": {"measuredLayers": [measured(plain)]}}).measured_layers
+    )
+    assert one.of == tries.measured_as == plain.measured_as
+    assert plain.planned_as != tries.planned_as

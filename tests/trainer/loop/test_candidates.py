@@ -16,7 +16,8 @@ CANDIDATES = (
     Candidate(schedule="ZeroBubbleV", layers=(1, 3, 2, 2), step_seconds=0.125),
     Candidate(schedule="1F1B", layers=(4, 5), step_seconds=0.25),
     Candidate(schedule="InterleavedZeroBubble", layers=(2, 2, 2, 2), step_seconds=0.25),
-    Candidate(schedule="ZeroBubbleH1", layers=(1, 7), step_seconds=0.25),
+    Candidate(schedule="ZeroBubbleH1", layers=(1, 7), repeated=2, step_seconds=0.25),
+    Candidate(schedule="ZeroBubbleH1", layers=(1, 7), repeated=0, step_seconds=0.25),
 )
 
 
@@ -31,12 +32,13 @@ def trained(pods, folder, config, candidates, network):
 
 def test_candidates_are_tried_and_the_fastest_goes_on(pods, small_config, tmp_path):
     """Each has five steps, one that cannot run is said why; losses are to the bit those without."""
-    config = small_config(totalSteps=23, rebalance={"enabled": True, "everySteps": 4, "minGain": 0.9})
+    config = small_config(totalSteps=28, rebalance={"enabled": True, "everySteps": 4, "minGain": 0.9})
     losses, report, first = trained(pods, tmp_path / "tried", config, CANDIDATES, 91)
     (event,) = pods.events("tried", first)
     measured = [one["measured_seconds"] for one in event["candidates"]]
-    assert event["step"] == 20
-    assert [seconds is None for seconds in measured] == [False, False, True, False, False]
+    assert event["step"] == 25
+    assert [seconds is None for seconds in measured] == [False, False, True, False, False, False]
+    assert [one["repeated"] for one in event["candidates"]] == [None] * 4 + [2, 0]
     assert "2 stages of 9 layers, not 2 of 8" in event["candidates"][2]["reason"]
     assert event["kept"] == min((s, n) for n, s in enumerate(measured) if s is not None)[1] == report.kept
     assert [one.step_seconds for one in report.tried] == measured
@@ -46,8 +48,8 @@ def test_candidates_are_tried_and_the_fastest_goes_on(pods, small_config, tmp_pa
         if "event" not in line
     ]
     run = [one.layers for one in (*CANDIDATES[:2], *CANDIDATES[3:]) for _ in range(5)]
-    assert sizes[:21] == [*run, CANDIDATES[report.kept].layers]
-    assert all(event["step"] >= 20 for event in pods.events("rebalance", first))
+    assert sizes[:26] == [*run, CANDIDATES[report.kept].layers]
+    assert all(event["step"] >= 25 for event in pods.events("rebalance", first))
     plain, untried, _ = trained(pods, tmp_path / "plain", config | {"rebalance": {"enabled": False}}, (), 92)
     assert losses == plain
     assert (untried.tried, untried.kept) == ((), None)

@@ -566,6 +566,17 @@ class LayerSet:
         self._held: dict[int, Layer] = {}
         self.under_way: list[Callable[[], object]] = []
 
+    @property
+    def config(self) -> TrainingConfig:
+        """Their optimizer, and which of them repeat their forward: that may change between two steps."""
+        return self._config
+
+    @config.setter
+    def config(self, config: TrainingConfig) -> None:
+        self._config = config
+        for layer in self:
+            layer.config = config
+
     def __iter__(self) -> Iterator[Layer]:
         return iter([self._held[index] for index in sorted(self._held)])
 

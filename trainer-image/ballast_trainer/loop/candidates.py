@@ -1,7 +1,8 @@
 """Candidates of a plan: trained by for a few steps each, one after the other; the measured fastest goes on.
 
 It is AMP's last step (supplement, algorithm 2) with steps that count: from one candidate to the next only
-layers move, and the order of the microbatches changes, neither of which the loss depends on.
+layers move, and the order of the microbatches and the forwards that are repeated change, none of which the
+loss depends on. It does on the number of microbatches, in whose order gradients are summed.
 """
 
 import itertools
@@ -78,10 +79,16 @@ class Candidates:
         """Train on by a candidate. Returns why it cannot be, all being as it was; empty: it is."""
         model, candidate, before = self._progress.model, self._candidates[number], self._progress.model.config
         try:
+            training = before.training
+            if candidate.repeated is not None:
+                training = training.replace(
+                    recompute=candidate.repeated > 0, recompute_every=max(1, candidate.repeated)
+                )
             # Its own plan has said how it was launched.
             model.config = before.replace(
-                pipeline=before.pipeline.replace(schedule=candidate.schedule), plan=None
+                pipeline=before.pipeline.replace(schedule=candidate.schedule), training=training, plan=None
             )
+            model.layers.config = training
             placement, layers = model.placement(model.world.size), model.definition.layer_count
             bounds = tuple(itertools.accumulate(candidate.layers, initial=0))
             if (len(bounds), bounds[-1]) != (1 + len(placement), layers):
@@ -90,13 +97,15 @@ class Candidates:
                     "plan.candidates", f"{reason}, not {len(placement)} of {layers}. To fix: another plan"
                 )
             stages = stages_over(Partition(bounds=bounds), placement)
-            if candidate.schedule != before.pipeline.schedule:
-                # Whether backwards can be split is not seen by cuts that have run under another schedule.
+            runs_anew = (candidate.schedule, training) != (before.pipeline.schedule, before.training)
+            if runs_anew:
+                # Whether backwards can be split, or forwards repeated, is not seen by cuts that have run
+                # without.
                 model.partition_cache.forget()
-            if stages != model.stages or candidate.schedule != before.pipeline.schedule:
+            if runs_anew or stages != model.stages:
                 self._progress.migrated(move_layers(model, self._progress.run, stages))
         except (MigrationFailed, ConfigurationError, ContractError) as error:
-            model.config = before
+            model.config, model.layers.config = before, before.training
             return str(error) or type(error).__name__
         model.profile.forget()
         self._progress.reshaped()
@@ -107,6 +116,7 @@ class Candidates:
             {
                 "schedule": candidate.schedule,
                 "layers": candidate.layers,
+                "repeated": candidate.repeated,
                 "predicted_seconds": candidate.step_seconds,
                 "measured_seconds": tried.step_seconds,
                 "reason": tried.reason,

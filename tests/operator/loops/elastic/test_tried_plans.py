@@ -7,6 +7,7 @@ import pytest
 from ballast_operator.cli.live.explain import as_text
 from ballast_operator.kube.kinds import JOB, POD
 from ballast_operator.report.explanation import explanation
+from ballast_operator.steps.gang import TRIES_NONE
 from ballast_operator.views import spec
 from ballast_operator.views.planned_degrees import candidates as played
 from ballast_operator.views.spec import read_spec, spec_as_edited
@@ -210,6 +211,39 @@ async def test_cuts_are_tried_where_the_schedule_is_stated(grow):
     )
     candidates = simulation.plan("one").candidates
     assert {one.schedule for one in candidates} == {"1F1B"}
-    assert len({one.layers for one in candidates}) == len(candidates) == 3
+    assert len({(one.layers, one.repeated) for one in candidates}) == len(candidates) == 3
+    assert {one.repeated for one in candidates} == ({0} if grow else {0, 2, 4})
     await simulation.until(lambda: simulation.status("one").trial is not None)
     assert not simulation.status("one").trial.kept
+
+
+async def test_a_trainer_that_tries_no_plans_is_told_of():
+    """One of an older release: status says so; the next launch, whose image may be newer, tries them."""
+    simulation = await running(tries=(), trial=3)
+    await simulation.until(lambda: simulation.status("one").trial is not None)
+    trial = simulation.status("one").trial
+    assert {one.reason for one in trial.plans} == {TRIES_NONE} and trial.kept is None
+    await simulation.ticks(20)
+    assert simulation.status("one").trial == trial
+    assert degrees(simulation) == trial.plans[0].plan
+    simulation.trainers["one"].tries = (0.5, 0.4, 0.6)
+    await simulation.relaunched("one")
+    await simulation.until(lambda: (trial := simulation.status("one").trial) and trial.kept is not None)
+    assert (simulation.status("one").trial.launch, simulation.status("one").trial.kept) == (2, 1)
+
+
+async def test_forwards_are_repeated_by_the_schedules_that_need_it():
+    """Or where more room leaves another cut; the next launch repeats what the fastest did."""
+    layer = LAYER | {"activationBytes": 3e7}
+    simulation = await running(tries=(0.5, 0.4), profiles=[{"layers": [layer]}], trial=8)
+    candidates = simulation.plan("one").candidates
+    assert len({one.repeated for one in candidates if one.schedule == candidates[0].schedule}) > 1
+    assert all(one.memory_bytes <= 700e6 for one in candidates)
+    last = next(number for number, one in enumerate(candidates) if one.repeated != candidates[0].repeated)
+    simulation.trainers["one"].tries = tuple(0.5 - 0.1 * (n == last) for n in range(len(candidates)))
+    await simulation.until(lambda: (trial := simulation.status("one").trial) and trial.kept is not None)
+    assert degrees(simulation).repeated == candidates[last].repeated != candidates[0].repeated
+    await simulation.relaunched("one")
+    training = simulation.configuration("one").training
+    assert training.repeated == candidates[last].repeated
+    assert str(simulation.status("one").trial.plans[last]).count("recomputed") == (training.repeated > 0)

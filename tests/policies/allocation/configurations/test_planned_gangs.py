@@ -1,5 +1,6 @@
 """Pipelines whose plans are looked for at prices: as if every plan of every mix of GPUs had been cut."""
 
+import dataclasses
 import itertools
 import math
 
@@ -13,7 +14,7 @@ from ballast_policies.contract.decode import decode
 from ballast_policies.contract.errors import ContractError
 from ballast_policies.planning.memory.measured_layers import PipelineForm
 from ballast_policies.planning.partition import Partition
-from ballast_policies.planning.planners.cost_model import Degrees
+from ballast_policies.planning.planners.cost_model import RECOMPUTED, Degrees
 from ballast_policies.planning.planners.plan_memory import PlanMemory
 from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.step_time import predict_step_seconds
@@ -238,6 +239,29 @@ def test_another_schedule_is_launched_where_it_gains_enough():
     assert not sixteen_layers().scheduled(
         Degrees(1, 4, 1, 4), Partition(bounds=(0, 16)), (("a", 4),), ("1F1B",), 3
     )
+
+
+@pytest.mark.parametrize("memory", [None, 40e6, 36e6])
+def test_schedules_repeat_as_few_forwards_as_fit(memory):
+    """GPipe and LoopedBFS find room so; after the cuts come plans of the fastest that repeat more."""
+    gang = sixteen_layers(memory_bytes={} if memory is None else {"a": memory})
+    degrees, cut = Degrees(1, 1, 1, 16), Partition(bounds=(0, 4, 8, 12, 16))
+    found = gang.scheduled(degrees, cut, (("a", 4),), tuple(BUBBLES), 40, recomputed=RECOMPUTED)
+    assert {one.form.schedule for one in found} == BUBBLES.keys()
+    alone = {
+        again: gang.scheduled(
+            dataclasses.replace(degrees, recompute=again), cut, (("a", 4),), tuple(BUBBLES), 40
+        )
+        for again in RECOMPUTED
+    }
+    first = {one.form.schedule: one for one in reversed(found)}
+    for name, one in first.items():
+        fits = {again for again in RECOMPUTED if name in {other.form.schedule for other in alone[again]}}
+        assert one.degrees.recompute == next(again for again in RECOMPUTED if again in fits)
+        assert max(one.memory_bytes) <= (memory or math.inf)
+    of_fastest = [one.degrees.recompute for one in found if one.form.schedule == found[0].form.schedule]
+    assert set(of_fastest) == set(RECOMPUTED[RECOMPUTED.index(found[0].degrees.recompute) :])
+    assert found[0].seconds == min(one.seconds for one in found)
 
 
 @pytest.mark.parametrize(("cuts", "every"), [(1, 1), (2, 1), (6, 4)])
