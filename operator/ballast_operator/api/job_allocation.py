@@ -211,7 +211,8 @@ class JobAllocation(StatusModel):
     ending: Ending | None = None
     """Set once the launch has to end; never unset."""
     ended: Annotated[tuple[_Name, ...], listed(1024)] = ()
-    """Of a launch that ends, pods that have ended: their GPUs are paid no more, and others may take them."""
+    """Of a launch that ends, or whose job is being deleted, pods that have ended: their GPUs are paid no
+    more, and others may take them."""
 
     @field_serializer("all_gpu_types")
     def _types_by_rank(self, written: str) -> str:

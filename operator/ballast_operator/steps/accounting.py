@@ -139,10 +139,11 @@ def with_sharer(
 def with_ended_pods(context: ReconcileContext, status: TrainingJobStatus) -> TrainingJobStatus:
     """The status of a launch that ends with the pods that have ended or are gone: up to here they are paid.
 
-    Others take these GPUs only once it is written, so that no GPU second is paid twice.
+    So does one whose job is being deleted. Others take these GPUs only once it is written, so that no GPU
+    second is paid twice.
     """
     allocation = status.allocation
-    if allocation is None or allocation.ending is None:
+    if allocation is None or not (allocation.ending is not None or context.view.deleting):
         return status
     alive = {pod.name for pod in context.view.alive}
     ended = tuple(name for name in allocation.pods if name not in alive or name in allocation.ended)

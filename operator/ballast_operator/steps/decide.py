@@ -102,8 +102,8 @@ def decide(
     settings: JobSettings,
 ) -> StepResult:
     """The result of a pass over a job now; ``assignment`` None: the allocator has not decided yet."""
-    held = view.status.allocation is not None and view.spec is not None
-    if view.deleting and (view.orphans or view.alive or not held):
+    stored, held = view.status, view.status.allocation is not None and view.spec is not None
+    if view.deleting and (view.orphans or not held):
         return StepResult(status=view.status, actions=_last_deletions(view))
     longest_pause = datetime.timedelta(seconds=settings.restart_max_seconds)
     status = view.status.none_after(now + longest_pause, now).replace(observed_generation=view.generation)
@@ -127,6 +127,9 @@ def decide(
     context = ReconcileContext(
         view=view, spec=spec, assignment=assignment, around=around, now=now, settings=settings
     )
+    if view.deleting and view.alive:
+        ended = with_ended_pods(context, view.status)
+        return StepResult(status=stored if ended is view.status else ended, actions=_last_deletions(view))
     before = view.status
     if not view.status.finished:
         context = with_status(context, with_cost_of_last_team(context))

@@ -350,9 +350,7 @@ def own_use(
         if key == but:
             continue
         # A pod's end counts once it is written: until then its job pays.
-        ends = gang.ending is not None
-        held = held_pods(gang.pods, ending=ends, alive=alive[key], ended=gang.ended)
-        for name in held - alive[key]:
+        for name in held_pods(gang.pods, alive=alive[key], ended=gang.ended) - alive[key]:
             used[gang.node_of[name]] += gang.gpus_per_pod
     return used
 

@@ -390,7 +390,7 @@ def _stopping(seen: Observed) -> Move | Decision:
     saves = gang.ending.saves_first and plan is not None and Deadline.SAVE not in seen.over and not failed
     # Of a launch that has not begun to train there is nothing to save.
     unstarted = plan is not None and plan.directive is Directive.RUN and not seen.reached
-    saves = saves and seen.listens and not (unstarted and gang.ending is Cause.NODE_LEAVING)
+    saves = saves and seen.listens and not unstarted
     if saves and plan is not None and any(pod.alive for pod in seen.ranks):
         if plan.directive is Directive.CHECKPOINT_AND_STOP:
             return Wait(WaitFor.SAVE, Deadline.SAVE)

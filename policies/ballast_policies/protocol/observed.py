@@ -367,19 +367,17 @@ class Observed:
         return self.plan.epoch + 1 if self.plan is not None else min(self.heard, MOST_EPOCH - 1) + 1
 
 
-def held_pods(
-    gang: Collection[str], *, ending: bool, alive: Collection[str], ended: Collection[str]
-) -> frozenset[str]:
+def held_pods(gang: Collection[str], *, alive: Collection[str], ended: Collection[str]) -> frozenset[str]:
     """Names of pods whose GPUs no other job may count on.
 
     A pod that was to be made may exist without being known: the answer to its creation was lost and the
     watch is late. So the GPUs of a launch are held from its writing to its release, made or not; of a launch
-    that is ending, those of pods that have ended are free before, from when that is written.
+    that is ending, or whose job is being deleted, those of pods that have ended are free before, from when
+    that is written.
 
     Args:
         gang: pods of the launch that the job holds.
-        ending: the launch has to end.
         alive: pods of the job, of whichever launch, that are known to hold or to wait for a GPU.
-        ended: pods that have ended, as far as it is written.
+        ended: pods that have ended, as far as it is written; of a launch that goes on, none.
     """
-    return frozenset(alive) | {name for name in gang if not (ending and name in ended)}
+    return frozenset(alive) | {name for name in gang if name not in ended}

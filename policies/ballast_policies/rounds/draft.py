@@ -1,13 +1,14 @@
 """A round while it is put together: what it changes for the jobs, and why a gang has its GPUs or waits."""
 
 import dataclasses
+import datetime
 import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds.ledger import Ledger
+from ballast_policies.rounds.ledger import Ledger, in_its_pools
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import (
     ANY_NODES,
@@ -62,19 +63,45 @@ def explain_placement(*, share: float, received_fraction: float, extended: bool)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRoom:
-    """A pool's nodes after a round's decision; ``free``: node -> GPUs that no gang holds."""
+    """A pool's nodes after a round's decision.
+
+    Attributes:
+        free: node -> GPUs that no gang holds.
+        starting: gangs that hold GPUs there and have not done their first step, with since when, as text.
+    """
 
     pool: str
     nodes: Sequence[Node]
     free: Mapping[str, int]
+    starting: str
 
 
-def pool_rooms(nodes: Sequence[Node], free: Mapping[str, int]) -> tuple[PoolRoom, ...]:
-    """The pools, by name; ``free``: node -> GPUs that no gang holds."""
+def pool_rooms(
+    nodes: Sequence[Node], free: Mapping[str, int], starting: Mapping[str, str] = MappingProxyType({})
+) -> tuple[PoolRoom, ...]:
+    """The pools, by name; ``free``: node -> GPUs that no gang holds; ``starting``: by pool."""
     by_pool: dict[str, list[Node]] = {}
     for node in nodes:
         by_pool.setdefault(node.pool, []).append(node)
-    return tuple(PoolRoom(pool=pool, nodes=by_pool[pool], free=free) for pool in sorted(by_pool))
+    return tuple(
+        PoolRoom(pool=pool, nodes=by_pool[pool], free=free, starting=starting.get(pool, ""))
+        for pool in sorted(by_pool)
+    )
+
+
+def _starting(question: Question, placements: Mapping[str, Placement]) -> dict[str, str]:
+    """Pool -> as of :class:`PoolRoom`, of the gangs that keep their placements."""
+    found: dict[str, list[str]] = {}
+    for name in sorted(placements.keys() & question.state.running.keys(), key=question.state.by_age):
+        if question.trains(name) and question.trained(name) <= 0:
+            for part in placements[name].by_pool:
+                found.setdefault(part.pool, []).append(name)
+    texts = {}
+    for pool, (first, *others) in found.items():
+        at = datetime.datetime.fromtimestamp(question.state.running_since.get(first, 0.0), datetime.UTC)
+        more = f", and {len(others)} more gangs later" if others else ""
+        texts[pool] = f"{first} has been starting there since {at:%Y-%m-%dT%H:%M:%SZ}{more}"
+    return texts
 
 
 def explain_waiting(
@@ -108,6 +135,7 @@ def explain_waiting(
             fitting = sum(room.free[node.name] // per_pod for node in within)
             text += f", room for {fitting} pod{'' if fitting == 1 else 's'}"
         text += f", kept for {kept}" if kept != job.name and left else ""
+        text += f", {room.starting}" if room.starting and left < job.gpus else ""
         closed = Counter(node.closed for node in room.nodes if node.closed)
         barred = Counter(n.taints for n in room.nodes if not n.closed and n.taints in asks.barred)
         counts.append(text + barred_nodes(room.pool, barred, closed))
@@ -129,7 +157,7 @@ class Explained:
         """``kept_for``: pool -> job for which its free GPUs are kept."""
         left = Ledger(question.nodes, (at.nodes for at in placements.values())).left
         self._question, self._kept_for = question, kept_for
-        self._rooms = pool_rooms(question.nodes, left)
+        self._rooms = pool_rooms(question.nodes, left, _starting(question, placements))
         self._served = frozenset(kept_for.values())
         self._known: dict[tuple[object, ...], Reason] = {}
 
@@ -204,6 +232,8 @@ class Draft:
         for name in (*names, *sorted(ran.keys() - set(names))):
             found[self._change(ran.get(name), self.all_placements.get(name), name)].append(name)
         found["stopped"].sort()
+        disturbed, nodes = (*found["moved"], *found["stopped"]), self.question.nodes_by_name
+        found["displaced"] = [name for name in disturbed if not in_its_pools(ran[name], nodes)]
         return Changes(**{change: tuple(names) for change, names in found.items()})
 
     def _change(self, was: Placement | None, now: Placement | None, name: str) -> str:
@@ -235,7 +265,7 @@ class Draft:
     def round(self) -> Round:
         """The decision, with its reasons as text."""
         changes = {field.name: getattr(self.changes, field.name) for field in dataclasses.fields(Changes)}
-        reasons, nodes = {**self.reasons}, {node.name: node for node in self.question.nodes}
+        reasons, nodes = {**self.reasons}, self.question.nodes_by_name
         colocations, placements, shared = dict[str, Colocation](), self.all_placements, self.question.shared
         first_on = shared.first_jobs(self.placements)
         for name, at in self.seconds.items():

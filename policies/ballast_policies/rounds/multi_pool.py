@@ -69,7 +69,7 @@ def grant_sizes(question: Question) -> Draft:
     rest = question.without(
         there,
         Counter(node for at in placed.values() for node in at.nodes),
-        moves=len(first.changes.moved),
+        moves=len({*first.changes.moved} - {*first.changes.displaced}),
         tenants=given_to_tenants(question, placed),
     )
     over = _over_their_room(rest)
@@ -160,11 +160,10 @@ class _Pools:
 
 def _choice(question: Question) -> dict[str, Configuration]:
     """Job -> pools with its GPUs there, of the gangs that are to run."""
-    nodes = {node.name: node for node in question.nodes}
     pools = _Pools(question.nodes)
     cluster = ElasticCluster(nodes=pools.gpus, gpus_per_node=dict.fromkeys(pools.gpus, 1))
     policy = CompletionTime(cluster=cluster, round_seconds=1.0)
-    held = {name: at for name, at in question.holders.items() if in_its_pools(at, nodes)}
+    held = {name: at for name, at in question.holders.items() if in_its_pools(at, question.nodes_by_name)}
     seconds = {name: first for name, first in question.second_jobs.items() if first in held}
     kept, limit = within_min_run(question, {**held, **seconds}), moves_left(question)
     while True:

@@ -124,6 +124,11 @@ class Question:
         return {job.name: job.weight / weights for job in self.jobs}
 
     @functools.cached_property
+    def nodes_by_name(self) -> Mapping[str, Node]:
+        """Node by its name."""
+        return {node.name: node for node in self.nodes}
+
+    @functools.cached_property
     def second_jobs(self) -> Mapping[str, str]:
         """Running job that is second on its GPU -> the first: the one that has been there longer."""
         running, first_on, second_of = self.state.running, dict[str, str](), dict[str, str]()

@@ -246,6 +246,7 @@ class Changes:
         resized: jobs that stay, on fewer or more GPUs of their pools.
         stopped: jobs that ran and now do not.
         waiting: jobs that neither ran nor run.
+        displaced: jobs that moved or stopped since a node of theirs is gone, or is no longer of their pool.
     """
 
     extended: tuple[str, ...]
@@ -254,11 +255,12 @@ class Changes:
     resized: tuple[str, ...] = ()
     stopped: tuple[str, ...]
     waiting: tuple[str, ...]
+    displaced: tuple[str, ...] = ()
 
     @property
     def disturbed(self) -> int:
-        """Running gangs that are stopped or moved, which the hour's moves limit."""
-        return len(self.moved) + len(self.stopped)
+        """Running gangs that are stopped or moved by choice, which the hour's moves limit."""
+        return len(self.moved) + len(self.stopped) - len(self.displaced)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

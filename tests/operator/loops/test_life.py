@@ -7,7 +7,7 @@ import pytest
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.kube.kinds import JOB, NODE, POD
 from ballast_operator.views.clock import show
-from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
+from ballast_policies.contract import Directive, ExitCode, ExitReason, TerminationMessage
 from ballast_policies.protocol.observed import Cause
 
 from tests.operator.loops.simulated.machines import end_pod
@@ -197,6 +197,40 @@ async def test_gpus_of_a_job_that_is_being_deleted_wait_for_no_finalizer_of_some
     status = simulation.status("one")
     assert status.allocation is None and status.condition("Running").reason == "Finished"
     assert sum(pool.gpu_seconds for pool in status.pool_costs) >= 20
+
+
+async def test_a_job_that_a_finalizer_keeps_holds_only_the_gpus_of_its_pods_that_are_left():
+    """One pod does not end: the other one's GPU serves another job, and is paid no more."""
+    simulation = fast_and_slow()
+    await simulation.run_job("one", gpuTypes=["fast"], totalSteps=10_000)
+    first, second = simulation.pods("one")
+    simulation.trainers["one"].silent = True
+    deleted = {"finalizers": ["example.com/never"], "deletionTimestamp": show(simulation.now)}
+    simulation.world.patch(JOB, NAMESPACE, "one", {"metadata": deleted})
+    end_pod(simulation.world, NAMESPACE, first["metadata"]["name"], ExitCode.OK)
+    stays = {"deletionTimestamp": show(simulation.now + datetime.timedelta(hours=1))}
+    simulation.world.patch(POD, NAMESPACE, second["metadata"]["name"], {"metadata": stays})
+    simulation.add_job("two", gpuTypes=["fast"], stages=(1, 1))
+    await simulation.running("two")
+    assert len(simulation.pods("one")) == 1 and simulation.status("one").allocation.ended == (
+        first["metadata"]["name"],
+    )
+
+
+async def test_a_suspended_gang_that_never_started_has_nothing_to_save():
+    """Its pods are deleted at once, and no plan asks them to save."""
+    simulation = fast_and_slow()
+    simulation.add_job("one", trainer={"silent": True})
+    await simulation.until(
+        lambda: (
+            (running := simulation.condition("one", "Running")) is not None
+            and running.reason == JobReason.RANKS_MEETING
+        )
+    )
+    simulation.change("one", suspend=True)
+    await simulation.until(lambda: all("deletionTimestamp" in p["metadata"] for p in simulation.pods("one")))
+    assert simulation.plan("one").directive is Directive.RUN
+    await simulation.until(lambda: simulation.state("one") == "Suspended")
 
 
 @pytest.mark.parametrize("end", ["Succeeded", "Failed"])

@@ -163,11 +163,9 @@ def running(job: Job, launch: int) -> set[str]:
 def held(status: Status, pods: tuple[Live, ...]) -> frozenset[str]:
     """As the operator counts: by its own function."""
     gang = status.gang
-    ended = [live.pod.name for live in pods if not live.pod.alive]
-    names = gang.pods if gang is not None else ()
-    return held_pods(
-        names, ending=gang is not None and gang.ending is not None, alive=alive(pods), ended=ended
-    )
+    ends = gang is not None and gang.ending is not None
+    ended = [live.pod.name for live in pods if ends and not live.pod.alive]
+    return held_pods(gang.pods if gang is not None else (), alive=alive(pods), ended=ended)
 
 
 def free_gpus(world: World, index: int) -> int:

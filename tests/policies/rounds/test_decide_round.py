@@ -1,15 +1,17 @@
 """Rounds of a few gangs on a few nodes: who runs where, who waits, and what it is told."""
 
 import dataclasses
+import math
 from collections import Counter
 
 import pytest
 from ballast_policies.allocation.problem import Job
+from ballast_policies.rounds.decide import decide_round
 from ballast_policies.rounds.draft import Explained, explain_waiting, pool_rooms
 from ballast_policies.rounds.gangs import ElasticGang
 from ballast_policies.rounds.ledger import pack
 from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.values import Node, NodeRequest, Placement, RoundSettings
+from ballast_policies.rounds.values import Node, NodeRequest, Placement, RoundSettings, RoundState
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -216,6 +218,43 @@ def test_every_gang_that_fits_somewhere_is_served_within_bounded_rounds(cluster)
         wanted = [kind for kind, share in allocation.allocation[one.name].items() if share > 0.05]
         if any(room[pool, kind] >= one.gpus for pool, kind in room if kind in wanted):
             assert one.name in served
+
+
+def test_gangs_whose_node_is_gone_take_none_of_the_moves_of_the_hour():
+    """They did not move by choice: the gang that the shares stop has the one move that there is."""
+    settings = RoundSettings(max_moves_per_hour=1)
+    found = one_round(
+        [node("n0", 1), node("n1", 1)],
+        [job("displaced"), job("old"), job("urgent")],
+        shares={"displaced": {"v100": 0.9}, "old": {"v100": 0.0}, "urgent": {"v100": 0.9}},
+        running={"displaced": at("gone"), "old": at("n0")},
+        settings=settings,
+    )
+    assert (found.moved, found.stopped, found.started) == (("displaced",), ("old",), ("urgent",))
+    assert (found.displaced, found.disturbed) == (("displaced",), 1)
+
+
+def test_a_gang_that_waits_is_told_which_one_starts_where_it_could_run():
+    """With since when; of several, the first."""
+    state = RoundState(
+        running={"first": at("n0"), "second": at("n0")},
+        running_since={"first": 60.0, "second": 90.0},
+        trains_from={"first": math.inf, "second": math.inf},
+    )
+    asked = Question(
+        now=100.0,
+        shares={},
+        jobs=[job("first"), job("second"), job("behind")],
+        nodes=[node("n0", 2)],
+        state=state,
+        settings=RoundSettings(within_round=True),
+    )
+    assert decide_round(asked).reasons["behind"] == (
+        "waits for 1 GPUs of one pool: 0 of 2 v100 free in pool a, first has been starting there since "
+        "1970-01-01T00:01:00Z, and 1 more gangs later"
+    )
+    trains = dataclasses.replace(state, trains_from={"first": 70.0, "second": 95.0})
+    assert "starting" not in decide_round(dataclasses.replace(asked, state=trains)).reasons["behind"]
 
 
 @given(cluster=clusters(), lost=st.integers(0, 4))
