@@ -111,7 +111,7 @@ async def main() -> None:
         rows = []
         for repeat in range(given.repeats):
             if repeat == 1:
-                for key, at in observer.board.newest.assignments.items():
+                for key, at in observer.decided.assignments.items():
                     if at.action is Action.PLACE:
                         item = dict(caches[JOB].get(key))
                         fill.put(
@@ -130,7 +130,7 @@ async def main() -> None:
             rows.append({"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu})
             print(
                 json.dumps(rows[-1]),
-                sum(a.action is Action.KEEP for a in observer.board.newest.assignments.values()),
+                sum(a.action is Action.KEEP for a in observer.decided.assignments.values()),
                 flush=True,
             )
 

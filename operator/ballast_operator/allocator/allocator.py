@@ -150,7 +150,6 @@ class Allocator:
         throttle: DecisionThrottle,
     ) -> None:
         self._observer = observer
-        self._board = observer.board
         self._answers = LastAnswer(solver, metrics)
         self._settings = settings
         self._metrics = metrics
@@ -227,7 +226,7 @@ class Allocator:
         self._record_wait(problem)
         if problem:
             self._next_round = None
-            self._publish(waiting_for_policy(jobs, problem), jobs, self._board.newest.pools)
+            self._publish(waiting_for_policy(jobs, problem), jobs, self._observer.decided.pools)
 
     async def _load(self, jobs: list[JobView]) -> None:
         """Once: start from what an earlier leader has saved, except for jobs created since."""
@@ -284,9 +283,9 @@ class Allocator:
         clock.lap("read")
         faults: dict[Key, Exception] = {}
         jobs = await asyncio.to_thread(in_todays_pools, jobs, policy, nodes, faults)
-        newest = self._board.newest
+        newest = self._observer.decided
         pools = pool_infos(policy.spec.node_pools, newest.pools, item.get("status"), at=started)
-        self._board.newest = dataclasses.replace(newest, pools=pools)  # prices count at once
+        self._observer.decided = dataclasses.replace(newest, pools=pools)  # prices count at once
         spent = await asyncio.to_thread(
             self.decider.look, policy, jobs, seen=seen, started=started, item=item, pools=pools
         )
@@ -340,9 +339,9 @@ class Allocator:
         self, assignments: Mapping[Key, Assignment], jobs: list[JobView], pools: Mapping[str, PoolInfo]
     ) -> None:
         """Publish what is decided; jobs for which there is news get a pass."""
-        old = self._board.newest
+        old = self._observer.decided
         uids = {view.key: view.uid for view in jobs}
-        self._board.newest = Decided(assignments=assignments, uids=uids, pools=pools)
+        self._observer.decided = Decided(assignments=assignments, uids=uids, pools=pools)
         for view in jobs:
             assignment = assignments.get(view.key)
             waits = (

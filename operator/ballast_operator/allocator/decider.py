@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ballast_policies.allocation.problem import Entity
 from ballast_policies.protocol import Action
-from ballast_policies.scheduling import (
+from ballast_policies.scheduling.assignments import assign
+from ballast_policies.scheduling.decision import (
     Decision,
     Memory,
     SchedulingPolicy,
@@ -18,7 +19,6 @@ from ballast_policies.scheduling import (
     apply_allocation,
     build_problem,
 )
-from ballast_policies.scheduling.assignments import assign
 from ballast_policies.scheduling.faults import JobFaults
 from ballast_policies.scheduling.measurements import Measurements
 
@@ -66,7 +66,6 @@ def assignments_of(
             launches=job.launches,
             kept_pods=tuple(dict.fromkeys(pods)),
             plan_id=decision.plan_id,
-            reason=one.obstacle or "",
             advice=advice.get(job.key, ()),
             layers=job.layers,
         )

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 
 from ballast_policies.allocation.problem import ProblemError
 from ballast_policies.rounds.values import Round
-from ballast_policies.scheduling import isolated_speeds
+from ballast_policies.scheduling.decision import isolated_speeds
 from ballast_policies.simulator.clock import Answer, Clock
 from ballast_policies.simulator.decisions import HOUR, ClusterGang, OperatorDecisions
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from ballast_policies.allocation.problem import Allocation, Problem
 from ballast_policies.allocation.registry import greedy, imports_of
-from ballast_policies.scheduling import SolveRequest
+from ballast_policies.scheduling.decision import SolveRequest
 
 from ballast_operator.allocator.solver_process import HEADER, encode, preparation
 from ballast_operator.api.cluster_policy import ClusterPolicy

@@ -8,6 +8,8 @@ import enum
 from collections.abc import Sequence
 from typing import Self
 
+from ballast_policies.scheduling.refusals import Obstacle
+
 NO_POLICY = "there is no ClusterPolicy. To fix: create one"
 """Reason that no job gets GPUs before the first exists."""
 
@@ -58,7 +60,7 @@ class Reason(enum.StrEnum):
     def __new__(cls, word: str, told: Told = Told.NORMALLY) -> Self:
         """The word itself, as the API has it."""
         reason = str.__new__(cls, word)
-        reason._value_, reason.told = word, told
+        reason._value_, reason.told = str(word), told
         return reason
 
 
@@ -234,7 +236,7 @@ class JobReason(Reason):
     """Not admitted: the allocator has not looked at the job yet."""
     WAITING_FOR_POLICY = "WaitingForPolicy", Told.NOT_AT_FIRST
     """Not admitted: there is no usable ClusterPolicy."""
-    WAITING_FOR_CAPACITY = "WaitingForCapacity", Told.NOT_AT_FIRST
+    WAITING_FOR_CAPACITY = Obstacle.CAPACITY, Told.NOT_AT_FIRST
     """Not admitted: it fits, but other jobs hold the GPUs this round."""
     WAITING_FOR_RELEASED_PODS = "WaitingForReleasedPods"
     """Not admitted: pods of another job that hold its GPUs are not gone yet."""
@@ -247,7 +249,7 @@ class JobReason(Reason):
     """Not admitted or not running: an object of somebody else has a name that the job needs. Retried."""
     BACKING_OFF = "BackingOff"
     """Not admitted: it failed and is launched again after a pause that doubles each time."""
-    DRY_RUN = "DryRun"
+    DRY_RUN = Obstacle.DRY_RUN
     """Not admitted: the ClusterPolicy only says what it would do."""
     SUSPENDED = "Suspended", Told.NOT_AT_FIRST
     """Not admitted or not running: ``spec.suspend`` is set."""
@@ -255,26 +257,26 @@ class JobReason(Reason):
     """Not admitted or not running: Kueue has not admitted the job's Workload, or has evicted it."""
 
     # Admitted=False: refusals
-    EXCEEDS_CAPACITY = "ExceedsCapacity", Told.WARNING
+    EXCEEDS_CAPACITY = Obstacle.EXCEEDS_CAPACITY, Told.WARNING
     """Not admitted: even an empty cluster has too few GPUs of one pool for ``pipeline.minStages``."""
-    NO_MATCHING_GPU_TYPE = "NoMatchingGpuType", Told.WARNING
+    NO_MATCHING_GPU_TYPE = Obstacle.NO_MATCHING_GPU_TYPE, Told.WARNING
     """Not admitted: no node pool has a GPU type that ``gpuTypes`` allows."""
     NO_MATCHING_CAPACITY_TYPE = "NoMatchingCapacityType"
     """Not admitted: ``spec.spot`` rules out all pools with its GPU types."""
     NO_DATA_PRICE = "NoDataPrice"
     """Not admitted: no pool that it may use has a price for reading ``spec.dataLocation`` there."""
-    EXCEEDS_MEMORY = "ExceedsMemory", Told.WARNING
+    EXCEEDS_MEMORY = Obstacle.EXCEEDS_MEMORY, Told.WARNING
     """Not admitted: the job does not fit the memory of the GPUs; the message says what needs how much."""
 
-    SPOT_LIMIT = "SpotLimit"
+    SPOT_LIMIT = Obstacle.SPOT_LIMIT
     """Not admitted: ``spec.spot`` of the ClusterPolicy keeps it off spot machines, and no others are free."""
-    NAMESPACE_LIMIT = "NamespaceLimit"
+    NAMESPACE_LIMIT = Obstacle.TENANT_LIMIT
     """Not admitted: a limit of the ClusterPolicy's ``tenants`` is reached; the message says which."""
-    TEAM_LIMIT = "TeamLimit"
+    TEAM_LIMIT = Obstacle.TEAM_LIMIT
     """Not admitted: ``maxGpusByType`` of its team is reached."""
 
     # Admitted=False: user errors
-    MISCONFIGURED = "Misconfigured", Told.WARNING
+    MISCONFIGURED = Obstacle.MISCONFIGURED, Told.WARNING
     """Not admitted or failed: the spec cannot be used; the message names the field; a gang stops."""
 
     # Reporting

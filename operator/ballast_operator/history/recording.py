@@ -5,7 +5,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ballast_policies.scheduling import ClusterJob, ClusterState, SchedulingPolicy
+from ballast_policies.scheduling.decision import SchedulingPolicy
+from ballast_policies.scheduling.state import ClusterJob, ClusterState
 from ballast_policies.simulator.replay import WITHIN, RecordedCluster, Replay
 
 from ballast_operator.history.recent import seconds_of

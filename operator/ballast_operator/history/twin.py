@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ballast_policies.contract import ContractError
 from ballast_policies.contract.decode import decode_text
 from ballast_policies.rounds.values import Placement
-from ballast_policies.scheduling import ClusterJob
+from ballast_policies.scheduling.state import ClusterJob
 from ballast_policies.simulator.replay import RecordedCluster, RecordedJob, Recording
 
 from ballast_operator.history.recording import CLUSTER, COURSE, SEEN, Held, JobRecord

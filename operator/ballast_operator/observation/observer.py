@@ -16,7 +16,7 @@ from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, NODE, POD, Key, 
 from ballast_operator.kube.ownership import controlled_by
 from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.observation.findings import Findings
-from ballast_operator.views.assignment import AssignmentBoard
+from ballast_operator.views.assignment import Decided
 from ballast_operator.views.clock import OPERATORS, Clock, Time, parse
 from ballast_operator.views.job import PLAN_WRITTEN_ANNOTATION, QUEUE_LABEL, JobView
 from ballast_operator.views.lease import LeaseReader, LeaseView
@@ -106,7 +106,7 @@ class Observer:
 
     Attributes:
         findings: what passes have learned and no object says.
-        board: what the allocator has decided.
+        decided: what the allocator has decided last.
         clock: of all that decide by it.
     """
 
@@ -119,7 +119,7 @@ class Observer:
     ) -> None:
         self.caches = caches
         self.findings = Findings(clock.seconds)
-        self.board = AssignmentBoard()
+        self.decided = Decided()
         self.clock = clock
         self._leases: dict[Key, LeaseReader] = {}
         self._plans: dict[Key, KnownPlan] = {}

@@ -112,7 +112,6 @@ class Changes:
     ) -> None:
         self._observer = observer
         self._caches = observer.caches
-        self._board = observer.board
         self._queue = queue
         self._settings = settings
         self._jobs: dict[Key, tuple[str, int, bool]] = {}
@@ -144,7 +143,7 @@ class Changes:
             return Lane.ORDINARY
         allocation = status.allocation
         if allocation is None:
-            assignment = self._board.newest.assignments.get(key)
+            assignment = self._observer.decided.assignments.get(key)
             placed = assignment is not None and assignment.action is Action.PLACE
             return Lane.URGENT if placed and not status.finished else Lane.BACKGROUND
         trains = allocation.ending is None and status.is_true(JobCondition.RUNNING)

@@ -105,7 +105,6 @@ class Reconciler:
         self._cluster = cluster
         self._observer = observer
         self._findings = observer.findings
-        self._board = observer.board
         self._settings = settings
         self._counters = {
             JobCounter.LAUNCHES: metrics.launches,
@@ -214,7 +213,7 @@ class Reconciler:
         if before is None or before.ending is not None or after is None or after.ending is None:
             return
         if after.ending.cause is Cause.NOT_BOUND:
-            self._findings.avoid(view, not_reached(view, before, self._board.newest.pools))
+            self._findings.avoid(view, not_reached(view, before, self._observer.decided.pools))
         elif after.ending.cause in (Cause.USER_ERROR, Cause.POD_LOST) and (node := failed_on(view)):
             self._findings.complain(view.key, Complaint(node, self._clock()))
 
@@ -230,7 +229,7 @@ class Reconciler:
     @property
     def _gpu_resources(self) -> frozenset[str]:
         """The extended resources that count as GPUs in the pools."""
-        return frozenset(info.pool.gpu_resource for info in self._board.newest.pools.values())
+        return frozenset(info.pool.gpu_resource for info in self._observer.decided.pools.values())
 
     async def _look_at_pods(self, view: JobView) -> JobView | None:
         """The job with what keeps its pods from being made, if anything does; None: it is gone."""
@@ -239,7 +238,7 @@ class Reconciler:
         why = await self._checks.why_blocked(view, self._gpu_resources, self._clock())
         if self._findings.block(view, why):
             self._allocate()
-        assignment = self._board.newest.on(view.key, view.uid)
+        assignment = self._observer.decided.on(view.key, view.uid)
         if view.spec.question is not None and assignment is not None and assignment.placement is not None:
             # The launch reads what is kept of it: schedules are played for up to a second.
             await asyncio.to_thread(view.spec.candidates_on, assignment.placement.by_pool, assignment.memory)
@@ -260,14 +259,14 @@ class Reconciler:
         return dataclasses.replace(view, queued=why)
 
     def _decide(self, view: JobView) -> StepResult:
-        assignment = self._board.newest.on(view.key, view.uid)
+        assignment = self._observer.decided.on(view.key, view.uid)
         allocation = view.status.allocation
         placement = assignment.placement if assignment is not None else None
         if allocation is not None:
             allocation = allocation.named_as(placement)
             view = dataclasses.replace(view, status=view.status.replace(allocation=allocation))
             placement = allocation.placement
-        pools = self._board.newest.pools
+        pools = self._observer.decided.pools
         sharer, partner_left = on_the_same_gpu(self._observer, view, assignment)
         around = Surroundings(
             shortage=capacity_shortfall(self._observer, view, assignment, placement=placement, pools=pools),

@@ -22,7 +22,6 @@ class Assignment(JobAssignment):
             ignores the assignment, so that none is carried out twice.
         kept_pods: for KEEP: the pods of the kept ranks; empty: all.
         plan_id: the round.
-        reason: a reason of the condition ``Admitted``, for RELEASE.
         advice: conditions of the job that only the allocator can know.
         layers: of the job, as measured by it or another of its kind; None: nothing is known.
     """
@@ -30,7 +29,6 @@ class Assignment(JobAssignment):
     launches: int
     kept_pods: tuple[str, ...] = ()
     plan_id: str = ""
-    reason: str = ""
     advice: tuple[Verdict, ...] = ()
     layers: MeasuredLayers | None = None
 
@@ -102,7 +100,7 @@ MOST_EARLIER = 64
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
-    """The allocator's newest decision on all jobs and pools.
+    """The allocator's newest decision on all jobs and pools; empty: there is none.
 
     Attributes:
         assignments: job -> what the allocator wants of it.
@@ -117,10 +115,3 @@ class Decided:
     def on(self, key: Key, uid: str) -> Assignment | None:
         """Assignment of this job; None: nothing is decided on it yet."""
         return self.assignments.get(key) if self.uids.get(key) == uid else None
-
-
-@dataclasses.dataclass(slots=True)
-class AssignmentBoard:
-    """Newest decision of the allocator, whole, for the passes to read; empty: there is none."""
-
-    newest: Decided = dataclasses.field(default_factory=Decided)

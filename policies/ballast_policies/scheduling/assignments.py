@@ -29,7 +29,7 @@ class JobAssignment:
         placement: for KEEP and PLACE: where; for RELEASE of a dry run: where it would run.
         extra_nodes: for KEEP: nodes of GPUs that the gang may take in addition.
         kept_ranks: for KEEP: the ranks that the gang is to continue with; empty: all.
-        obstacle: for RELEASE: why; None otherwise.
+        reason: for RELEASE: why, in a word; empty otherwise.
         chosen, next_best: what was chosen and what would have been second.
         partner: the job that shares its GPU where it is placed; empty: none.
         may_share: another job may come to share its GPU there.
@@ -43,7 +43,7 @@ class JobAssignment:
     placement: Placement | None = None
     extra_nodes: tuple[str, ...] = ()
     kept_ranks: tuple[int, ...] = ()
-    obstacle: Obstacle | None = None
+    reason: str = ""
     why: str = ""
     chosen: str = ""
     next_best: str = ""
@@ -107,7 +107,7 @@ def _assignment(
             why = f"{allocation.policy} gives it no GPUs yet; {why}"
         return JobAssignment(
             action=Action.RELEASE,
-            obstacle=Obstacle.SPOT_LIMIT if job.name in decided.blocked_by_spot_limit else Obstacle.CAPACITY,
+            reason=Obstacle.SPOT_LIMIT if job.name in decided.blocked_by_spot_limit else Obstacle.CAPACITY,
             why=why,
             next_best=best,
             **common,
@@ -115,7 +115,7 @@ def _assignment(
     return JobAssignment(
         action=Action.RELEASE if decision.dry_run else Action.PLACE,
         placement=placement,
-        obstacle=Obstacle.DRY_RUN if decision.dry_run else None,
+        reason=Obstacle.DRY_RUN if decision.dry_run else "",
         why=f"would get {placement}: {why}" if decision.dry_run else why,
         chosen=str(placement),
         next_best=best,
@@ -164,7 +164,7 @@ def _within_tenant_limits(
             held_back[job.name] = dataclasses.replace(
                 assignment,
                 action=Action.RELEASE,
-                obstacle=Obstacle.TENANT_LIMIT,
+                reason=Obstacle.TENANT_LIMIT,
                 why=why + assignment.why,
             )
     return held_back

@@ -5,7 +5,7 @@ import enum
 
 
 class Obstacle(enum.StrEnum):
-    """Cause that a job gets no GPUs now, by the reason of its condition ``Admitted``."""
+    """Cause that a decision gives a job no GPUs: the reason of its condition ``Admitted``."""
 
     CAPACITY = "WaitingForCapacity"
     """Other jobs hold the GPUs this round."""

@@ -13,17 +13,9 @@ from ballast_policies.allocation.registry import allocate, find_policy
 from ballast_policies.rounds.gangs import PAUSE_SECONDS, RESTART_SECONDS
 from ballast_policies.rounds.question import SpotLimits
 from ballast_policies.rounds.values import Node, Round, gpus_by
-from ballast_policies.scheduling import (
-    Capacity,
-    ClusterJob,
-    ClusterState,
-    Decision,
-    Memory,
-    SchedulingPolicy,
-    SolveRequest,
-    decide,
-)
 from ballast_policies.scheduling.assignments import at_placement
+from ballast_policies.scheduling.decision import Decision, Memory, SchedulingPolicy, SolveRequest, decide
+from ballast_policies.scheduling.state import Capacity, ClusterJob, ClusterState
 from ballast_policies.simulator.clock import LEAST_STEP, ActiveJob, Answer, SimulationError
 
 HOUR = 3600.0

@@ -25,7 +25,8 @@ from ballast_policies.elastic.completion_time import ELASTIC_POLICIES, advanced,
 from ballast_policies.elastic.job import ElasticCluster, ElasticJob, JobState
 from ballast_policies.rounds.gangs import ElasticGang, SpreadGang, speeds_where_it_is
 from ballast_policies.rounds.values import Node, Placement
-from ballast_policies.scheduling import ClusterJob, SchedulingPolicy
+from ballast_policies.scheduling.decision import SchedulingPolicy
+from ballast_policies.scheduling.state import ClusterJob
 from ballast_policies.simulator.clock import Clock, OnProgress, SimulationError, SimulationProgress
 from ballast_policies.simulator.decisions import ClusterGang, OperatorDecisions, cluster_of
 from ballast_policies.simulator.result import HOUR, PERCENTILES

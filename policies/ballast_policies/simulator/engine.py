@@ -14,7 +14,8 @@ from ballast_policies.accounting import isolated_seconds
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.gangs import SpreadGang
 from ballast_policies.rounds.values import Node, Placement, Round
-from ballast_policies.scheduling import ClusterJob, SchedulingPolicy
+from ballast_policies.scheduling.decision import SchedulingPolicy
+from ballast_policies.scheduling.state import ClusterJob
 from ballast_policies.simulator.clock import Answer, Clock, OnProgress, SimulationError, SimulationProgress
 from ballast_policies.simulator.decisions import OperatorDecisions, SimulatedGang, cluster_of
 from ballast_policies.simulator.ledger import Ledger

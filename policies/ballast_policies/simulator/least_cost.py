@@ -22,7 +22,7 @@ from ballast_policies.accounting import SECONDS_PER_HOUR
 from ballast_policies.allocation.instance import instance
 from ballast_policies.allocation.problem import Configuration, Job, Problem
 from ballast_policies.allocation.solvers import linear
-from ballast_policies.scheduling import ClusterJob
+from ballast_policies.scheduling.state import ClusterJob
 from ballast_policies.simulator.replay import Recording
 
 

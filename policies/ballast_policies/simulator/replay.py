@@ -15,7 +15,8 @@ from typing import Any
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.rounds.question import SpotLimits
 from ballast_policies.rounds.values import Node
-from ballast_policies.scheduling import Capacity, ClusterJob, ClusterState, SchedulingPolicy
+from ballast_policies.scheduling.decision import SchedulingPolicy
+from ballast_policies.scheduling.state import Capacity, ClusterJob, ClusterState
 from ballast_policies.simulator.clock import Answer, Clock, Event
 from ballast_policies.simulator.decisions import ClusterGang, OperatorDecisions
 

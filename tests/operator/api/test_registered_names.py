@@ -1,10 +1,8 @@
 """Names that only the operator can judge: policies of other distributions, and functions."""
 
 import pytest
-from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.read import InvalidObject, read_cluster_policy
 from ballast_policies.allocation.registry import POLICIES
-from ballast_policies.scheduling.refusals import Obstacle
 
 from tests.operator.api.objects import POLICY, changed
 from tests.support.distributions import install
@@ -57,8 +55,3 @@ def test_another_one_is_refused_with_field_and_reason(distribution, policy, said
 def test_a_function_is_taken_by_its_form():
     """Whether it exists, the solver's process finds out: nothing is imported here."""
     assert chosen("no_such_module_at_all:fair") == "no_such_module_at_all:fair"
-
-
-def test_each_obstacle_of_a_decision_is_a_reason_of_conditions():
-    """Decisions say it by the word that stands in the job's condition."""
-    assert [JobReason(each) for each in Obstacle] == list(Obstacle)

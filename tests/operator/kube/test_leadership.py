@@ -11,7 +11,7 @@ from ballast_operator.kube.kinds import LEASE
 from ballast_operator.kube.leadership import LEASE_NAME, Leadership
 from ballast_operator.settings import MOST_LEASE_SECONDS, LeaderSettings
 from ballast_operator.tasks import LoopThread
-from ballast_policies.scheduling import Memory, SchedulingPolicy, decide
+from ballast_policies.scheduling.decision import Memory, SchedulingPolicy, decide
 
 from tests.operator.loops.simulated.fake_cluster import FakeCluster
 from tests.operator.loops.simulated.world import World

@@ -104,7 +104,7 @@ async def decided(simulation: Simulation) -> dict[str, Any]:
     await simulation.tick(seconds=61)
     return {
         key[1]: (one.action, one.placement and one.placement.nodes)
-        for key, one in simulation.board.newest.assignments.items()
+        for key, one in simulation.observer.decided.assignments.items()
         if simulation.world.get(JOB, *key) is not None
     }
 
@@ -169,7 +169,7 @@ async def test_several_jobs_at_fault_are_each_found(place, monkeypatch):
         await decided(simulation)
         out = {
             key[1]
-            for key, one in simulation.board.newest.assignments.items()
+            for key, one in simulation.observer.decided.assignments.items()
             if one.reason == "InternalError"
         }
         assert out == bad
@@ -182,11 +182,11 @@ async def test_an_error_that_is_nobodys_fails_the_decision(monkeypatch):
     """It is told as before: what runs continues, and the ClusterPolicy is not Ready from the second on."""
     simulation = await full_cluster()
     monkeypatch.setattr(decision, "decide_round", lambda asked: {}["a bug"])
-    before, ends = simulation.board.newest.assignments, simulation.allocator.decider.memory.next_at
+    before, ends = simulation.observer.decided.assignments, simulation.allocator.decider.memory.next_at
     for _ in range(2):
         simulation.now += datetime.timedelta(seconds=61)
         await simulation.attempt()
-    assert simulation.board.newest.assignments == before
+    assert simulation.observer.decided.assignments == before
     ready = simulation.policy_condition("Ready")
     assert (ready["status"], ready["reason"]) == ("False", "DecisionsFail")
     assert simulation.allocator.decider.memory.next_at == ends

@@ -23,7 +23,7 @@ from ballast_operator.kube.kinds import JOB, NODE, POD
 from ballast_operator.views.notices import NODE_DELETED
 from ballast_policies.contract import ExitReason, Plan, Report, TerminationMessage
 from ballast_policies.rounds.values import Node, Placement, Round
-from ballast_policies.scheduling import ClusterJob
+from ballast_policies.scheduling.state import ClusterJob
 from ballast_policies.simulator.clock import Answer, Clock, Event
 from ballast_policies.simulator.decisions import OperatorDecisions, SimulatedGang
 

@@ -31,7 +31,7 @@ class Bench:
         self.caches = Caches()
         self.queue: KeyQueue[tuple[str, str]] = KeyQueue(self.clock)
         observer = Observer(self.caches, clock=clocks.Clock(seconds=self.clock))
-        self.board = observer.board
+        self.observer = observer
         changes = Changes(observer, self.queue, settings=JobSettings(), allocate=self._allocate)
         self.changes = changes
         self.decisions = 0
@@ -173,7 +173,7 @@ async def test_what_gpus_wait_for_is_urgent(bench):
     """A job that has its GPUs before it runs; one that only waits is not."""
     assert bench.changes.lane(KEY) is Lane.BACKGROUND
     placed = Assignment(action=Action.PLACE, launches=0)
-    bench.board.newest = Decided(assignments={KEY: placed})
+    bench.observer.decided = Decided(assignments={KEY: placed})
     assert bench.changes.lane(KEY) is Lane.URGENT
 
 

@@ -2,7 +2,7 @@
 
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.values import Node, Placement
-from ballast_policies.scheduling import Capacity, ClusterJob, ClusterState
+from ballast_policies.scheduling.state import Capacity, ClusterJob, ClusterState
 
 
 def at(*nodes):

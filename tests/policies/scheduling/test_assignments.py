@@ -6,16 +6,11 @@ import pytest
 from ballast_policies.allocation.problem import Job
 from ballast_policies.protocol import Action
 from ballast_policies.rounds.gangs import ElasticGang
-from ballast_policies.scheduling import (
-    ClusterJob,
-    Memory,
-    SchedulingPolicy,
-    TenantRooms,
-    assign,
-    decide,
-)
-from ballast_policies.scheduling.assignments import Obstacle
+from ballast_policies.scheduling.assignments import assign
+from ballast_policies.scheduling.decision import Memory, SchedulingPolicy, decide
 from ballast_policies.scheduling.faults import JobFaults
+from ballast_policies.scheduling.refusals import Obstacle
+from ballast_policies.scheduling.state import ClusterJob, TenantRooms
 
 from tests.policies.scheduling.clusters import at, cluster, gang
 
@@ -33,7 +28,7 @@ def test_an_elastic_gang_takes_the_gpus_that_nobody_else_could_use():
     """It stays where it is, and is told which configurations would have been next."""
     (one,) = decided(cluster(gang("one", elastic=SIZES, runs=at("n")))).values()
     assert (one.action, one.placement, one.extra_nodes) == (Action.KEEP, at("n"), ("n", "n"))
-    assert (one.chosen, one.kept_ranks, one.obstacle) == ("1 x v100 of pool a", (), None)
+    assert (one.chosen, one.kept_ranks, one.reason) == ("1 x v100 of pool a", (), "")
     assert one.next_best
 
 
@@ -51,7 +46,7 @@ def test_a_dry_run_keeps_what_runs_and_says_what_would_start():
     state = cluster(gang("old", elastic=SIZES, runs=at("n")), gang("new"))
     found = decided(state, dataclasses.replace(FAIR, dry_run=True))
     assert (found["old"].action, found["old"].extra_nodes) == (Action.KEEP, ())
-    assert (found["new"].action, found["new"].obstacle) == (Action.RELEASE, Obstacle.DRY_RUN)
+    assert (found["new"].action, found["new"].reason) == (Action.RELEASE, Obstacle.DRY_RUN)
     assert found["new"].why.startswith("would get 1 x v100 of pool a: ")
 
 
@@ -59,7 +54,7 @@ def test_a_job_that_finds_no_gpus_waits():
     """It holds none, and is told so."""
     found = decided(cluster(gang("old", runs=at("n")), gang("wide", gpus=3)), round_began=False)
     assert found["old"].action is Action.KEEP
-    assert (found["wide"].action, found["wide"].obstacle) == (Action.RELEASE, Obstacle.CAPACITY)
+    assert (found["wide"].action, found["wide"].reason) == (Action.RELEASE, Obstacle.CAPACITY)
 
 
 def test_a_tenant_at_its_limit_starts_a_job_once_its_shrinking_gang_has_given_gpus_back():
@@ -68,7 +63,7 @@ def test_a_tenant_at_its_limit_starts_a_job_once_its_shrinking_gang_has_given_gp
     rooms = {"gpus": {"team": 2}, "left": {"team": 0}}
     found = decided(cluster(*jobs, tenants=TenantRooms(**rooms)))
     assert found["old"].kept_ranks
-    assert (found["new"].action, found["new"].obstacle) == (Action.RELEASE, Obstacle.TENANT_LIMIT)
+    assert (found["new"].action, found["new"].reason) == (Action.RELEASE, Obstacle.TENANT_LIMIT)
     assert found["new"].why.startswith("other jobs of namespace team, which is at its limit, are giving GPUs")
     rooms["left"] = {"team": 1}
     found = decided(cluster(*jobs, tenants=TenantRooms(**rooms)))

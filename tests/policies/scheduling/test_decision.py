@@ -8,16 +8,9 @@ from ballast_policies.allocation.problem import Allocation, Job
 from ballast_policies.prices.hazard import Hazard
 from ballast_policies.rounds.question import SpotLimits
 from ballast_policies.rounds.values import Node, Placement
-from ballast_policies.scheduling import (
-    Capacity,
-    ClusterJob,
-    ClusterState,
-    Decision,
-    Memory,
-    SchedulingPolicy,
-    decide,
-)
 from ballast_policies.scheduling.deadlines import deadline_choices
+from ballast_policies.scheduling.decision import Decision, Memory, SchedulingPolicy, decide
+from ballast_policies.scheduling.state import Capacity, ClusterJob, ClusterState
 
 from tests.policies.scheduling.clusters import at, cluster, gang
 

@@ -2,7 +2,7 @@
 
 import pytest
 from ballast_policies.allocation.price_classes import PricedPool
-from ballast_policies.scheduling import Capacity
+from ballast_policies.scheduling.state import Capacity
 
 
 @pytest.mark.parametrize(("gpus", "k80"), [((4, 1, 3, 100), 0.2), ((0, 0, 0, 0), 0.3)])

@@ -10,7 +10,8 @@ from ballast_policies.allocation.problem import Job, ProblemError
 from ballast_policies.rounds.gangs import ElasticGang
 from ballast_policies.rounds.question import SpotLimits
 from ballast_policies.rounds.values import Node
-from ballast_policies.scheduling import ClusterJob, SchedulingPolicy
+from ballast_policies.scheduling.decision import SchedulingPolicy
+from ballast_policies.scheduling.state import ClusterJob
 from ballast_policies.simulator.least_cost import least_cost
 from ballast_policies.simulator.replay import RecordedCluster, RecordedJob, Recording, replay
 from hypothesis import given

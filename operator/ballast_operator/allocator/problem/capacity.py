@@ -21,9 +21,9 @@ from ballast_policies.prices.egress import NO_DATA_PRICES, DataPrices
 from ballast_policies.rounds.question import SpotLimits
 from ballast_policies.rounds.spot_limits import nodes_by_place
 from ballast_policies.rounds.values import Node, Round, domains_of, gpus_by, own_domain
-from ballast_policies.scheduling import Capacity
 from ballast_policies.scheduling.gang_spec import job_id
 from ballast_policies.scheduling.refusals import Refusal
+from ballast_policies.scheduling.state import Capacity
 
 from ballast_operator.allocator.costs.data_prices import pool_region
 from ballast_operator.allocator.problem.tolerance import Tolerance

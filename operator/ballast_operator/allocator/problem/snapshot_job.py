@@ -14,12 +14,12 @@ from ballast_policies.rounds.gangs import (
     SharingJob,
 )
 from ballast_policies.rounds.values import NodeRequest
-from ballast_policies.scheduling import ClusterJob
 from ballast_policies.scheduling.faults import each_job
 from ballast_policies.scheduling.gang_room import gigabytes, known_over_planned, within_limit
 from ballast_policies.scheduling.gang_spec import job_id
 from ballast_policies.scheduling.gang_speeds import GangRequest
 from ballast_policies.scheduling.measurements import Measurements
+from ballast_policies.scheduling.state import ClusterJob
 from ballast_policies.throughput.paired import PairSpeeds
 from ballast_policies.throughput.speeds import Estimate, Speeds
 

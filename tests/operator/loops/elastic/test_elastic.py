@@ -263,7 +263,7 @@ async def test_a_gang_that_grows_after_a_shrink_has_the_gpus_that_it_grows_onto(
     simulation.add_job("three", stages=(2, 2), **LONG)
     await simulation.look()
     await simulation.decide()
-    assigned = simulation.board.newest.assignments
+    assigned = simulation.observer.decided.assignments
     assert len(assigned[NAMESPACE, "one"].placement.nodes) == 4
     assert assigned[NAMESPACE, "three"].placement is None
 

@@ -130,7 +130,7 @@ async def test_a_job_whose_planner_is_edited_does_not_grow_by_what_was_decided_b
         await simulation.tick(operator=False)
         await simulation.look()
         await simulation.decide()
-        if simulation.board.newest.assignments[NAMESPACE, "one"].extra_nodes:
+        if simulation.observer.decided.assignments[NAMESPACE, "one"].extra_nodes:
             break
     else:
         raise AssertionError("no growth was decided")

@@ -189,7 +189,7 @@ class Pools:
         await self.simulation.decide()
         was, disturbed = dict(self.held), set()
         for name in self.specs:
-            told = self.simulation.board.newest.assignments[NAMESPACE, name]
+            told = self.simulation.observer.decided.assignments[NAMESPACE, name]
             assert told.reason != "WaitingForPolicy"
             if told.action is Action.PLACE:
                 self.launches[name] += 1

@@ -201,7 +201,6 @@ class Simulation:
         )
         self.metrics = Metrics()
         self.waits = Waits()
-        self.board = self.observer.board
         self.recorder = Recorder(self.cluster)
         self.reporter = PolicyReporter(
             self.cluster,
