@@ -274,7 +274,7 @@ def test_what_the_api_server_refuses_is_one_of_the_clients_errors(answers, statu
     ("text", "says"),
     [
         ("", "holds no manifest"),
-        ("{", "is not YAML"),
+        ("{", "not YAML"),
         ("- 1", "is no manifest"),
         ("kind: Pod\napiVersion: v1\nmetadata: {name: a}", "it is not a TrainingJob"),
         ("kind: TrainingJob\napiVersion: v1\nmetadata: {name: a}", "apiVersion: 'v1'"),
@@ -285,12 +285,13 @@ def test_what_the_api_server_refuses_is_one_of_the_clients_errors(answers, statu
         ("a: &a [1, 1]\nb: &b [*a, *a]\n" + "".join(
             f"{chr(c + 1)}: &{chr(c + 1)} [{', '.join([f'*{chr(c)}'] * 9)}]\n" for c in range(98, 110)
         ), "200000 values"),
-        ("a: " + "[" * 2000, "is not YAML"),
-        ("a: " + "9" * 9000, "is not YAML"),
+        ("a: " + "[" * 2000, "100 levels"),
+        ("a: " + "9" * 9000, "not YAML"),
         ("x" * (2 << 20), "more than 1 MiB"),
-        ("a: \ud800", "is not YAML"),
+        ("a: \ud800", "not UTF-8"),
+        ("kind: TrainingJob\nspec: {totalSteps: 1, totalSteps: 2}", "'totalSteps' is given twice"),
     ],
-    ids=range(14),
+    ids=range(15),
 )  # fmt: skip
 def test_a_file_that_holds_no_training_job_is_refused(text, says, tmp_path, answers):
     """Before anything is sent, in a time that its size explains."""

@@ -4,10 +4,14 @@ Everything of that kind is read by :mod:`ballast_policies.contract.decode` withi
 of numbers and lengths of texts stand at the fields (``Field(ge=0, le=2**53)``).
 """
 
+import codecs
 import dataclasses
 import re
 from collections.abc import Iterable
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ballast_policies.contract.errors import ContractError
 
 MOST_STEP = 2**53
 """Largest step number: JSON readers that use doubles still tell neighbours apart."""
@@ -72,6 +76,26 @@ class Limits:
         if nested_deeper(text, self.depth):
             return f"nested deeper than {self.depth} levels"
         return ""
+
+    def read(self, path: Path) -> str:
+        """The text of a file. Raises OSError; ContractError, as :meth:`text`."""
+        with path.open("rb") as file:
+            return self.text(file)
+
+    def text(self, file: BinaryIO) -> str:
+        """The text that a file goes on with: of UTF-8 or, with its mark, UTF-16, in any locale.
+
+        Raises:
+            ContractError: longer, and no more of it was read, or no text.
+        """
+        data = file.read(self.most_bytes + 1)
+        if len(data) > self.most_bytes:
+            raise ContractError(f"more than {self.most_bytes >> 20} MiB. To fix: a smaller file")
+        marked = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        try:
+            return data.decode("utf-16" if marked else "utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise ContractError(f"not UTF-8: {error}. To fix: save it so") from error
 
 
 MESSAGE = Limits(most_bytes=256 * 1024)

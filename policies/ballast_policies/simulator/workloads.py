@@ -25,6 +25,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ballast_policies.contract.errors import ContractError
+from ballast_policies.contract.limits import FILE
 from ballast_policies.throughput.table import JobType, ThroughputTable
 
 
@@ -82,14 +84,14 @@ def read_trace(path: Path) -> Workload:
         folder = resources.files("ballast_policies.throughput") / "data" / "gavel" / "traces"
         return parse_trace((folder / f"{path}.trace").read_text(), name=f"{path}.trace")
     try:
-        text = path.read_text()
+        text = FILE.read(path)
     except OSError as error:
         raise WorkloadError(
             f"trace {path} cannot be read: {error.strerror}. To fix: name a file, or one of the built-in "
             f"traces {', '.join(BUILT_IN_TRACES)}"
         ) from error
-    except UnicodeDecodeError as error:
-        raise WorkloadError(f"trace {path} is not a text file: {error}") from error
+    except ContractError as error:
+        raise WorkloadError(f"trace {path}: {error}") from error
     return parse_trace(text, name=path.name)
 
 

@@ -103,7 +103,8 @@ def read_table(path: Path) -> ThroughputTable:
         OSError: the file cannot be read.
         ThroughputError: the file is not such a table.
     """
-    return parse_gavel(path.read_bytes(), source=str(path))
+    with path.open("rb") as file:
+        return parse_gavel(file.read(MAX_BYTES + 1), source=str(path))
 
 
 @functools.cache
@@ -148,7 +149,9 @@ def parse_gavel(data: bytes, *, source: str) -> ThroughputTable:
 def _rows(data: bytes, source: str) -> dict[str, dict[str, Any]]:
     try:
         if data[:2] == b"\x1f\x8b":
-            data = _unpacked(data)
+            data = zlib.decompressobj(wbits=31).decompress(data, MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise ValueError(f"more than {MAX_BYTES // 2**20} MiB")
         rows = json.loads(data)
     except (ValueError, zlib.error, RecursionError) as error:
         raise ThroughputError(f"{source} is not JSON: {error}") from error
@@ -158,14 +161,6 @@ def _rows(data: bytes, source: str) -> dict[str, dict[str, Any]]:
             '{gpu type: {"(\'job type\', gpus)": {"null": steps/s}}}'
         )
     return rows
-
-
-def _unpacked(data: bytes) -> bytes:
-    """The content of gzipped ``data``, at most :data:`MAX_BYTES`."""
-    unpacked = zlib.decompressobj(wbits=31).decompress(data, MAX_BYTES + 1)
-    if len(unpacked) > MAX_BYTES:
-        raise ValueError(f"it unpacks to more than {MAX_BYTES // 2**20} MiB")
-    return unpacked
 
 
 @functools.cache

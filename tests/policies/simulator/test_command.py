@@ -138,7 +138,7 @@ def test_a_plot_is_written(tmp_path, suffix):
         (["--plot", "/no/such/folder/run.png"], "--plot: there is no folder"),
         (["--rate", "3"], "--rate: only jobs of --generate"),
         (["--deadlines"], "a trace has its own"),
-        (["--trace", sys.executable], "is not a text file"),
+        (["--trace", sys.executable], "not UTF-8"),
         (["--gpus-per-node", "v100=0"], "--gpus-per-node: v100=0 must be at least 1"),
     ],
 )

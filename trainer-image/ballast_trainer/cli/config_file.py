@@ -1,42 +1,14 @@
 """Reading of the ``--config`` file, with the overrides of ``--set``."""
 
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
-from ballast_policies.contract.errors import camel, shown
+from ballast_policies.contract.errors import ContractError, camel, shown
+from ballast_policies.contract.limits import OBJECT
+from ballast_policies.contract.yaml_text import parse_yaml
 
 from ballast_trainer.errors import ConfigurationError
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 as PyYAML reads it, but ``1e-3`` is a number, as in YAML 1.2 and in JSON, not a text.
-
-    A key that is given twice is an error: PyYAML itself would let the last one win, silently.
-    """
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                continue
-            if key.value in seen:
-                raise yaml.composer.ComposerError(None, None, f"{key.value!r} is given twice", key.start_mark)
-            seen.add(key.value)
-        return node
-
-
-_UNREADABLE = (ValueError, AttributeError, LookupError, RecursionError, yaml.YAMLError)
-"""Errors of PyYAML, also for impossible dates, tags that do not suit their text, and what is no text."""
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
 
 
 def read_config(path: Path, assignments: tuple[str, ...]) -> dict[str, Any]:
@@ -49,8 +21,8 @@ def read_config(path: Path, assignments: tuple[str, ...]) -> dict[str, Any]:
         ConfigurationError: the file or an assignment cannot be read.
     """
     try:
-        value = yaml.load(path.read_bytes(), _Loader)
-    except (OSError, *_UNREADABLE) as error:
+        value = parse_yaml(OBJECT.read(path))
+    except (OSError, ContractError) as error:
         reason = f"cannot read {path}: {error}. To fix: a file of YAML or JSON"
         raise ConfigurationError("--config", reason) from error
     if not isinstance(value, dict):
@@ -80,8 +52,8 @@ def _assign(config: dict[str, Any], assignment: str) -> None:
             reason = f"{key!r}: {parent!r} is {shown(target)}, no object. To fix: a field of an object"
             raise ConfigurationError("--set", reason)
     try:
-        target[_place(key, target, last)] = yaml.load(text, _Loader)
-    except _UNREADABLE as error:
+        target[_place(key, target, last)] = parse_yaml(text)
+    except ContractError as error:
         reason = f"{key!r}: {shown(text)} is not YAML ({error}). To fix: a value as in the file"
         raise ConfigurationError("--set", reason) from error
 

@@ -11,6 +11,7 @@ from typing import Any
 import click
 from ballast_policies.contract.decode import parse_json
 from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.contract.limits import FILE
 from ballast_policies.planning.profile import ProfiledLayer, read_profile
 from ballast_policies.planning.schedules.costs import even_costs
 from ballast_policies.planning.schedules.exports import chrome_trace, schedule_csv, schedule_svg, timeline
@@ -22,7 +23,7 @@ from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.forecast import Forecast, Machines, forecasts, schedule_for
 from ballast_trainer.replay import Replay, read_loads, replay
 
-FILE = click.Path(path_type=Path)
+_PATH = click.Path(path_type=Path)
 _USUAL_RANKS = 4
 
 
@@ -81,7 +82,7 @@ class ForecastInput:
             profile = read_profile(layer_rows(value, steps=4, at_step=self.at_step))
             return tuple(map(shared, profile.each_layer(microbatches)))
         try:
-            profile = read_profile(parse_json(path.read_text()))
+            profile = read_profile(parse_json(FILE.read(path)))
             rows = profile.each_layer(microbatches)
             if profile.layers and profile.tensor != of.tensor:
                 raise ConfigurationError(
@@ -117,14 +118,14 @@ def forecast_options(command: Callable[..., Any]) -> Callable[..., Any]:
     found: Callable[..., Any] = with_input
     for option in reversed(
         [
-            click.option("--config", "config_path", type=FILE, required=True, help="YAML or JSON file."),
+            click.option("--config", "config_path", type=_PATH, required=True, help="YAML or JSON file."),
             click.option(
                 "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Override a field."
             ),
             click.option(
                 "--profile",
                 "profile_path",
-                type=FILE,
+                type=_PATH,
                 help="What 'ballast-train profile --output json' printed; default: measure now.",
             ),
             click.option(
@@ -196,7 +197,7 @@ def _replay_text(found: Replay, ranks: int) -> str:
 @click.option(
     "--loads",
     "loads_path",
-    type=FILE,
+    type=_PATH,
     help="Replay the load curve that 'run --log json' printed: moves, and what following it wins.",
 )
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)

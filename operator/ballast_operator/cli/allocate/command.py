@@ -5,7 +5,7 @@ import gc
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 import click
 import numpy as np
@@ -19,6 +19,7 @@ from ballast_policies.allocation.solvers.linear import SolverError
 from ballast_policies.contract import ContractError
 from ballast_policies.contract import errors as contract
 from ballast_policies.contract.decode import decode, parse_json
+from ballast_policies.contract.limits import FILE
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -217,14 +218,14 @@ INTERNAL = ("start",)
 @click.option(
     "--input",
     "source",
-    type=click.File(),
+    type=click.File("rb"),
     required=True,
     help="JSON file of the problem; - reads standard input.",
 )
 @click.option("--agnostic", is_flag=True, help="The baseline for which all GPU types are alike.")
 @click.option("--space-sharing", is_flag=True, help="Let the input's pairs of jobs share GPUs.")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def allocate(policy: str, source: TextIO, agnostic: bool, space_sharing: bool, output: str) -> None:
+def allocate(policy: str, source: BinaryIO, agnostic: bool, space_sharing: bool, output: str) -> None:
     """Solve one allocation and print each job's share of time on each GPU type, or in each configuration.
 
     Bad input is refused with the field's name and exit code 2.
@@ -239,12 +240,12 @@ def allocate(policy: str, source: TextIO, agnostic: bool, space_sharing: bool, o
     # Millions of values, none in a cycle: to look for cycles would take a fifth of the time.
     gc.disable()
     try:
-        read = read_problem(source.read())
+        read = read_problem(FILE.text(source))
         allocation, generated = _solved(policy, read, agnostic=agnostic, space_sharing=space_sharing)
     except ProblemError as error:
         raise click.UsageError(str(error)) from error
-    except UnicodeDecodeError as error:
-        raise click.UsageError(f"--input: {source.name} is not UTF-8: {error}") from error
+    except ContractError as error:
+        raise click.UsageError(f"--input: {error}") from error
     except SolverError as error:
         raise click.ClickException(
             f"{policy}: {error}. To fix: bring speeds, weights and prices closer together"

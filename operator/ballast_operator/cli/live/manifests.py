@@ -6,42 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
+from ballast_policies.contract.errors import ContractError
+from ballast_policies.contract.limits import OBJECT
+from ballast_policies.contract.yaml_text import parse_documents
 
-MOST_BYTES = 1024 * 1024
 MOST_VALUES = 200_000
 MOST_LEVELS = 50
-
-
-class _Loader(yaml.SafeLoader):
-    """Times stay texts, as in JSON."""
-
-    yaml_implicit_resolvers = {  # noqa: RUF012 - as in the base class
-        first: [(tag, pattern) for tag, pattern in rows if tag != "tag:yaml.org,2002:timestamp"]
-        for first, rows in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
 
 
 def read_manifests(file: str) -> list[dict[str, Any]]:
     """Objects of a YAML or JSON file; ``-``: standard input. Raises ClickException: they are none."""
     where = "standard input" if file == "-" else file
     try:
-        if file == "-":
-            data = sys.stdin.buffer.read(MOST_BYTES + 1)
-        else:
-            with Path(file).open("rb") as handle:
-                data = handle.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise click.ClickException(
-                f"{where}: more than {MOST_BYTES >> 20} MiB. To fix: a file with fewer manifests"
-            )
-        documents = [found for found in yaml.load_all(data, _Loader) if found is not None]
+        documents = parse_documents(OBJECT.text(sys.stdin.buffer) if file == "-" else OBJECT.read(Path(file)))
     except OSError as error:
         raise click.ClickException(f"{where}: {error.strerror}. To fix: name a file of YAML") from error
-    # What is no text, a number of thousands of digits, or nested too deeply.
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        text = " ".join(str(error).split())
-        raise click.ClickException(f"{where} is not YAML: {text:.300}. To fix: correct it") from error
+    except ContractError as error:
+        raise click.ClickException(f"{where}: {error}") from error
     items: list[Any] = []
     for document in documents:
         listed = isinstance(document, dict) and document.get("kind") == "List"

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from ballast_policies.contract.limits import Limits
 
 from ballast_operator.cli.live.connection import asked, cluster_errors, followed, kubeconfig_option
 
 if TYPE_CHECKING:
     from ballast_operator.page.server import Page
 
-LARGEST_RESULT = 256 * 2**20
-"""Bytes of a simulation's result."""
+RESULT = Limits(most_bytes=256 * 2**20)
+"""Of a simulation's result."""
 
 
 @click.command()
@@ -89,10 +90,8 @@ async def _simulation(path: Path, port: int, opens: bool) -> None:
 
 
 def _read(path: Path) -> Any:
-    if path.stat().st_size > LARGEST_RESULT:
-        raise ValueError(f"more than {LARGEST_RESULT // 2**20} MiB. To fix: simulate less")
     try:
-        return json.loads(path.read_text())
+        return json.loads(RESULT.read(path))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"no JSON: {error}. To fix: give what `ballast simulate` has printed") from error
 

@@ -1,14 +1,14 @@
 """The two files that ``ballast plan`` reads: a profile of layers, and a description of a cluster."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
 import click
 import pydantic
-import yaml
 from ballast_policies.contract.errors import ContractError
+from ballast_policies.contract.limits import FILE
+from ballast_policies.contract.yaml_text import parse_yaml
 from ballast_policies.gpus.catalogue import gpu_named
 from ballast_policies.planning import gpu_profiles
 from ballast_policies.planning.gpu_profiles import GpuProfiles
@@ -306,18 +306,8 @@ def _validated(path: Path, model: type[Model], value: Any) -> Model:
         raise click.ClickException(f"{path}: {reasons}") from error
 
 
-class _Numbers(yaml.SafeLoader):
-    """Reads ``4.0e10`` as a number, as YAML 1.2 and JSON do; PyYAML alone wants ``4.0e+10``."""
-
-
-_Numbers.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
-
-
 def _content(path: Path) -> Any:
     try:
-        return yaml.load(path.read_text(), Loader=_Numbers)
-    # ValueError: what is no text, an impossible date, a number of thousands of digits.
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        return parse_yaml(FILE.read(path))
+    except ContractError as error:
         raise click.ClickException(f"{path}: neither YAML nor JSON: {error}") from error

@@ -99,6 +99,7 @@ def simulate_elastic(options: Mapping[str, Any]) -> None:
     """Run one workload of the file and print it. Raises UsageError: the file or an option cannot be used."""
     from ballast_policies.allocation.problem import ProblemError
     from ballast_policies.contract.errors import ContractError
+    from ballast_policies.contract.limits import FILE
     from ballast_policies.elastic.completion_time import ELASTIC_POLICIES
     from ballast_policies.registry import RegistryError
     from ballast_policies.simulator.clock import SimulationError
@@ -123,12 +124,8 @@ def simulate_elastic(options: Mapping[str, Any]) -> None:
     if not 0 < length < float("inf"):
         raise click.UsageError(f"--round: {length:g} s must be above 0")
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise click.UsageError(f"--elastic: {path} cannot be read: {error}") from error
-    try:
-        chosen = read_workload(text, workload=options["workload"], sizes=options["sizes"])
-    except ContractError as error:
+        chosen = read_workload(FILE.read(path), workload=options["workload"], sizes=options["sizes"])
+    except (OSError, ContractError) as error:
         raise click.UsageError(f"--elastic: {path}: {error}") from error
     try:
         until = options["until"] or math.inf
