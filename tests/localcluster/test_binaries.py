@@ -29,7 +29,7 @@ case "$1" in
   build)
     while [ "$1" != -o ]; do shift; done
     [ -n "$FAKE_GO_HANGS" ] && { echo $$ > "$FAKE_GO_HANGS"; exec sleep 3600; }
-    echo build >> "$FAKE_GO_BUILDS"
+    echo build >> "$FAKE_GO_BUILDS"; env > "$FAKE_GO_BUILDS.env"
     [ -n "$FAKE_GO_FAILS" ] && { echo "main.go:1:2: made to fail" >&2; exit 1; }
     sleep "${FAKE_GO_SECONDS:-0}"; echo "#!/bin/sh" > "$2"; chmod +x "$2" ;;
 esac
@@ -75,6 +75,19 @@ def test_what_is_built_is_kept(fake_go, tmp_path):
     assert all(os.access(first.program(name), os.X_OK) for name in PROGRAMS)
     assert [entry for entry in first.folder.parent.iterdir() if "building" in entry.name] == []
     assert any("control plane built" in line for line in said)
+
+
+def test_a_build_is_of_the_pinned_modules_for_this_machine_whatever_go_is_told_elsewhere(
+    fake_go, monkeypatch
+):
+    """As by a shell that builds for another system, or in a project with a vendor folder."""
+    for name, value in {"GOOS": "plan9", "GOARCH": "mips", "GO111MODULE": "off"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("GOFLAGS", "-p=2 -mod=vendor")
+    find_binaries(lambda line: None)
+    seen = Path(f"{fake_go}.env").read_text().splitlines()
+    assert {"GO111MODULE=on", "GOFLAGS=-p=2 -mod=vendor -mod=readonly"} <= set(seen)
+    assert not [line for line in seen if line.startswith(("GOOS=", "GOARCH="))]
 
 
 @pytest.mark.slow
