@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from ballast_localcluster.background import BackgroundCluster
 from ballast_operator.cli.local.up import down, up
+from ballast_operator.cli.main import main
 from click.testing import CliRunner
 
 from tests.support.control_plane import kubectl
@@ -41,7 +43,7 @@ def test_a_cluster_whose_api_server_is_not_there_is_not_said_to_run(monkeypatch,
 
 @pytest.mark.parametrize("output", ["text", "json"])
 def test_a_cluster_without_an_operator_names_what_starts_one(monkeypatch, tmp_path, output):
-    """Nothing of Ballast is installed on it; it has the nodes of a file, or none."""
+    """Nothing of Ballast is installed on it; it has the nodes of a file, or none. A shell takes what is told."""
     file = tmp_path / "nodes.yaml"
     file.write_text("nodes: [{name: only, gpus: 3}]")
     nodes = {"text": "none", "json": str(file)}[output]
@@ -50,7 +52,7 @@ def test_a_cluster_without_an_operator_names_what_starts_one(monkeypatch, tmp_pa
     def start(name, nodes, crds=(), **options):
         asked.append((name, nodes, crds, options))
         return BackgroundCluster(
-            name=name, kubeconfig=tmp_path / "config", kubectl=Path("kubectl"), folder=tmp_path
+            name=name, kubeconfig=tmp_path / "my config", kubectl=Path("kubectl"), folder=tmp_path
         )
 
     monkeypatch.setattr("ballast_localcluster.background.up", start)
@@ -64,7 +66,11 @@ def test_a_cluster_without_an_operator_names_what_starts_one(monkeypatch, tmp_pa
     if output == "json":
         assert json.loads(shown.stdout)["operatorLog"] is None
     else:
-        assert "ballast crds | kubectl apply --server-side -f -" in shown.stdout
+        told = [line.strip() for line in shown.stdout.splitlines()]
+        assert shlex.split(told[told.index("Next:") + 1]) == ["export", f"KUBECONFIG={tmp_path}/my config"]
+        (piped,) = [line for line in told if line.endswith("| kubectl apply --server-side -f -")]
+        definitions = CliRunner().invoke(main, shlex.split(piped.partition("|")[0])[1:])
+        assert "kind: CustomResourceDefinition" in definitions.stdout
 
 
 @pytest.mark.nightly

@@ -162,7 +162,7 @@ async def test_missing_definitions_are_named_and_the_other_kinds_are_listed():
     assert len(caches[POD]) == 1
     (line,) = waits.lines()
     assert "does not know trainingjobs of ballast.dev/v1alpha1" in line
-    assert "ballast crds | kubectl apply" in line
+    assert "ballast crds --output-dir - | kubectl apply" in line
     cluster.list = whole
     assert await resync(caches, cluster, "", waits) == {}
     assert waits.lines() == []
@@ -240,7 +240,10 @@ async def test_an_operator_records_answers_of_the_api_server():
     assert operator.waits.lines() == []
     operator._dropped(JOB, ["status.plan"])
     (line,) = operator.waits.lines()
-    assert "keeps no status.plan of trainingjobs" in line and "ballast crds | kubectl apply" in line
+    assert (
+        "keeps no status.plan of trainingjobs" in line
+        and "ballast crds --output-dir - | kubectl apply" in line
+    )
     assert not operator.waits.ready
     operator._dropped(JOB, [])
     assert operator.waits.lines() == []

@@ -45,7 +45,9 @@ READ_SINGLY = (JOB, POD, CONFIG_MAP, LEASE)
 MOST_READ_SINGLY = 100
 """Objects that are read one by one; of more, a whole list costs less."""
 
-INSTALL_DEFINITIONS = "ballast crds | kubectl apply --server-side -f -, or install the Helm chart"
+INSTALL_DEFINITIONS = (
+    "ballast crds --output-dir - | kubectl apply --server-side -f -, or install the Helm chart"
+)
 """Remedy where the API server does not have Ballast's kinds as this release does."""
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,7 @@
 """``ballast up``: start of a local cluster in the background."""
 
 import json
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -28,7 +29,7 @@ TOKEN_SECONDS = 365 * 24 * 3600
 
 NO_OPERATOR = """\
 No operator runs on it. To run one: `ballast down`, and `ballast up` without --no-operator; or, by hand:
-  ballast crds | kubectl apply --server-side -f -
+  ballast crds --output-dir - | kubectl apply --server-side -f -
   kubectl create namespace ballast-system
   ballast operator"""
 
@@ -137,13 +138,13 @@ def up(
     else:
         kind = "real nodes (kubelet, containerd; no GPUs)" if kubelets else "process nodes (emulated GPUs)"
         click.echo(f"Cluster {name} is up, with {len(cluster.nodes)} {kind}.")
-    kubectl = "kubectl" if shutil.which("kubectl") else str(cluster.kubectl)
+    kubectl = "kubectl" if shutil.which("kubectl") else shlex.quote(str(cluster.kubectl))
     click.echo(f"The operator runs, and ends with the cluster. Its log: {log}" if running else NO_OPERATOR)
     if scales:
         click.echo(f"Karpenter makes nodes for pods that wait. Its log: {karpenter_log}")
     click.echo(f"""
 Next:
-  export KUBECONFIG={cluster.kubeconfig}
+  export KUBECONFIG={shlex.quote(str(cluster.kubeconfig))}
   {kubectl} apply -f {_examples() if nodes == "default" else "POLICY.yaml -f JOB.yaml"}
   ballast top                   # pools and jobs, live; `ballast explain JOB` says why a job runs or waits
 
@@ -201,7 +202,7 @@ def _examples() -> str:
 
     folder = demo_manifests()
     here = Path.cwd()
-    return f"{folder.relative_to(here) if folder.is_relative_to(here) else folder}/"
+    return shlex.quote(f"{folder.relative_to(here) if folder.is_relative_to(here) else folder}/")
 
 
 def _start_operator(cluster: "LocalCluster") -> None:
