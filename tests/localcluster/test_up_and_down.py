@@ -43,7 +43,7 @@ def test_a_cluster_whose_api_server_is_not_there_is_not_said_to_run(monkeypatch,
 
 @pytest.mark.parametrize("output", ["text", "json"])
 def test_a_cluster_without_an_operator_names_what_starts_one(monkeypatch, tmp_path, output):
-    """Nothing of Ballast is installed on it; it has the nodes of a file, or none. A shell takes what is told."""
+    """Nothing of Ballast is installed on it; with the nodes of a file or none; a shell takes what is told."""
     file = tmp_path / "nodes.yaml"
     file.write_text("nodes: [{name: only, gpus: 3}]")
     nodes = {"text": "none", "json": str(file)}[output]

@@ -1,5 +1,6 @@
 """The ``ballast`` program, also as ``python -m ballast_operator.cli``."""
 
+import os
 import signal
 import sys
 
@@ -12,6 +13,9 @@ def main(prog_name: str | None = None) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores one
             signal.signal(number, _end)
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed: nothing is read there, and no other file takes its number
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "r+"))
     try:
         from ballast_operator.cli.main import main as program
     except KeyboardInterrupt:

@@ -55,6 +55,23 @@ program.main()"""
 
 @pytest.mark.slow
 @pytest.mark.processes
+def test_closed_standard_input_is_empty_and_closed_output_no_fault(tmp_path):
+    """As under a supervisor: ``ballast ... <&-``, and ``>&-``."""
+
+    def run(closed, *words):
+        program = [sys.executable, "-m", "ballast_operator.cli", *words]
+        return subprocess.run(
+            ["sh", "-c", f'exec "$@" {closed}', "sh", *program], capture_output=True, text=True, check=False
+        )
+
+    assert "Error: not JSON" in run("<&-", "allocate", "--policy", "fifo", "--input", "-").stderr
+    assert "holds no manifest" in run("<&-", "submit", "-f", "-").stderr
+    written = run(">&- 2>&-", "crds", "--output-dir", str(tmp_path / "crds"))
+    assert written.returncode == 0 and len(list((tmp_path / "crds").iterdir())) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_bash_takes_the_script_and_completes_commands_and_options():
     script = CliRunner().invoke(main, ["completion", "bash"]).stdout
