@@ -104,6 +104,20 @@ COMMANDS = [
 ]
 
 
+async def test_a_token_that_ran_out_is_read_again(answers):
+    """A cloud's plugin makes one for minutes; who waits for a job waits for days."""
+    asked = []
+
+    def answer(path):
+        asked.append(path)
+        return b"{}", 401 if len(asked) == 2 else 200
+
+    connection = Connection(answers(answer), timeout=60.0)
+    assert [await connection.request("get", "/version") for _ in range(2)] == [{}, {}]
+    assert len(asked) == 3
+    await connection.close()
+
+
 @pytest.mark.parametrize("command", ["top", "cost", "whatif"])
 @pytest.mark.parametrize(
     ("status", "message", "fix"),

@@ -242,16 +242,20 @@ class Connection:
                     f"{error}. To fix: give a kubeconfig, or set KUBECONFIG; `ballast up` starts a cluster "
                     "here and prints its file"
                 ) from error
+        asked = {
+            "body": body,
+            "query_params": list((query or {}).items()),
+            "content_type": patch or None,
+            "serialize": False,
+            "_request_timeout": limits,
+        }
         try:
-            answer = await DynamicClient(self._api).request(
-                verb,
-                path,
-                body=body,
-                query_params=list((query or {}).items()),
-                content_type=patch or None,
-                serialize=False,
-                _request_timeout=limits,
-            )
+            try:
+                answer = await DynamicClient(self._api).request(verb, path, **asked)
+            except DynamicApiError as error:
+                if error.status != 401 or not await self._log_in_again():
+                    raise
+                answer = await DynamicClient(self._api).request(verb, path, **asked)
             self.date = str(answer.headers.get("Date", ""))
             return answer
         except DynamicApiError as error:
@@ -260,6 +264,14 @@ class Connection:
             raise self._unreachable(path, error) from error
         except ValueError as error:  # NaN in a body, or an address that is none
             raise Refused(f"{path}: {error}") from error
+
+    async def _log_in_again(self) -> bool:
+        """Read the token again: a cloud's plugin makes one for minutes. Says whether it can be read."""
+        with contextlib.suppress(kubernetes_config.ConfigException):
+            found = await configuration(self._kubeconfig)
+            self._api.configuration.api_key = found.api_key
+            return True
+        return False
 
     def _unreachable(self, path: str, error: Exception) -> NotConnected:
         if isinstance(error, TimeoutError):

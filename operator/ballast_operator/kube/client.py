@@ -3,11 +3,15 @@
 Everything that reaches the API server from the operator's own code goes through :class:`Cluster`.
 """
 
+import asyncio
 import contextlib
+import http.client
 import json
+import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -21,6 +25,7 @@ from ballast.client.connection import (
 )
 from ballast_policies.contract.limits import nested_deeper
 from kubernetes.aio import client as kubernetes_client
+from kubernetes.aio.config import ConfigException
 from kubernetes.aio.dynamic import DynamicClient
 from kubernetes.aio.dynamic.exceptions import DynamicApiError
 
@@ -81,6 +86,11 @@ IN_ONE_PIECE_SECONDS = 3600.0
 MOST_LINE = 2**25
 """Bytes of one event; objects have a few million at most."""
 
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
+"""After address and credentials were read again; doubles until the API server answers."""
+
+logger = logging.getLogger(__name__)
+
 
 class Sent(NamedTuple):
     """Body of a request: JSON, or a text of this media type."""
@@ -92,14 +102,27 @@ class Sent(NamedTuple):
 NOTHING = Sent()
 
 
+def _reached(found: Any) -> tuple[object, ...]:
+    """What a connection is made with, of a configuration. Raises OSError: a certificate cannot be read."""
+    files = (found.ssl_ca_cert, found.cert_file, found.key_file)
+    return found.host, found.proxy, found.verify_ssl, *(name and Path(name).read_bytes() for name in files)
+
+
 async def connect(kubeconfig: str | None = None, *, request_seconds: float = 10.0) -> "Cluster":
     """Connect as ``ballast.client.connection.configuration`` says, with what it raises."""
-    api = kubernetes_client.ApiClient(await configuration(kubeconfig))
-    return Cluster(api, request_seconds=request_seconds)
+
+    async def said() -> Any:
+        return await configuration(kubeconfig)
+
+    api = kubernetes_client.ApiClient(await said())
+    return Cluster(api, request_seconds=request_seconds, read_again=said)
 
 
 class Cluster:
     """A connection to one API server.
+
+    Where the API server knows its credentials no more or is not there, ``read_again`` says what its address
+    and credentials are now: tokens run out, plugins make new ones, authorities and addresses change.
 
     Attributes:
         request_seconds: how long an answer may take.
@@ -113,8 +136,18 @@ class Cluster:
             fields once such a field has been kept.
     """
 
-    def __init__(self, api: kubernetes_client.ApiClient, *, request_seconds: float) -> None:
+    def __init__(
+        self,
+        api: kubernetes_client.ApiClient,
+        *,
+        request_seconds: float,
+        read_again: Callable[[], Awaitable[Any]] | None = None,
+    ) -> None:
         self._api = api
+        self._read_again = read_again
+        self._reached = _reached(api.configuration)
+        self._reading: asyncio.Task[None] | None = None
+        self._read_at, self._pause = float("-inf"), FIRST_PAUSE_SECONDS
         self._dynamic = DynamicClient(api)
         self.request_seconds = request_seconds
         self._page_sizes: dict[Kind, int] = {}
@@ -134,7 +167,38 @@ class Cluster:
 
     async def close(self) -> None:
         """Close the connections."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
         await self._api.close()
+
+    def _doubt_credentials(self) -> None:
+        """Read address and credentials again, beside what goes on; seldom where that does not help."""
+        busy = self._reading is not None and not self._reading.done()
+        if self._read_again is None or busy or time.monotonic() - self._read_at < self._pause:
+            return
+        self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
+        self._reading = asyncio.create_task(self._reconnect(self._read_again))
+
+    async def _reconnect(self, read_again: Callable[[], Awaitable[Any]]) -> None:
+        old = self._api
+        try:
+            found = await read_again()
+            reached = _reached(found)
+            same = reached == self._reached
+            new = old if same else kubernetes_client.ApiClient(found)
+        except (ConfigException, OSError) as error:
+            logger.warning("address and credentials of the API server cannot be read: %s", error)
+            return
+        finally:
+            self._read_at = time.monotonic()
+        if same:
+            old.configuration.api_key = found.api_key
+            old.configuration.refresh_api_key_hook = found.refresh_api_key_hook
+            return
+        logger.info("address or certificates of the API server have changed: it is connected to anew")
+        self._api, self._dynamic, self._reached = new, DynamicClient(new), reached
+        await old.close()
 
     async def __aenter__(self) -> "Cluster":
         return self
@@ -389,18 +453,22 @@ class Cluster:
             yield
         except DynamicApiError as error:
             failed = _translate(verb, path, error)
+            if error.status == http.client.UNAUTHORIZED:
+                self._doubt_credentials()
             self.on_answer(verb, kind, failed)
             raise failed from error
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             late = isinstance(error, TimeoutError)
             what = f"no answer in {self.request_seconds:g} s" if late else f"{type(error).__name__} {error}"
             failed = (TooSlow if late else Unreachable)(f"{verb} {path}: {what}")
+            self._doubt_credentials()
             self.on_answer(verb, kind, failed)
             raise failed from error
         except ValueError as error:  # the answer is no JSON, e.g. a page of a load balancer, or torn
             failed = Unavailable(f"{verb} {path}: {type(error).__name__} {error}")
             self.on_answer(verb, kind, failed)
             raise failed from error
+        self._pause = FIRST_PAUSE_SECONDS
         self.on_answer(verb, kind, None)
 
 

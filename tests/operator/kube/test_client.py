@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 import email.utils
 import json
 import os
@@ -35,6 +36,8 @@ from ballast_operator.kube.kinds import JOB, LEASE
 from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes.aio import client
+
+from tests.support.waiting import WAIT_SECONDS
 
 JSON, HTML = "application/json", "text/html"
 
@@ -268,13 +271,13 @@ class NoThreads(concurrent.futures.ThreadPoolExecutor):
         raise AssertionError("a request waits for a thread")
 
 
-def kubeconfig(folder, address, **cluster):
+def kubeconfig(folder, address, user=None, **cluster):
     path = folder / "kubeconfig"
     config = {
         "current-context": "a",
         "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
         "clusters": [{"name": "a", "cluster": {"server": address, **cluster}}],
-        "users": [{"name": "a", "user": {"token": "secret"}}],
+        "users": [{"name": "a", "user": user or {"token": "secret"}}],
     }
     path.write_text(yaml.safe_dump(config))
     return str(path)
@@ -344,6 +347,100 @@ async def test_the_environments_kubeconfig_is_that_of_the_moment(tmp_path, serve
     async with await connect() as cluster:
         await cluster.get(LEASE, "ns", "x")
     assert len(asked) == 1
+
+
+class Guarded:
+    """An API server that knows one token at a time."""
+
+    def __init__(self):
+        self.token, self.asked = "first", 0
+
+    async def answer(self, request):
+        self.asked += 1
+        if request.headers.get("Authorization") != f"Bearer {self.token}":
+            return web.json_response({"message": "Unauthorized"}, status=401)
+        return web.json_response({"metadata": {"name": "x"}})
+
+    @contextlib.asynccontextmanager
+    async def serving(self):
+        """Its address."""
+        runner = web.ServerRunner(web.Server(self.answer))
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        await runner.cleanup()
+
+
+async def answered_in_the_end(cluster):
+    async with asyncio.timeout(WAIT_SECONDS):
+        while True:
+            with contextlib.suppress(Unavailable):
+                return await cluster.get(LEASE, "ns", "x")
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("kind", ["token", "tokenFile", "exec"])
+async def test_a_token_that_ran_out_is_read_again(tmp_path, kind):
+    """Wherever it comes from: a cloud's plugin makes one for minutes, and nobody restarts an operator."""
+    server, token = Guarded(), tmp_path / "token"
+
+    def put(text):
+        token.write_text(text)
+        made = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"}
+        made["status"] = {"token": text}
+        (tmp_path / "made.json").write_text(json.dumps(made))
+        users = {
+            "token": {"token": text},
+            "tokenFile": {"tokenFile": str(token)},
+            "exec": {
+                "exec": {
+                    "apiVersion": "client.authentication.k8s.io/v1",
+                    "command": "cat",
+                    "args": [str(tmp_path / "made.json")],
+                    "interactiveMode": "Never",
+                }
+            },
+        }
+        return kubeconfig(tmp_path, address, users[kind])
+
+    async with server.serving() as address, await connect(put("first")) as cluster:
+        await cluster.get(LEASE, "ns", "x")
+        server.token = "second"
+        with pytest.raises(Unavailable, match="401"):
+            await cluster.get(LEASE, "ns", "x")
+        put("second")
+        assert await answered_in_the_end(cluster) == {"metadata": {"name": "x"}}
+
+
+async def test_an_api_server_that_has_moved_is_found_by_the_changed_kubeconfig(tmp_path):
+    server = Guarded()
+    async with contextlib.AsyncExitStack() as left:
+        async with server.serving() as address:
+            path = kubeconfig(tmp_path, address, {"token": "first"})
+            cluster = await left.enter_async_context(await connect(path))
+            await cluster.get(LEASE, "ns", "x")
+        with pytest.raises(Unreachable):
+            await cluster.get(LEASE, "ns", "x")
+        address = await left.enter_async_context(server.serving())
+        kubeconfig(tmp_path, address, {"token": "first"})
+        assert await answered_in_the_end(cluster) == {"metadata": {"name": "x"}}
+
+
+async def test_a_kubeconfig_that_is_gone_meanwhile_is_told_of(tmp_path, caplog):
+    """And used once it is there again."""
+    server = Guarded()
+    async with (
+        server.serving() as address,
+        await connect(kubeconfig(tmp_path, address, {"token": "first"})) as cluster,
+    ):
+        server.token = "second"
+        (tmp_path / "kubeconfig").unlink()
+        async with asyncio.timeout(WAIT_SECONDS):
+            while "cannot be read" not in caplog.text:
+                with pytest.raises(Unavailable):
+                    await cluster.get(LEASE, "ns", "x")
+        kubeconfig(tmp_path, address, {"token": "second"})
+        await answered_in_the_end(cluster)
 
 
 DEEP = 9_000
