@@ -125,13 +125,6 @@ def test_a_launch_fails_by(view, want):
     assert cause(a_context(view)) == want
 
 
-def test_a_plan_that_is_never_acknowledged_is_a_hung_start():
-    """After start_seconds; before that it is waited for."""
-    view = a_running_view(lease=None)
-    assert cause(a_context(view, seconds=299)) is None
-    assert cause(a_context(view, seconds=301)) is Cause.HUNG
-
-
 def test_an_end_is_described_by_pod_exit_code_reason_and_message():
     """What the trainer said comes before what the kubelet says."""
     pod = a_pod("job-1-2", 2, **AN_END, message=FAILED, reason="Error")

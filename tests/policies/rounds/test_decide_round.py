@@ -22,13 +22,6 @@ def one_pool(gpus, *sizes):
     return [node(f"n{i}", g) for i, g in enumerate(gpus)], [job(f"job-{i}", g) for i, g in enumerate(sizes)]
 
 
-def test_two_jobs_that_do_not_fit_together_take_turns():
-    """Each gets half of the rounds."""
-    nodes, jobs = one_pool([4], 4, 4)
-    turns = Counter(job for _, _, decided in play(nodes, jobs, 20) for job in decided.placements)
-    assert turns == {"job-0": 10, "job-1": 10}
-
-
 def test_a_gang_is_packed_on_the_tightest_node_that_holds_it_whole():
     """Two GPUs go to the node with two free, not to the one with four."""
     nodes, jobs = one_pool([4, 2], 2)

@@ -1,7 +1,5 @@
 """What a decision wants of each job, and what people are told of it."""
 
-import dataclasses
-
 import pytest
 from ballast_policies.allocation.problem import Job
 from ballast_policies.protocol import Action
@@ -30,31 +28,6 @@ def test_an_elastic_gang_takes_the_gpus_that_nobody_else_could_use():
     assert (one.action, one.placement, one.extra_nodes) == (Action.KEEP, at("n"), ("n", "n"))
     assert (one.chosen, one.kept_ranks, one.reason) == ("1 x v100 of pool a", (), "")
     assert one.next_best
-
-
-def test_an_elastic_gang_gives_gpus_back_for_one_that_waits():
-    """It is told the ranks that it keeps; the other is placed on what comes free."""
-    state = cluster(gang("old", elastic=SIZES, runs=at("n", "n", "n")), gang("new"))
-    found = decided(state)
-    assert found["old"].action is Action.KEEP
-    assert 0 < len(found["old"].kept_ranks) < 3 and found["old"].kept_ranks[0] == 0
-    assert (found["new"].action, found["new"].placement) == (Action.PLACE, at("n"))
-
-
-def test_a_dry_run_keeps_what_runs_and_says_what_would_start():
-    """Nothing is placed or resized."""
-    state = cluster(gang("old", elastic=SIZES, runs=at("n")), gang("new"))
-    found = decided(state, dataclasses.replace(FAIR, dry_run=True))
-    assert (found["old"].action, found["old"].extra_nodes) == (Action.KEEP, ())
-    assert (found["new"].action, found["new"].reason) == (Action.RELEASE, Obstacle.DRY_RUN)
-    assert found["new"].why.startswith("would get 1 x v100 of pool a: ")
-
-
-def test_a_job_that_finds_no_gpus_waits():
-    """It holds none, and is told so."""
-    found = decided(cluster(gang("old", runs=at("n")), gang("wide", gpus=3)), round_began=False)
-    assert found["old"].action is Action.KEEP
-    assert (found["wide"].action, found["wide"].reason) == (Action.RELEASE, Obstacle.CAPACITY)
 
 
 def test_a_tenant_at_its_limit_starts_a_job_once_its_shrinking_gang_has_given_gpus_back():

@@ -6,7 +6,6 @@ import pytest
 from ballast_operator.allocator.problem.admission import Admitted
 from ballast_operator.allocator.problem.snapshot import admit_tenants, limits_of
 from ballast_operator.api.cluster_policy import EachNamespace, EntityShare, Tenants
-from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.job_allocation import Ending
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_policies.rounds.tenants import TenantLimits
@@ -45,18 +44,6 @@ def test_a_namespace_has_its_own_limits_and_otherwise_those_of_each():
     assert limits_of(limits, "vip") == TenantLimits(gpus=64, running_jobs=3, waiting_jobs=10_000)
     assert limits_of(limits, "team") == TenantLimits(gpus=8, running_jobs=3, waiting_jobs=10_000)
     assert limits_of(Tenants(), "team") == TenantLimits(waiting_jobs=EachNamespace().max_waiting_jobs)
-
-
-def test_a_job_over_the_limit_is_told_which_and_what_to_do():
-    """The field by its path, as the administrator finds it."""
-    within, (refused,), _ = admitted(tenants(team={"maxGpus": 2}), running(), waiting())
-    refusal = refused.refusal
-    assert refused.view.name == "w" and refusal.reason == JobReason.NAMESPACE_LIMIT
-    assert refusal.message == (
-        "namespace team may have 2 GPUs at a time, and its older jobs run or come first. To fix: wait, or "
-        "ask the cluster's administrator to raise tenants.namespaces.team.maxGpus=2 of the ClusterPolicy"
-    )
-    assert [each.view.name for each in within] == ["r"]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,7 @@
 """Jobs with ``planner``: each launch has the degrees that are planned for its GPUs."""
 
-import json
-
 import pytest
-from ballast_operator.cli.live.explain import as_text
-from ballast_operator.kube.kinds import CONFIG_MAP, JOB, POD
-from ballast_operator.report.explanation import explanation
+from ballast_operator.kube.kinds import CONFIG_MAP, JOB
 from ballast_operator.views.spec import read_spec
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
@@ -203,17 +199,6 @@ async def test_a_gang_that_would_be_faster_on_fewer_gpus_goes_on_until_it_may_mo
     simulation.change("one", planner=any_memory()["planner"])
     await simulation.ticks(60)
     assert (gpus(simulation), simulation.status("one").launches) == (then, 1 + (then < 5))
-
-
-async def test_what_was_planned_is_explained():
-    """``ballast explain`` names the degrees and the step that they were predicted to take."""
-    simulation = eight_gpus()
-    await simulation.run_job("one", **PLANNED)
-    item, pods = simulation.world.get(JOB, NAMESPACE, "one"), simulation.world.items(POD)
-    degrees = simulation.status("one").allocation.degrees
-    text = as_text(explanation(json.loads(json.dumps(item)), pods, [], []))
-    assert f"planned  {degrees}" in text
-    assert f"{degrees.step_seconds:.3g} s a step predicted" in text
 
 
 @pytest.mark.slow

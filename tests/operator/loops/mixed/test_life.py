@@ -341,19 +341,6 @@ async def test_a_gang_in_two_pools_gives_back_what_a_job_needs_and_grows_again_w
 
 
 @pytest.mark.slow
-async def test_a_more_urgent_job_stops_a_gang_in_two_pools_at_the_end_of_a_round():
-    """It saves, and runs again when it is its turn."""
-    simulation = two_pools(roundSeconds=60, moves={"maxMovesPerHour": 3600})
-    add_wide(simulation)
-    await simulation.running("wide")
-    add_small(simulation, "urgent", weight=20.0)
-    await simulation.running("urgent", seconds=5)
-    assert parts_of(simulation) == []
-    assert simulation.condition("wide", "Admitted").message.count("waits for 4 GPUs of its pools") == 1
-    await simulation.running("wide", seconds=10, ticks=900)
-
-
-@pytest.mark.slow
 async def test_a_gang_in_two_pools_moves_into_one_that_becomes_free(monkeypatch):
     """Four fast GPUs, at 4 steps/s, win more over the 2.5 that it reports than the restart costs."""
     report = Trainer._report

@@ -9,7 +9,6 @@ from ballast_operator.api.training_job_status import GpuTime, Isolated, Progress
 from ballast_operator.observation.status_changes import progress_alone
 from ballast_operator.steps.accounting import (
     MOST_TEAMS,
-    account_suspension,
     accrue_cost,
     accrue_data,
     accrue_isolated_time,
@@ -51,16 +50,6 @@ def test_time_without_a_price_is_not_paid_when_there_is_one():
     assert [entry.gpu_seconds for entry in status.pool_costs] == [400.0]
     priced = a_context(with_status(unpriced, status).view, seconds=136, pools=at_price(100.0))
     assert accrue_cost(priced, status).cost_so_far == pytest.approx(4 * 36 / 3600 * 100)
-
-
-def test_suspended_time_is_summed_up_when_the_job_resumes():
-    """The clock starts with spec.suspend and is added to the total when it is unset."""
-    suspended = a_context(seconds=10, spec={"suspend": True})
-    status = account_suspension(suspended, suspended.view.status)
-    assert status.suspended_since == after(10)
-    resumed = a_context(seconds=25)
-    status = account_suspension(resumed, status.replace(suspended_seconds=5.0))
-    assert (status.suspended_since, status.suspended_seconds) == (None, 20.0)
 
 
 @pytest.mark.parametrize(
@@ -158,28 +147,6 @@ def at_step(step, region="west", status=None, *, data=DATA, prices=PRICES, **pro
     return with_status(context, status), status
 
 
-def test_steps_in_another_region_pay_by_the_gigabyte():
-    """From when the data was first stated: 100 steps of half a GB at 0.02; the same steps count once."""
-    context, status = at_step(50)
-    first = accrue_data(context, status)
-    assert (first.data.steps, first.data.cost, first.cost_so_far) == (50, 0.0, 0.0)
-    context, status = at_step(150, status=first)
-    once = accrue_data(context, status)
-    assert once.data.gigabytes == pytest.approx(50.0)
-    assert once.cost_so_far == once.data.cost == pytest.approx(1.0)
-    assert [(entry.pool, entry.data_cost) for entry in once.pool_costs] == [("v100", pytest.approx(1.0))]
-    context = with_status(context, once)
-    assert accrue_data(context, once) == once
-
-
-def test_data_in_the_region_of_the_gpus_is_free():
-    """Steps are counted, nothing is paid."""
-    context, status = at_step(0, "east")
-    context, status = at_step(100, "east", accrue_data(context, status))
-    done = accrue_data(context, status)
-    assert (done.data.steps, done.data.cost, done.data.gigabytes) == (100, 0.0, 0.0)
-
-
 def test_steps_wait_to_be_counted_while_their_price_is_not_known():
     """They are paid once it is."""
     context, status = at_step(0)
@@ -242,17 +209,6 @@ def test_a_budget_that_is_spent_is_said_and_one_that_was_raised_is_taken_back():
     assert found(raised) == {kind: (False, JobReason.BUDGET_SUFFICIENT)}
 
 
-def test_a_deadline_that_has_passed_is_said_and_a_later_one_takes_it_back():
-    """The moment itself counts as passed."""
-    kind = JobCondition.DEADLINE_AT_RISK
-    assert found(a_context(seconds=99, spec={"deadline": DEADLINE})) == {}
-    passed = a_context(seconds=100, spec={"deadline": DEADLINE})
-    assert found(passed) == {kind: (True, JobReason.DEADLINE_PASSED)}
-    told = with_condition(passed, passed.view.status, kind, True, JobReason.DEADLINE_PASSED, "passed")
-    later = with_status(a_context(seconds=100, spec={"deadline": after(200)}), told)
-    assert found(later) == {kind: (False, JobReason.DEADLINE_WITHIN_REACH)}
-
-
 def test_the_next_limit_is_the_earlier_of_budget_and_deadline():
     """Four GPUs at 3600 an hour cost 4 a second: 40 more are spent in ten seconds."""
     context = a_context(seconds=1, pools=at_price(3600.0), spec={"budget": 40.0, "deadline": DEADLINE})
@@ -284,24 +240,6 @@ def context_of(team: str | None, status=None, *, hours: float = 1.0):
 
 def booked(status) -> dict[str, float]:
     return {part.team: pytest.approx(part.cost) for part in status.team_costs}
-
-
-def test_a_job_that_changes_its_team_has_paid_until_then_for_the_old_one():
-    """Four GPUs for an hour each, whenever a pass comes; the last entry is the team that pays now."""
-    first = context_of("vision")
-    status = with_team(first, accrue_cost(first, first.view.status))
-    assert booked(status) == {"vision": 10.0}
-    change = context_of("speech", status, hours=2)
-    status = with_team(change, with_cost_of_last_team(change))
-    assert booked(status) == {"vision": 20.0, "speech": 0.0}
-    later = context_of("speech", status, hours=3)
-    status = with_team(later, accrue_cost(later, status))
-    back = context_of("vision", status, hours=3)
-    status = with_team(back, with_cost_of_last_team(back))
-    assert [(part.team, part.cost) for part in status.team_costs] == [
-        ("speech", pytest.approx(10.0)),
-        ("vision", pytest.approx(20.0)),
-    ]
 
 
 def test_what_an_earlier_version_has_written_is_the_present_teams():

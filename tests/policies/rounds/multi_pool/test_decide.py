@@ -55,12 +55,6 @@ TWO = nodes(fast=2, slow=2)
 WIDE = a_job("wide", 4)
 
 
-def test_a_gang_that_no_pool_holds_is_started_in_two():
-    decided = decide_round(asked([WIDE], TWO, {"wide": a_gang(4)}))
-    assert set(decided.placements["wide"].parts) == set(both().parts)
-    assert decided.started == ("wide",)
-
-
 def test_a_more_urgent_gang_takes_both_pools_and_a_less_urgent_one_waits():
     small = [a_job("left", 2, "fast"), a_job("right", 2, "slow")]
     shares = {"wide": {"fast": 0.5, "slow": 0.5}, "left": {"fast": 0.5}, "right": {"slow": 0.5}}
@@ -70,11 +64,6 @@ def test_a_more_urgent_gang_takes_both_pools_and_a_less_urgent_one_waits():
     ):
         question = asked([WIDE, *small], TWO, {"wide": a_gang(4)}, shares=shares, received=had)
         assert set(decide_round(question).placements) == expected
-
-
-def test_a_gang_that_runs_in_two_pools_keeps_its_very_nodes():
-    question = asked([WIDE], TWO, {"wide": a_gang(4)}, running={"wide": both()}, since={"wide": 0.0})
-    assert decide_round(question).extended == ("wide",)
 
 
 def when_a_job_comes(**more):
@@ -136,13 +125,6 @@ def test_it_takes_what_an_elastic_gang_has_beyond_its_least_size():
     decided = decide_round(question)
     assert set(decided.placements["wide"].parts) == set(both().parts)
     assert decided.placements["grown"].nodes == ("fast-0",)
-
-
-def test_nodes_that_it_must_not_be_started_on_are_left_out():
-    cluster = [*nodes(fast=2), Node(name="slow-0", pool="slow", gpu_type="slow", gpus=2, taints="x")]
-    decided = decide_round(asked([WIDE], cluster, {"wide": a_gang(4, barred=frozenset({"x"}))}))
-    assert decided.waiting == ("wide",)
-    assert decided.reasons["wide"].startswith("waits for 4 GPUs of its pools together")
 
 
 TO_COME = Node(name="slow/new-0", pool="slow", gpu_type="slow", gpus=2, provisionable=True)
