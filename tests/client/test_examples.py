@@ -80,7 +80,7 @@ def launch(tmp_path):
 
 @pytest.mark.parametrize(
     ("script", "ranks"),
-    # Ranks that leave together: tests/operator/live/test_scripts.py, each day.
+    # Ranks that leave together: tests/operator/live/test_client.py, each day.
     first_daily([("hugging_face_trainer.py", 1), ("plain_ddp.py", 2), ("lightning_trainer.py", 1)], 1),
 )
 def test_a_script_is_stopped_resumes_and_ends(tmp_path, launch, script, ranks):

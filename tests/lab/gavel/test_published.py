@@ -4,13 +4,14 @@ The values are those of Gavel's simulator on the same trace files; an allocation
 two right simulators differ by one to three percent.
 """
 
+import itertools
 from pathlib import Path
 
 import pytest
 from ballast_lab.gavel.job_table import PUBLISHED
 from ballast_policies.simulator.result import HOUR
 from ballast_policies.simulator.settings import SimulatedCluster
-from ballast_policies.simulator.workloads import read_trace, static
+from ballast_policies.simulator.workloads import continuous, read_trace, static
 from ballast_policies.throughput.table import built_in_table
 
 from tests.support.examples import first_daily
@@ -101,3 +102,29 @@ def test_makespan_of_100_generated_jobs_is_the_published_one(hours, settings):
         run_it = simulation("published", seed=seed, **settings)
         found.append(run_it(workload, SIMULATED, table).makespan / HOUR)
     assert sum(found) / 3 == pytest.approx(hours, rel=0.02)
+
+
+def first(workload, count):
+    return list(itertools.islice(workload.jobs, count))
+
+
+def test_the_published_job_table_gives_the_longest_jobs_of_the_published_makespan():
+    """Published: 161.164 h for 100 to 300 jobs, seeds 0 to 2, the mean of the three longest jobs."""
+    table = built_in_table()
+    for count in (100, 300):
+        longest = []
+        for seed in range(3):
+            jobs = first(static(table, count=count, seed=seed, job_table=PUBLISHED), count)
+            fastest = (max(table.alone(job.type, kind) for kind in table.gpu_types) for job in jobs)
+            longest.append(max(job.steps / rate / 3600 for job, rate in zip(jobs, fastest, strict=True)))
+        assert sum(longest) / 3 == pytest.approx(161.164, abs=0.001)
+
+
+def test_job_tables_share_durations_on_one_gpu_and_differ_in_types():
+    """Only which model a job trains changes."""
+    table = built_in_table()
+    now = first(continuous(table, jobs_per_hour=4.0, seed=0, several_gpus=False), 200)
+    then = first(continuous(table, jobs_per_hour=4.0, seed=0, several_gpus=False, job_table=PUBLISHED), 200)
+    durations = [[job.steps / table.alone(job.type, "v100") for job in jobs] for jobs in (now, then)]
+    assert durations[0] == pytest.approx(durations[1])
+    assert [job.type for job in now] != [job.type for job in then]

@@ -7,6 +7,7 @@ import textwrap
 
 import pytest
 from ballast.client import AsyncClient, Client, JobFailed, NotFound, Refused, WaitedTooLong, training_job
+from ballast_client import Checkpoints
 from ballast_operator.cli.main import main
 from click.testing import CliRunner
 
@@ -174,3 +175,25 @@ def test_the_quick_start_in_python_does_what_it_says(live_cluster, stage, monkey
     said = capsys.readouterr().out.splitlines()
     assert {"0 step 20", "1 step 20"} <= set(said)
     assert said[-1].startswith("Succeeded ")
+
+
+def step(status):
+    return (status.get("progress") or {}).get("step", 0)
+
+
+def test_a_script_is_asked_to_save_resumes_and_succeeds(stage):
+    """Two ranks find each other, report, leave after the same step, and continue with the next one."""
+    with stage.operator():
+        stage.add_command("one", ranks=2, total=1_000_000)
+        eventually(lambda: step(stage.status("one")) > 0, "progress")
+        eventually(lambda: stage.condition("one", "Reporting").get("status") == "True", "the condition")
+        stage.patch("one", {"suspend": True})
+        stage.wait_for("one", "Suspended")
+        status = stage.status("one")
+        assert not status.get("restarts")
+        saved, _ = Checkpoints(stage.job("one")["spec"]["checkpoint"]["path"]).newest()
+        assert saved >= step(status)
+        stage.patch("one", {"suspend": False, "totalSteps": saved + 20})
+        status = stage.wait_for("one", "Succeeded")
+        assert status["launches"] == 2 and not status.get("restarts")
+        eventually(lambda: step(stage.status("one")) == saved + 20, "the last step")

@@ -8,6 +8,7 @@ from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.planning.schedules.registry import SCHEDULES, build_schedule, trained_schedules
 from ballast_policies.planning.schedules.schedule import ScheduleError
 
+from tests.contract.examples import EXAMPLES, at_default
 from tests.operator.loops.simulated.machines import Trainer
 from tests.operator.loops.simulated.simulation import Simulation
 from tests.operator.views.builders import a_config, a_spec
@@ -164,3 +165,34 @@ async def test_measured_bytes_keep_jobs_of_the_kind_from_gpus_that_they_do_not_f
         "second", "ExceedsMemory", "on 2 GPUs its layers take at least 3 GB of the fullest one"
     )
     assert simulation.state("first") == "Running"
+
+
+EXAMPLE: JobConfig = EXAMPLES["config"]
+
+EXCLUDED = {
+    "pipeline.replicas",
+    "plan",
+    "training.rate_factor",
+    "data.collate",
+    "evaluation.data.pad_to_multiple_of",
+    "evaluation.data.packing",
+    "evaluation.data.shift_labels",
+}
+"""Fields at their defaults in the example: it has tensor and data parallelism, which exclude replicas, a
+decay of the learning rate, which excludes a schedule of the user's own, data that is padded, and data for
+evaluations that a function collates. It may shrink, which a plan
+excludes: see ``mixed/test_life.py``."""
+
+
+def test_the_example_sets_every_field():
+    """A new field that it leaves at its default would not be seen to arrive."""
+    assert set(at_default(EXAMPLE)) == EXCLUDED
+
+
+async def test_every_field_of_a_training_job_arrives_at_its_trainer():
+    """Tensor and data parallelism, stragglers, schedule, metrics and all the rest, as the user wrote them."""
+    simulation = Simulation(nodes=dict.fromkeys("ab", ("fast", 8)), roundSeconds=600)
+    await simulation.run_job("full", **{**EXAMPLE.to_dict(), "totalSteps": EXAMPLE.total_steps})
+    assert simulation.configuration("full") == EXAMPLE
+    allocation = simulation.status("full").allocation
+    assert (allocation.gpus, allocation.gpus_per_pod) == (16, 4)

@@ -1,5 +1,6 @@
 """Which jobs hold GPUs of a node is known without reading every job; only changes of a status are written."""
 
+import asyncio
 import datetime
 
 import pytest
@@ -7,6 +8,7 @@ from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.api.training_job_status import Decision, TrainingJobStatus
 from ballast_operator.kube.client import connect
 from ballast_operator.kube.kinds import JOB
+from ballast_operator.observation.events import MOST_WAITING, EventToPost, Recorder
 from ballast_operator.observation.observer import GpuHolders
 from ballast_operator.observation.status_changes import status_content
 
@@ -93,3 +95,27 @@ async def test_what_has_become_empty_is_removed(control_plane, namespace):
             answer = await cluster.write_status(JOB, body)
             assert TrainingJobStatus.model_validate(answer["status"]).suspended_seconds == seconds
         assert answer["status"] == {"observedGeneration": 2}
+
+
+async def test_a_flood_of_events_is_told_of_once(caplog):
+    """While a slow API server takes them: thousands of jobs that change are no thousands of lines."""
+    posted, all_posted = [], asyncio.Event()
+
+    class Slow:
+        async def create(self, kind, body):
+            await asyncio.sleep(0)
+            posted.append(body["message"])
+            if len(posted) % MOST_WAITING == 0:
+                all_posted.set()
+
+    recorder = Recorder(Slow())
+    for flood in ("one", "two"):
+        for number in range(MOST_WAITING + 100):
+            notice = EventToPost(type="Normal", reason="Assigned", message=flood)
+            recorder.post(JOB, "n", f"job-{number}", f"uid-{number}", (notice,))
+        running = asyncio.create_task(recorder.run())
+        await all_posted.wait()
+        all_posted.clear()
+        running.cancel()
+    assert posted == ["one"] * MOST_WAITING + ["two"] * MOST_WAITING
+    assert sum("the oldest are dropped" in record.message for record in caplog.records) == 2

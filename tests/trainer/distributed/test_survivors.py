@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import random
 import signal
 import socket
 import threading
@@ -17,9 +18,11 @@ from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.distributed.survivors import Fate, Survivors
 from ballast_trainer.errors import PeerLost
 
+from tests.support.examples import first_daily
 from tests.support.gang import forks
 from tests.support.plans import local_plan
 from tests.support.waiting import WAIT_SECONDS, eventually
+from tests.trainer.tensor_parallel.ranks import on_ranks
 
 A, B, C = "job-1-0", "job-1-1", "job-1-2"
 
@@ -177,3 +180,23 @@ def _enters(port):
     world = enter(store, [A, C], 2, 1)
     assert world.sum([1.0]) == [3.0]
     world.leave()
+
+
+def numbers_of(rank):
+    """Of many magnitudes, so that the order of adding shows."""
+    draw = random.Random(rank)
+    return [draw.uniform(-1, 1) * 10.0 ** draw.randint(-8, 8) for _ in range(40)]
+
+
+def several_sums(world):
+    return torch.tensor([world.sum(numbers_of(world.rank)) for _ in range(3)], dtype=torch.float64)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("ranks", first_daily([5, 2, 3, 8]))
+def test_all_ranks_hold_the_same_sum_bit_for_bit(ranks):
+    sums = on_ranks(several_sums, ranks)
+    expected = torch.tensor([numbers_of(rank) for rank in range(ranks)], dtype=torch.float64).sum(0)
+    for one in sums:
+        assert torch.equal(one, sums[0])
+    torch.testing.assert_close(sums[0], expected.expand(3, -1), rtol=1e-12, atol=1e-9)

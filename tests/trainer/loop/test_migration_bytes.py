@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import shutil
 
+import hypothesis
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,10 +14,11 @@ from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.stages import stages_over
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.layers.layer import OPTIMIZER
-from ballast_trainer.layers.packing import as_bytes, pack
+from ballast_trainer.layers.packing import as_bytes, pack, unpack
 from ballast_trainer.loop.migrate import migrate, plan_moves
 from ballast_trainer.models.registry import build_model
 from ballast_trainer.profiling.rank_speeds import TRIALS, link_seconds
+from hypothesis import strategies
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.examples import first_daily
@@ -24,8 +26,6 @@ from tests.support.gang import assert_same_curve
 from tests.support.held_data import EVALUATED, Gates
 from tests.support.replans import has_acked, replan, stages_at, until
 from tests.trainer.tensor_parallel.ranks import held_layers, on_ranks
-
-pytestmark = pytest.mark.processes
 
 MODEL = ModelConfig(name="gpt", args={"layers": 8, "dim": 32, "heads": 2, "context": 8})
 AGREEING = 64
@@ -70,6 +70,7 @@ def moved_and_counted(world):
     }
 
 
+@pytest.mark.processes
 def test_only_the_bytes_of_moved_layers_travel():
     """One message from the old rank to the new one, of the size reported; agreeing takes a few bytes."""
     ranks = on_ranks(moved_and_counted, 3, mesh=Mesh())
@@ -166,6 +167,7 @@ def moved_in_two_messages(world, optimizer, dtype, on_gpu):
     }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("optimizer", "dtype", "on_gpu"),
     first_daily(
@@ -215,6 +217,7 @@ def links_measured(world):
     return {"seconds": link_seconds(world, (1000, 3000, 10**9)[world.position]), "sent": sent}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("data", first_daily([2, 1]))
 def test_links_are_measured_with_the_messages_they_carry(data):
     """To and fro between neighbours, of the size of a microbatch's activations; all ranks know the same."""
@@ -235,6 +238,7 @@ TOTAL = 9
 PRUNING = {"kind": "pruning", "startStep": 3, "endStep": 7, "everySteps": 1, "target": 0.95}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("schedule", "dynamics", "tied"), first_daily([("1F1B", [], True), ("ZeroBubbleV", [PRUNING], False)])
 )
@@ -273,3 +277,55 @@ def test_a_shrink_in_the_step_after_a_rebalance_keeps_curve_and_checkpoints(
     again = gang(config | {"checkpoint": {"path": str(saved), "everySteps": 20}}, ranks=1)
     assert set(again.exit_codes().values()) == {0}, again.errors()
     assert_same_curve(again.losses(), {step: reference[step] for step in range(6, TOTAL + 1)})
+
+
+SHAPES = strategies.lists(strategies.integers(0, 5), max_size=3).map(tuple)
+DTYPES = strategies.sampled_from(
+    [
+        *(torch.float32, torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.complex64),
+        *(torch.int64, torch.int16, torch.bool, torch.uint8),
+    ]
+)
+
+
+@hypothesis.given(
+    strategies.dictionaries(
+        strategies.text(min_size=1, max_size=5),
+        strategies.tuples(SHAPES, DTYPES, strategies.floats(0, 1)),
+        max_size=4,
+    ),
+    strategies.integers(0, 2**31),
+)
+def test_what_is_packed_is_unpacked_bit_for_bit(shapes, seed):
+    """Any names, shapes, types and densities."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, (shape, dtype, density) in shapes.items():
+        values = (torch.randn(shape, generator=generator) * 100).clamp(-448, 448)
+        tensors[name] = torch.where(torch.rand(shape, generator=generator) < density, values, 0.0).to(dtype)
+    unpacked = unpack(pack(tensors))
+    assert list(unpacked) == list(tensors)
+    for name, tensor in tensors.items():
+        assert unpacked[name].dtype == tensor.dtype
+        assert torch.equal(as_bytes(unpacked[name]), as_bytes(tensor))
+
+
+def test_negative_zero_and_not_a_number_survive():
+    """The bits are kept, not only the values."""
+    special = torch.tensor([0.0, -0.0, float("nan"), float("inf"), 0.0, 0.0, 0.0, 0.0])
+    unpacked = unpack(pack({"x": special}))["x"]
+    assert torch.equal(unpacked.view(torch.int32), special.view(torch.int32))
+
+
+def test_zeros_are_not_sent():
+    """A tensor of 5 % takes a bit per element and the values that are left."""
+    tensor = torch.zeros(64_000)
+    tensor[::20] = 1.5
+    assert pack({"x": tensor}).numel() < 0.25 * tensor.nbytes
+
+
+def test_a_message_cut_short_is_refused():
+    """A failed move must not load half a layer."""
+    message = pack({"x": torch.randn(100)})
+    with pytest.raises(ValueError, match="the message ends"):
+        unpack(message[:-4])
