@@ -13,10 +13,10 @@ from typing import Any
 
 import kopf
 
+from ballast_operator.api.template import trainer_template
 from ballast_operator.app import Operator, Options
 from ballast_operator.settings import from_environment
 from ballast_operator.tasks import LoopThread
-from ballast_operator.trainer_template import trainer_template
 
 _MOST_PORT = 65_535
 

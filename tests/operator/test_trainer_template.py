@@ -4,9 +4,9 @@ import json
 import re
 
 import pytest
-from ballast_operator import trainer_template as module
+from ballast_operator.api import template as module
+from ballast_operator.api.template import TRAINER_VARIABLE, filled_in, trainer_template
 from ballast_operator.cli.operator import operator
-from ballast_operator.trainer_template import VARIABLE, filled_in, trainer_template
 from ballast_operator.views.spec import read_spec
 from click.testing import CliRunner
 
@@ -45,7 +45,7 @@ def usual(monkeypatch):
     """The operator with a template to fill in, or with the text that a test gives."""
 
     def use(text=""):
-        monkeypatch.setenv(VARIABLE, text or json.dumps(USUAL))
+        monkeypatch.setenv(TRAINER_VARIABLE, text or json.dumps(USUAL))
         trainer_template.cache_clear()
 
     yield use
@@ -115,4 +115,4 @@ def test_an_operator_with_a_template_that_is_none_does_not_start(usual, text):
     usual(text)
     done = CliRunner().invoke(operator, [])
     assert done.exit_code == 2
-    assert re.search(f"{module.VARIABLE}.*To fix", done.output, re.DOTALL)
+    assert re.search(f"{module.TRAINER_VARIABLE}.*To fix", done.output, re.DOTALL)

@@ -6,9 +6,9 @@ from ballast_policies.allocation.problem import Allocation, Job
 from ballast_policies.allocation.registry import find_policy
 from ballast_policies.prices.options import PlacementOption, cheapest, fastest, placement_option
 from ballast_policies.scheduling.assignments import two_digits
-from ballast_policies.scheduling.faults import each_job
 from ballast_policies.scheduling.gang_spec import job_id
 from ballast_policies.scheduling.inputs import CompletedProblem
+from ballast_policies.scheduling.refusals import each_job
 
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.allocator.problem.snapshot_job import SnapshotJob

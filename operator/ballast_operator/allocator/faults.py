@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
-from ballast_policies.scheduling.faults import JobFaults
+from ballast_policies.scheduling.refusals import JobFaults
 
 from ballast_operator.kube.kinds import Key
 from ballast_operator.metrics import Metrics

@@ -16,7 +16,7 @@ from ballast_operator.metrics import Metrics, replace_series
 from ballast_operator.report.paid import team_costs
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
-from ballast_operator.views.shared_gpus import dedupe_shared_allocations
+from ballast_operator.views.nodes import dedupe_shared_allocations
 
 
 def set_gauges(

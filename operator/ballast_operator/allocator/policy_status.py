@@ -37,15 +37,14 @@ from ballast_operator.api.base import Condition, Verdict, set_condition, storabl
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.conditions import PolicyCondition, PolicyReason, some_of
 from ballast_operator.api.read import unknown_fields
+from ballast_operator.api.training_job_status import plain
 from ballast_operator.errors import Conflict, NotFound, Rejected, Unavailable, for_good
 from ballast_operator.history.recording import Decided, TwinResult
 from ballast_operator.history.writer import HistoryWriter
 from ballast_operator.kube.caches import Caches
-from ballast_operator.kube.client import Cluster
-from ballast_operator.kube.dropped import DroppedFields
+from ballast_operator.kube.client import Cluster, DroppedFields
 from ballast_operator.kube.kinds import POLICY, Object
 from ballast_operator.observation.events import EventToPost, Recorder, flips
-from ballast_operator.observation.status_changes import plain
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import STUCK_FIX

@@ -20,8 +20,7 @@ from ballast_policies.contract.errors import shown
 from ballast_policies.contract.limits import FILE
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.rounds.memory import Account, RoundMemory
-from ballast_policies.scheduling.layer_profiles import MOST_LAYERS, KindProfile
-from ballast_policies.scheduling.measurements import Measured
+from ballast_policies.scheduling.measurements import MOST_LAYERS, KindProfile, Measured
 from ballast_policies.throughput.speeds import Estimate, SpeedKey, Speeds
 
 from ballast_operator.errors import Conflict, NotFound, Rejected, Unavailable

@@ -1,13 +1,16 @@
-"""The part of a PodTemplateSpec that Ballast reads or checks; all its other fields pass through to the pods.
+"""The part of a PodTemplateSpec that Ballast reads or checks, and what an administrator fills in of it.
 
 What is typed here is refused by the API server on ``kubectl apply``; what else is wrong with a template is
 found by a dry run of its first pod (``reconcile.pod_checks``).
 """
 
+import functools
+import os
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from ballast_policies.contract.conditions import Rule, absent, at
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, ValidationError
 
 from ballast_operator.api.base import ApiModel, DnsLabel, listed
 
@@ -184,3 +187,75 @@ class PodTemplate(ApiModel):
     def as_object(self) -> dict[str, Any]:
         """The template as JSON, every field that the user gave included."""
         return self.to_dict()
+
+
+TRAINER_VARIABLE = "BALLAST_TRAINER_TEMPLATE"
+"""A PodTemplateSpec as JSON, with one container."""
+
+_NAMED = {"env": "name", "ports": "name", "volumeMounts": "mountPath", "imagePullSecrets": "name"}
+
+
+@functools.cache
+def trainer_template() -> Mapping[str, Any]:
+    """This process's template, empty where there is none. Raises ValueError: why it is none."""
+    text = os.environ.get(TRAINER_VARIABLE, "")
+    if not text:
+        return {}
+    try:
+        template = PodTemplate.model_validate_json(text).as_object()
+    except (ValidationError, RecursionError) as error:
+        raise ValueError(f"{TRAINER_VARIABLE}: {error}. To fix: a PodTemplateSpec as JSON") from error
+    if len(template["spec"]["containers"]) != 1 or "initContainers" in template["spec"]:
+        raise ValueError(f"{TRAINER_VARIABLE}: one container, the trainer. To fix: leave the others out")
+    return template
+
+
+def filled_in(template: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """A job's template with what it leaves out: what it has itself always wins.
+
+    Lists of the trainer are joined by name, its security context by field; a volume comes only where the
+    trainer mounts it in the end. ``usual``: what is filled in; empty: nothing.
+    """
+    if not usual:
+        return dict(template)
+    spec, other = template["spec"], usual["spec"]
+    metadata, others = template.get("metadata") or {}, usual.get("metadata") or {}
+    trainer = _joined(spec["containers"][0], other["containers"][0])
+    mounted = {mount.get("name") for mount in trainer.get("volumeMounts") or ()}
+    own = {volume.get("name") for volume in spec.get("volumes") or ()}
+    volumes = [*(spec.get("volumes") or ())]
+    volumes += [v for v in other.get("volumes") or () if v.get("name") in mounted - own]
+    whole = _joined(
+        spec, {key: value for key, value in other.items() if key not in ("containers", "volumes")}
+    )
+    return {
+        "metadata": {
+            part: {**(others.get(part) or {}), **(metadata.get(part) or {})}
+            for part in ("labels", "annotations")
+        },
+        "spec": {
+            **whole,
+            "containers": [trainer, *spec["containers"][1:]],
+            **({"volumes": volumes} if volumes else {}),
+        },
+    }
+
+
+def _joined(own: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of both; those of ``own`` win, lists of named things and requests are joined."""
+    result = {**usual, **own}
+    for field, key in _NAMED.items():
+        if field in own and field in usual:
+            result[field] = _by(key, own[field] or (), usual[field] or ())
+    if isinstance(own.get("securityContext"), Mapping) and "securityContext" in usual:
+        result["securityContext"] = {**usual["securityContext"], **own["securityContext"]}
+    if "resources" in own and "resources" in usual:
+        mine, theirs = own["resources"] or {}, usual["resources"] or {}
+        parts = {part: {**(theirs.get(part) or {}), **(mine.get(part) or {})} for part in {*mine, *theirs}}
+        result["resources"] = parts
+    return result
+
+
+def _by(key: str, own: Sequence[Mapping[str, Any]], usual: Sequence[Mapping[str, Any]]) -> list[Any]:
+    taken = {item.get(key) for item in own}
+    return [*own, *(item for item in usual if item.get(key) not in taken)]

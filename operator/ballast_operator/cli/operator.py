@@ -74,11 +74,11 @@ def operator(history_days: float, history_jobs: int, log_level: str, **given: An
     gc.set_threshold(*COLLECT_AFTER)
     from kubernetes.aio.config import ConfigException
 
+    from ballast_operator.api.template import trainer_template
     from ballast_operator.app import Operator, Options
     from ballast_operator.errors import LeaseLapsed, NotLeader
     from ballast_operator.history.writer import Keep
     from ballast_operator.settings import from_environment
-    from ballast_operator.trainer_template import trainer_template
 
     logging.basicConfig(
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"

@@ -135,3 +135,9 @@ def check(kind: Kind, item: Object) -> None:
     for key, shape in (("labels", dict), ("annotations", dict), ("ownerReferences", list)):
         if not isinstance(metadata.get(key), shape | None):
             raise ValueError(f"{key} of a wrong kind")
+
+
+def controlled_by(item: Object, uid: str) -> bool:
+    """True if the object with this UID is the controller of ``item``."""
+    owners = item["metadata"].get("ownerReferences") or []
+    return any(owner.get("uid") == uid and owner.get("controller") for owner in owners)

@@ -12,8 +12,18 @@ from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.kube.caches import Caches, job_of
 from ballast_operator.kube.kept_fields import pinned_node
-from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, NODE, POD, Key, Kind, Object, key_of
-from ballast_operator.kube.ownership import controlled_by
+from ballast_operator.kube.kinds import (
+    CONFIG_MAP,
+    JOB,
+    LEASE,
+    NODE,
+    POD,
+    Key,
+    Kind,
+    Object,
+    controlled_by,
+    key_of,
+)
 from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.observation.findings import Findings
 from ballast_operator.views.assignment import Decided

@@ -14,8 +14,7 @@ from ballast_operator.api.conditions import JobReason
 from ballast_operator.desired import counted_pod, owned
 from ballast_operator.errors import Conflict, NotFound, Rejected
 from ballast_operator.kube.client import Cluster
-from ballast_operator.kube.kinds import WORKLOAD, Object
-from ballast_operator.kube.ownership import controlled_by
+from ballast_operator.kube.kinds import WORKLOAD, Object, controlled_by
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView, hold
 

@@ -47,7 +47,7 @@ from ballast_operator.errors import (
 )
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import CLAIM, CONFIG_MAP, LEASE, POD, POD_GROUP, STORAGE_CLASS
-from ballast_operator.kube.ownership import own_object
+from ballast_operator.reconcile.actions import own_object
 from ballast_operator.settings import JobSettings
 from ballast_operator.views.clock import Time, parse
 from ballast_operator.views.job import JobView

@@ -12,7 +12,16 @@ from ballast_policies.scheduling.refusals import Refusal
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.read import read_job_status, readable_status, unknown_fields
-from ballast_operator.api.training_job_status import TrainingJobStatus
+from ballast_operator.api.training_job_status import (
+    TrainingJobStatus,
+    asks_or_frees,
+    least_status,
+    plain,
+    progress_alone,
+    reconciled,
+    refused_since,
+    status_content,
+)
 from ballast_operator.errors import (
     ActionRefused,
     Forbidden,
@@ -32,15 +41,6 @@ from ballast_operator.metrics import Metrics
 from ballast_operator.observation.events import EventToPost, Recorder, flips
 from ballast_operator.observation.findings import QUIET_SECONDS, Complaint
 from ballast_operator.observation.observer import Observer
-from ballast_operator.observation.status_changes import (
-    asks_or_frees,
-    least_status,
-    plain,
-    progress_alone,
-    reconciled,
-    refused_since,
-    status_content,
-)
 from ballast_operator.reconcile.actions import carry_out_all, together
 from ballast_operator.reconcile.kueue import ask_kueue
 from ballast_operator.reconcile.pod_checks import ANSWER_LASTS_SECONDS, PodChecks

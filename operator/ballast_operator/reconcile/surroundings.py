@@ -15,8 +15,7 @@ from ballast_operator.observation.observer import Observer
 from ballast_operator.views.assignment import UNKNOWN_POOL, Assignment, PoolInfo
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
-from ballast_operator.views.nodes import shortage
-from ballast_operator.views.shared_gpus import Sharer, as_shared, sharer_of, taken_by_others
+from ballast_operator.views.nodes import Sharer, as_shared, sharer_of, shortage, taken_by_others
 
 TOLD_WITHIN_SECONDS = 2.0
 """A node tells of a pod's end after up to a second (kubelet's ``relistPeriod``), a busy one later."""

@@ -18,7 +18,7 @@ from ballast_operator.settings import JobSettings
 from ballast_operator.views.assignment import UNKNOWN_POOL, Assignment, PoolInfo
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
-from ballast_operator.views.shared_gpus import Sharer
+from ballast_operator.views.nodes import Sharer
 from ballast_operator.views.spec import JobSpec
 
 

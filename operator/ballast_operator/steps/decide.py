@@ -51,7 +51,6 @@ from ballast_operator.steps.context import (
     seconds_since,
     with_status,
 )
-from ballast_operator.steps.failure import why_it_ends
 from ballast_operator.steps.gang import await_pods, launch, wait, with_size, write_first_plan
 from ballast_operator.steps.observed import observed, seconds_left
 from ballast_operator.steps.resizing import (
@@ -81,6 +80,7 @@ from ballast_operator.steps.stopping import (
     let_go,
     release_gpus,
     succeed,
+    why_it_ends,
     with_stuck_pods,
 )
 from ballast_operator.views.assignment import Assignment

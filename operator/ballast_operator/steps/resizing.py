@@ -21,9 +21,9 @@ from ballast_operator.steps.context import (
     refusal,
     with_condition,
 )
-from ballast_operator.steps.failure import describe, leaving_text, lost_text
 from ballast_operator.steps.gang import creation, pod_group, ranks_of
 from ballast_operator.steps.observed import seconds_left
+from ballast_operator.steps.stopping import describe, leaving_text, lost_text
 from ballast_operator.views.clock import Time
 
 KEPT_REPACKS = 20

@@ -9,11 +9,13 @@ import functools
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from ballast_policies.contract import JOB_LABEL
 from ballast_policies.protocol.observed import held_pods
+from ballast_policies.rounds.values import dedupe_shared_gpus
+from ballast_policies.scheduling.gang_spec import job_id
 from kubernetes.utils.quantity import parse_quantity
 
 from ballast_operator.api.job_allocation import JobAllocation, is_coming
@@ -383,3 +385,76 @@ def shortage(
                 f"{max(free, 0)} of {count} GPUs on node {name} are free; the others' pods are not gone yet"
             )
     return ""
+
+
+def dedupe_shared_allocations(allocations: Iterable[JobAllocation]) -> list[JobAllocation]:
+    """The allocations without the second of two on one GPU.
+
+    The first is one that pays, if there is one: the other's pod has ended, or its node is still to come.
+    """
+    paying_first = sorted(allocations, key=lambda held: not held.pays)
+    return dedupe_shared_gpus(
+        paying_first, lambda held: held.nodes[0] if held.shared_gpu is not None and held.nodes else ""
+    )
+
+
+JOBS_PER_GPU = 2
+"""Jobs on a GPU, at most."""
+
+TIME_SLICING = ("", "time-slicing")
+"""Values of the label of the strategy; an old feature discovery has none."""
+
+
+def as_shared(node: NodeView, resource: str) -> NodeView:
+    """The node in a pool with sharing: open, unless it is closed for another reason or does not suit."""
+    closed = "" if node.closed == shared_gpus(node.labels) else node.closed
+    return dataclasses.replace(node, closed=closed or why_not_shared(node, resource))
+
+
+def why_not_shared(node: NodeView, resource: str) -> str:
+    """Reason that two jobs cannot share a GPU of the node, as text; empty: they can.
+
+    Only on a node with one GPU is it certain that two pods are on the same one: the device plugin chooses.
+    """
+    replicas, strategy = node.labels.get(REPLICAS, ""), node.labels.get(STRATEGY, "")
+    if replicas != str(JOBS_PER_GPU):
+        found = f"is {replicas}" if replicas else "is missing"
+        return f"its pool shares GPUs, and its label {REPLICAS} {found} in place of {JOBS_PER_GPU}"
+    if strategy not in TIME_SLICING:
+        return f"its pool shares GPUs by time slicing, and its label {STRATEGY} is {strategy}"
+    if node.gpus(resource) != JOBS_PER_GPU:
+        offered = node.gpus(resource)
+        return (
+            f"its pool shares GPUs, which needs nodes of one GPU each: it offers {offered} of {resource} "
+            f"in place of {JOBS_PER_GPU}"
+        )
+    return ""
+
+
+def taken_by_others(
+    pods: Iterable[Object], allocations: Mapping[Key, JobAllocation], resource: str, *, but: Collection[Key]
+) -> Counter[str]:
+    """Node -> replicas that pods hold, or launches count on, of other jobs than ``but`` and of no job."""
+    pods = [pod for pod in pods if not is_ours(pod) or job_of(pod) not in but]
+    held = {key: gang for key, gang in allocations.items() if key not in but}
+    return foreign_use(pods, resource) + own_use(pods, held, resource, but=("", ""))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sharer:
+    """A job that is on the GPU as well.
+
+    Attributes:
+        job: namespace/name.
+    """
+
+    job: str
+    since: Time
+
+
+def sharer_of(key: Key, node: str, allocations: Mapping[Key, JobAllocation]) -> Sharer | None:
+    """Job of ``allocations`` on the GPU of ``node`` besides the job ``key``; None: it is alone."""
+    for other, held in sorted(allocations.items()):
+        if other != key and held.shared_gpu is not None and node in held.nodes and held.pays:
+            return Sharer(job=job_id(other), since=held.since)
+    return None

@@ -25,10 +25,10 @@ from ballast_operator.api.base import memory_bytes
 from ballast_operator.api.costs import DataLocation
 from ballast_operator.api.job_allocation import JobAllocation, LaunchDegrees
 from ballast_operator.api.read import InvalidObject, read_job_status, read_training_job
+from ballast_operator.api.template import filled_in, trainer_template
 from ballast_operator.api.training_job import MixedPools, PlannerConfig, TrainingJobSpec
 from ballast_operator.api.training_job_status import MeasuredOnType
 from ballast_operator.kube.kinds import Object
-from ballast_operator.trainer_template import filled_in, trainer_template
 from ballast_operator.views.node_constraints import NodeRequirements, read_requirements
 from ballast_operator.views.nodes import PodNeed, pod_requests
 from ballast_operator.views.planned_degrees import DegreesQuestion, PlannedLaunch, candidates, planned_degrees

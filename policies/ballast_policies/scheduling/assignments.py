@@ -13,8 +13,7 @@ from ballast_policies.protocol.observed import Action
 from ballast_policies.rounds.gangs import ElasticGang
 from ballast_policies.rounds.values import Placement, extra_nodes, kept_ranks
 from ballast_policies.scheduling.decision import Decision, isolated_speeds
-from ballast_policies.scheduling.faults import each_job
-from ballast_policies.scheduling.refusals import Obstacle
+from ballast_policies.scheduling.refusals import Obstacle, each_job
 from ballast_policies.scheduling.state import ClusterJob, ClusterState
 
 MOST_CONFIGURATIONS = 3

@@ -20,8 +20,7 @@ from ballast_operator.errors import Forbidden, Unavailable
 from ballast_operator.kube.kinds import CONFIG_MAP
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.rounds.memory import Account, RoundMemory
-from ballast_policies.scheduling.layer_profiles import KindProfile
-from ballast_policies.scheduling.measurements import Measured
+from ballast_policies.scheduling.measurements import KindProfile, Measured
 from ballast_policies.throughput.speeds import Estimate, SpeedKey
 
 from tests.operator.loops.simulated.fake_cluster import FakeCluster

@@ -11,12 +11,10 @@ from ballast_operator.allocator.policy_status import PolicyReport, policy_status
 from ballast_operator.allocator.solver import Solve
 from ballast_operator.api.conditions import PolicyReason
 from ballast_operator.api.costs import TeamPart
-from ballast_operator.api.training_job_status import Decision, TrainingJobStatus
+from ballast_operator.api.training_job_status import Decision, TrainingJobStatus, status_content
 from ballast_operator.errors import Conflict, Rejected
-from ballast_operator.kube.client import connect
-from ballast_operator.kube.dropped import DroppedFields
+from ballast_operator.kube.client import DroppedFields, connect
 from ballast_operator.kube.kinds import CONFIG_MAP, EVENT, JOB, LEASE, POD, POLICY
-from ballast_operator.observation.status_changes import status_content
 from ballast_policies.allocation.registry import allocate
 from ballast_policies.contract import END_REASON_ANNOTATION, REPORT_ANNOTATION
 from hypothesis import HealthCheck, example, given, settings

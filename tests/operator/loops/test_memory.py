@@ -5,7 +5,7 @@ from ballast_operator.api.conditions import TOLD, JobReason, Told
 from ballast_operator.kube.kinds import NODE, POLICY
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.memory.need import MemoryNeed
-from ballast_policies.scheduling.layer_profiles import LayerProfiles
+from ballast_policies.scheduling.measurements import LayerProfiles
 
 from tests.operator.loops.simulated.machines import node
 from tests.operator.loops.simulated.simulation import Simulation, policy

@@ -5,12 +5,11 @@ import datetime
 
 import pytest
 from ballast_operator.api.job_allocation import JobAllocation
-from ballast_operator.api.training_job_status import Decision, TrainingJobStatus
+from ballast_operator.api.training_job_status import Decision, TrainingJobStatus, status_content
 from ballast_operator.kube.client import connect
 from ballast_operator.kube.kinds import JOB
 from ballast_operator.observation.events import MOST_WAITING, EventToPost, Recorder
 from ballast_operator.observation.observer import GpuHolders
-from ballast_operator.observation.status_changes import status_content
 
 from tests.operator.api.objects import JOB as TRANSLATOR
 from tests.operator.api.objects import changed

@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 from ballast_operator.api.training_job import FailurePolicy
 from ballast_operator.steps.decide import take_step
-from ballast_operator.steps.failure import describe
-from ballast_operator.steps.stopping import begin_termination
+from ballast_operator.steps.stopping import begin_termination, describe
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Directive, ExitCode, ExitReason, TerminationMessage
 from ballast_policies.protocol.observed import Cause

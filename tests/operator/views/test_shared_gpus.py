@@ -4,8 +4,7 @@ import datetime
 
 import pytest
 from ballast_operator.api.job_allocation import JobAllocation, SharedGpu
-from ballast_operator.views.nodes import read_node, shared_gpus
-from ballast_operator.views.shared_gpus import as_shared, dedupe_shared_allocations
+from ballast_operator.views.nodes import as_shared, dedupe_shared_allocations, read_node, shared_gpus
 
 REPLICAS, STRATEGY = "nvidia.com/gpu.replicas", "nvidia.com/gpu.sharing-strategy"
 PRODUCT = "nvidia.com/gpu.product"

@@ -6,8 +6,7 @@ from ballast_policies.protocol import Action
 from ballast_policies.rounds.gangs import ElasticGang
 from ballast_policies.scheduling.assignments import assign
 from ballast_policies.scheduling.decision import Memory, SchedulingPolicy, decide
-from ballast_policies.scheduling.faults import JobFaults
-from ballast_policies.scheduling.refusals import Obstacle
+from ballast_policies.scheduling.refusals import JobFaults, Obstacle
 from ballast_policies.scheduling.state import ClusterJob, TenantRooms
 
 from tests.policies.scheduling.clusters import at, cluster, gang

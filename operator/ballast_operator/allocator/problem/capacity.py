@@ -36,9 +36,17 @@ from ballast_operator.api.node_pool import CapacityType, NodePool
 from ballast_operator.kube.kinds import Key, key_of
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
-from ballast_operator.views.nodes import NodeView, foreign_use, orphans, pod_gpus, zone_of
+from ballast_operator.views.nodes import (
+    NodeView,
+    as_shared,
+    dedupe_shared_allocations,
+    foreign_use,
+    orphans,
+    pod_gpus,
+    why_not_shared,
+    zone_of,
+)
 from ballast_operator.views.notices import capacity_type_of
-from ballast_operator.views.shared_gpus import as_shared, dedupe_shared_allocations, why_not_shared
 
 if TYPE_CHECKING:
     from ballast_operator.allocator.problem.snapshot import Observed

@@ -21,10 +21,9 @@ from ballast_policies.rounds.tenants import (
     most_by_type,
 )
 from ballast_policies.rounds.values import Node
-from ballast_policies.scheduling.faults import JobFaults, each_job
 from ballast_policies.scheduling.gang_spec import job_id
 from ballast_policies.scheduling.measurements import Measurements
-from ballast_policies.scheduling.refusals import Refusal
+from ballast_policies.scheduling.refusals import JobFaults, Refusal, each_job
 from ballast_policies.scheduling.state import ClusterState, TenantRooms
 
 from ballast_operator.allocator.costs.data_prices import data_prices

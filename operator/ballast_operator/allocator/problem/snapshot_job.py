@@ -14,11 +14,11 @@ from ballast_policies.rounds.gangs import (
     SharingJob,
 )
 from ballast_policies.rounds.values import NodeRequest
-from ballast_policies.scheduling.faults import each_job
 from ballast_policies.scheduling.gang_room import gigabytes, known_over_planned, within_limit
 from ballast_policies.scheduling.gang_spec import job_id
 from ballast_policies.scheduling.gang_speeds import GangRequest
 from ballast_policies.scheduling.measurements import Measurements
+from ballast_policies.scheduling.refusals import each_job
 from ballast_policies.scheduling.state import ClusterJob
 from ballast_policies.throughput.paired import PairSpeeds
 from ballast_policies.throughput.speeds import Estimate, Speeds
@@ -26,10 +26,6 @@ from ballast_policies.throughput.speeds import Estimate, Speeds
 from ballast_operator.allocator.costs.data_prices import usd_per_step, usd_to_move
 from ballast_operator.allocator.problem.admission import (
     Admitted,
-    sizes_that_fit,
-)
-from ballast_operator.allocator.problem.capacity import ClusterCapacity
-from ballast_operator.allocator.problem.gang_changes import (
     change_pause,
     live_sizes,
     may_change_size,
@@ -37,8 +33,10 @@ from ballast_operator.allocator.problem.gang_changes import (
     may_move,
     restart_seconds,
     restarts_from,
+    sizes_that_fit,
     trains_from,
 )
+from ballast_operator.allocator.problem.capacity import ClusterCapacity
 from ballast_operator.api.node_pool import SharesGpu
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.clock import Time

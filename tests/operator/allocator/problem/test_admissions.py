@@ -3,9 +3,9 @@
 import datetime
 
 import pytest
+from ballast_operator.allocator.decider import record
 from ballast_operator.allocator.problem import admission
 from ballast_operator.allocator.problem.admission import Admissions
-from ballast_operator.allocator.problem.reports import record
 from ballast_operator.allocator.problem.snapshot import Observed, take_snapshot
 from ballast_operator.api.read import read_cluster_policy
 from ballast_operator.kube.caches import Caches

@@ -3,11 +3,10 @@
 import dataclasses
 
 import pytest
-from ballast_operator.allocator.problem.reports import record
+from ballast_operator.allocator.decider import record
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Report
-from ballast_policies.scheduling.layer_profiles import MOST_LAYERS
-from ballast_policies.scheduling.measurements import Measurements
+from ballast_policies.scheduling.measurements import MOST_LAYERS, Measurements
 
 from tests.operator.views.builders import a_config, a_plan, a_spec, a_view
 

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from ballast_operator.allocator.problem.reports import record
+from ballast_operator.allocator.decider import record
 from ballast_operator.allocator.saved_state import SavedState, decode, encode
 from ballast_policies.rounds.values import Node
 from ballast_policies.scheduling.gang_speeds import GangRequest

@@ -5,7 +5,7 @@ import itertools
 import math
 
 import pytest
-from ballast_operator.allocator.problem.reports import record
+from ballast_operator.allocator.decider import record
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Report
 from ballast_policies.contract.job.job import JobConfig

@@ -8,7 +8,7 @@ from ballast_operator.allocator import policy_status as reporting
 from ballast_operator.allocator.policy_status import PolicyReport, PolicyReporter, least_status
 from ballast_operator.errors import Forbidden, Rejected, Unavailable
 from ballast_operator.kube.caches import Caches
-from ballast_operator.kube.dropped import DroppedFields
+from ballast_operator.kube.client import DroppedFields
 from ballast_operator.kube.kinds import POLICY
 from ballast_operator.observation.events import Recorder
 from ballast_operator.views.clock import now

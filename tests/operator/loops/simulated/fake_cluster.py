@@ -9,8 +9,7 @@ from typing import Any
 
 from ballast_operator.api.read import read_job_status
 from ballast_operator.errors import Conflict, NotFound
-from ballast_operator.kube.client import METADATA
-from ballast_operator.kube.dropped import DroppedFields
+from ballast_operator.kube.client import METADATA, DroppedFields
 from ballast_operator.kube.kinds import CONFIG_MAP, EVENT, JOB, LEASE, POD, Key, Kind, key_of
 from ballast_policies.contract import (
     ACK_ANNOTATION,

@@ -5,8 +5,7 @@ import math
 import pytest
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.costs import DataLocation, OnLimit, TeamPart
-from ballast_operator.api.training_job_status import GpuTime, Isolated, Progress
-from ballast_operator.observation.status_changes import progress_alone
+from ballast_operator.api.training_job_status import GpuTime, Isolated, Progress, progress_alone
 from ballast_operator.steps.accounting import (
     MOST_TEAMS,
     accrue_cost,
