@@ -12,7 +12,7 @@ from ballast_policies.planning.schedules.validate import validate, weight_versio
 from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.layers.layer import Layer
 from ballast_trainer.layers.layer_stack import LayerStack
-from ballast_trainer.pipeline.executor.executor import Executor, RankStages
+from ballast_trainer.pipeline.executor.executor import Executor
 from ballast_trainer.pipeline.executor.links import link_of, links_of
 from ballast_trainer.pipeline.executor.order import RankOrder
 from ballast_trainer.pipeline.layout import ScheduleRequest
@@ -101,20 +101,16 @@ def run(
             apply_gradients(rank, stage, step=step, microbatches=microbatches)
 
         executor = Executor(
-            RankStages(
-                stacks=stacks,
-                boundaries=(boundary,) * (schedule.stages - 1),
-                meter=meter,
-                loss=loss,
-                device=torch.device("cpu"),
-            ),
+            stacks,
+            (boundary,) * (schedule.stages - 1),
+            meter=meter,
+            loss=loss,
+            device=torch.device("cpu"),
             transport=transport.at(rank),
-            batch=batch,
-            apply_gradients=update,
         )
         try:
             order = RankOrder(schedule, rank, steps)
-            executor.begin(order, 0)
+            executor.begin(order, 0, batch, update)
             losses = []
             while not executor.ended:
                 losses.append(executor.advance())

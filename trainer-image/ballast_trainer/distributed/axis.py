@@ -8,11 +8,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# The names before torch 2.13.
-all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-
 Exchange = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -81,7 +76,7 @@ class Axis:
         self.count("reduce_scatter", parts.nbytes)
         if len(set(lengths)) == 1:
             own = parts.new_empty(lengths[0])
-            return own, [reduce_scatter_single(own, parts, group=self.group, async_op=True)]
+            return own, [dist.reduce_scatter_single(own, parts, group=self.group, async_op=True)]
         pieces = list(zip(self.ranks, parts.split(list(lengths)), strict=True))
         works = [dist.reduce(part, rank, group=self.group, async_op=True) for rank, part in pieces]
         return pieces[self.index][1], works
@@ -91,7 +86,7 @@ class Axis:
         self.count("all_gather", own.nbytes)
         parts = own.new_empty(sum(lengths))
         if len(set(lengths)) == 1:
-            all_gather_single(parts, own, group=self.group)
+            dist.all_gather_single(parts, own, group=self.group)
             return parts
         for rank, part in zip(self.ranks, parts.split(list(lengths)), strict=True):
             if rank == self.ranks[self.index]:

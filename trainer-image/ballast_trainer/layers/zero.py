@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ballast_trainer.distributed.axis import Axis, all_gather_single
+from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.layers.optimizer_state import is_plain, kept_elsewhere
 from ballast_trainer.seeding import host_seeded
 
@@ -195,7 +195,7 @@ class WholeWeights:
             if share.is_cut:
                 # No part of it is filled up with zeros, too.
                 own = whole.new_zeros(share.length) if share.own is None else _memory(share.own, share.length)
-                works.append(all_gather_single(whole, own, group=self._replicas.group, async_op=True))
+                works.append(dist.all_gather_single(whole, own, group=self._replicas.group, async_op=True))
             else:
                 source = self._replicas.ranks[share.owner]
                 works.append(dist.broadcast(whole, src=source, group=self._replicas.group, async_op=True))

@@ -18,7 +18,9 @@ from ballast_trainer.layers.frozen_outputs import FrozenOutputs
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.layer_stack import LayerStack
 from ballast_trainer.layers.precision import Loss
-from ballast_trainer.pipeline.executor.executor import RankStages
+from ballast_trainer.pipeline.executor.executor import Executor
+from ballast_trainer.pipeline.executor.links import Link, Transport, link_groups, replica_axis
+from ballast_trainer.pipeline.executor.order import RankOrder
 from ballast_trainer.pipeline.executor.pipelines import AsynchronousPipeline, ExecutedPipeline
 from ballast_trainer.pipeline.executor.split_backward import backward_in_halves
 from ballast_trainer.pipeline.layout import ScheduleRequest, holders_of
@@ -200,30 +202,33 @@ class PipelineBuilder:
 
     def build(self, boundaries: Boundaries) -> ExecutedPipeline:
         """The pipeline by its trial's findings; collective. Raises ConfigurationError: counts do not suit."""
-        schedule, held = self.schedule, self._held(boundaries)
-        # One rank goes through its microbatches one by one; a run without a flush may be one step, with one.
-        plain = dataclasses.replace(schedule, name=DEFAULT_SCHEDULE, stages_per_rank=None)
-        line = None if self.line is None else self.line.ranks
-        if schedule.asynchronous:
-            return AsynchronousPipeline(
-                plain.one_step(), schedule.run_of, held, rank=self.rank, line=line, lines=self.lines
-            )
-        flush = plain.one_step() if schedule.ranks == 1 else self._one_step
-        return ExecutedPipeline(flush, held, rank=self.rank, line=line, lines=self.lines)
-
-    def _held(self, boundaries: Boundaries) -> RankStages:
-        """The stages of this rank; messages of another shape would end the process."""
-        stacks = self.stacks()
+        schedule, stacks = self.schedule, self.stacks()
         for number, stack in stacks.items():
             if number < len(boundaries):
+                # Messages of another shape would end the process.
                 stack.sent_as = boundaries[number]
-        return RankStages(
-            stacks=stacks,
-            boundaries=boundaries,
+        if schedule.asynchronous or schedule.ranks == 1:
+            # One rank goes through its microbatches one by one; a run without a flush may be one step.
+            flush = dataclasses.replace(schedule, name=DEFAULT_SCHEDULE, stages_per_rank=None).one_step()
+        else:
+            flush = self._one_step
+        line = range(flush.ranks) if self.line is None else self.line.ranks
+        replicas, groups = Axis(), dict[Link, Any]()
+        if flush.ranks > 1:
+            replicas = replica_axis(flush.stage_ranks, self.rank)
+            groups |= link_groups(flush.stage_ranks, flush.microbatches, self.lines or [line], line)
+        executor = Executor(
+            stacks,
+            boundaries,
             meter=self.meter,
             loss=_MeteredLoss(self.loss, self.meter, self.stages[-1].end_layer - 1),
             device=self.layers.device,
+            transport=Transport(groups, line),
         )
+        order = RankOrder(flush, self.rank, 1)
+        if schedule.asynchronous:
+            return AsynchronousPipeline(executor, order, replicas, schedule.run_of)
+        return ExecutedPipeline(executor, order, replicas)
 
     def _last_backward(self, stage: int) -> int:
         """The microbatch whose backward is the last of a step; some schedules go backwards through them."""

@@ -125,25 +125,6 @@ class ApplyGradients(Protocol):
         """Update the weights from the gradients of ``microbatches``, summed over all replicas."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RankStages:
-    """A rank's part of a pipeline.
-
-    Attributes:
-        stacks: by stage, the layers that this rank holds.
-        boundaries: between all stages.
-        meter: is told when a microbatch's work begins and ends.
-        loss: of one microbatch; on the rank of the last stage.
-        device: where this rank computes.
-    """
-
-    stacks: Mapping[int, LayerStack]
-    boundaries: Sequence[Boundary]
-    meter: Meter
-    loss: Loss
-    device: torch.device
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class PeakUsage:
     """Most microbatches between forward and backward, and versions of weights, at once, by stage here."""
@@ -161,24 +142,40 @@ class _Kept:
 
 
 class Executor:
-    """One rank's stages, and the run that goes through them."""
+    """One rank's stages, and the run that goes through them.
+
+    Attributes:
+        stacks: by stage, the layers that this rank holds.
+        meter: is told when a microbatch's work begins and ends.
+    """
 
     def __init__(
         self,
-        held: RankStages,
+        stacks: Mapping[int, LayerStack],
+        boundaries: Sequence[Boundary],
         *,
+        meter: Meter,
+        loss: Loss,
+        device: torch.device,
         transport: Transport,
-        batch: Callable[[int], Batch],
-        apply_gradients: ApplyGradients,
     ) -> None:
-        """Prepare; ``batch`` gives a step's, ``apply_gradients`` is for schedules with update actions."""
-        self._stacks, self._boundaries = dict(held.stacks), tuple(held.boundaries)
-        self._meter, self._loss, self._device = held.meter, held.loss, held.device
-        self._transport, self._batch, self._apply_gradients = transport, batch, apply_gradients
+        """Prepare; ``boundaries``: of all stages; ``loss``: of one microbatch, for the last stage."""
+        self.stacks, self._boundaries = stacks, tuple(boundaries)
+        self.meter, self._loss, self._device, self._transport = meter, loss, device, transport
 
-    def begin(self, order: RankOrder, first_step: int) -> None:
-        """Start a run of ``order.steps`` steps, the first of which is ``first_step``."""
+    def begin(
+        self,
+        order: RankOrder,
+        first_step: int,
+        batch: Callable[[int], Batch],
+        apply_gradients: ApplyGradients | None = None,
+    ) -> None:
+        """Start a run of ``order.steps`` steps, the first of which is ``first_step``.
+
+        ``batch`` gives a step's, ``apply_gradients`` is for schedules with update actions.
+        """
         self._order, self._first_step = order, first_step
+        self._batch, self._apply_gradients = batch, apply_gradients
         self._links = Links(order, self._boundaries, self._transport, self._device)
         self._place = self._step = 0
         self._last_step = order.steps - 1
@@ -187,11 +184,11 @@ class Executor:
         self._local: dict[Action, Sequence[torch.Tensor]] = {}
         self._chunks: dict[int, tuple[Sequence[Tree], Sequence[torch.Tensor]]] = {}
         self._losses: dict[int, list[torch.Tensor]] = {}
-        self._in_flight = dict.fromkeys(self._stacks, 0)
-        self._most_in_flight = dict.fromkeys(self._stacks, 0)
+        self._in_flight = dict.fromkeys(self.stacks, 0)
+        self._most_in_flight = dict.fromkeys(self.stacks, 0)
         self._versions: dict[int, WeightVersions] = {}
         if order.schedule.weights is not WeightRule.FLUSH:
-            for stage, stack in self._stacks.items():
+            for stage, stack in self.stacks.items():
                 self._versions[stage] = WeightVersions(stack.stack, self._uses(stage, 0))
 
     def _uses(self, stage: int, first_microbatch: int) -> list[int]:
@@ -251,12 +248,12 @@ class Executor:
         versions = {stage: held.most_held for stage, held in self._versions.items()}
         return PeakUsage(
             in_flight=self._most_in_flight,
-            versions={stage: versions.get(stage, 1) for stage in self._stacks},
+            versions={stage: versions.get(stage, 1) for stage in self.stacks},
         )
 
     def _do(self, planned: PlannedAction) -> None:
         action, stage = planned.action, planned.action.stage
-        self._meter.step = self._first_step + planned.step
+        self.meter.step = self._first_step + planned.step
         if action.kind is Kind.FORWARD:
             self._forward(planned)
         elif action.kind in BACKWARDS:
@@ -265,7 +262,8 @@ class Executor:
             self._backward_weights(action)
         elif action.kind is Kind.UPDATE:
             covered = self._order.covered_by_update(stage)
-            apply_gradients, step = self._apply_gradients, self._meter.step
+            apply_gradients, step = self._apply_gradients, self.meter.step
+            assert apply_gradients is not None, f"a schedule with a flush has no update of stage {stage}"
             self._versions[stage].update(lambda: apply_gradients(stage, step=step, microbatches=covered))
         if action.kind in LAST_OF_MICROBATCH:
             self._in_flight[stage] -= 1
@@ -273,7 +271,7 @@ class Executor:
     def _forward(self, planned: PlannedAction) -> None:
         action, step = planned.action, planned.step
         stage, k = action.stage, action.microbatch
-        stack, meter = self._stacks[stage], self._meter
+        stack, meter = self.stacks[stage], self.meter
         inputs, targets = self._step_chunks(stage, step)
         within = k % self._order.microbatches
         if stage == 0:
@@ -299,7 +297,7 @@ class Executor:
     def _backward(self, planned: PlannedAction) -> None:
         action = planned.action
         stage, k = action.stage, action.microbatch
-        kept, meter = self._kept.pop((stage, k)), self._meter
+        kept, meter = self._kept.pop((stage, k)), self.meter
         last = stage + 1 == self._order.schedule.stages
         waited = kept.results if last else [t for t, sent in self._sent(stage, kept.results) if sent]
         gradients: Sequence[torch.Tensor | None] = [None] if last else self._gradient(planned)
@@ -307,15 +305,15 @@ class Executor:
         pairs = [(t, g) for t, g in zip(waited, gradients, strict=True) if t.requires_grad]
         results, gradients = [t for t, _ in pairs], [g for _, g in pairs]
         with self._weights(action):
-            meter.begin(k % self._order.microbatches, meter.backward, self._stacks[stage].indices[-1])
+            meter.begin(k % self._order.microbatches, meter.backward, self.stacks[stage].indices[-1])
             if results and action.kind is Kind.BACKWARD_INPUT:
-                halves = SplitBackward(results, kept.sources, self._stacks[stage].parameters())
+                halves = SplitBackward(results, kept.sources, self.stacks[stage].parameters())
                 halves.for_input(gradients)
                 self._halves[stage, k] = halves
             elif results:
                 torch.autograd.backward(results, gradients)
             meter.end()
-        self._stacks[stage].backward_ended(k % self._order.microbatches)
+        self.stacks[stage].backward_ended(k % self._order.microbatches)
         if stage in self._versions and action.kind is Kind.BACKWARD:
             self._versions[stage].done(self._order.versions[stage, k])
         learning = [source for source in kept.sources if source.requires_grad]
@@ -325,7 +323,7 @@ class Executor:
 
     def _backward_weights(self, action: Action) -> None:
         stage, k = action.stage, action.microbatch
-        halves, meter, stack = self._halves.pop((stage, k), None), self._meter, self._stacks[stage]
+        halves, meter, stack = self._halves.pop((stage, k), None), self.meter, self.stacks[stage]
         with self._weights(action):
             meter.begin(k % self._order.microbatches, meter.backward, stack.indices[-1])
             if halves is not None and meter.by_layer:
@@ -339,7 +337,7 @@ class Executor:
 
     def _layer_of(self, stage: int) -> dict[int, int]:
         """Layer of each parameter, by the parameter's identity."""
-        stack = self._stacks[stage]
+        stack = self.stacks[stage]
         return {
             id(parameter): index
             for index, module in zip(stack.indices, stack.stack, strict=True)

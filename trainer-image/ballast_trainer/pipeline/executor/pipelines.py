@@ -1,6 +1,6 @@
 """Pipelines that use the executor: replicas of stages with a flush, and schedules without one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from ballast_policies.planning.schedules.schedule import Schedule, ScheduleError
@@ -9,41 +9,17 @@ from ballast_policies.planning.schedules.validate import ScheduleFacts, validate
 from ballast_trainer.data.collate import Batch
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.layers.buffers import StepBuffers
-from ballast_trainer.pipeline.executor.executor import ApplyGradients, Executor, PeakUsage, RankStages
-from ballast_trainer.pipeline.executor.links import Transport, link_groups, replica_axis
+from ballast_trainer.pipeline.executor.executor import ApplyGradients, Executor, PeakUsage
 from ballast_trainer.pipeline.executor.order import RankOrder
 from ballast_trainer.pipeline.gradients import GradientBuckets
-
-
-def _never(stage: int, *, step: int, microbatches: int) -> None:
-    raise AssertionError(f"a schedule with a flush has no update of stage {stage}")
 
 
 class ExecutedPipeline:
     """A schedule with a flush: gradients of a whole step are left in the parameters."""
 
-    def __init__(
-        self,
-        flush: Schedule,
-        held: RankStages,
-        *,
-        rank: int,
-        line: Sequence[int] | None = None,
-        lines: Sequence[Sequence[int]] = (),
-    ) -> None:
-        """Prepare for the schedule of one step (``flush``), at position ``rank``; collective over all ranks.
-
-        ``line``: the rank at each position of this pipeline; None: there is one, of all ranks; ``lines``:
-        those of every pipeline, in one order everywhere; none: there is one.
-        """
-        self._flush = RankOrder(flush, rank, 1)
-        self._held, self._stacks = held, held.stacks
-        several = flush.ranks > 1
-        self._replicas = replica_axis(flush.stage_ranks, rank) if several else Axis()
-        line = range(flush.ranks) if line is None else line
-        ranks, count = flush.stage_ranks, flush.microbatches
-        groups = link_groups(ranks, count, lines or [line], line) if several else {}
-        self._transport = Transport(groups, line)
+    def __init__(self, executor: Executor, flush: RankOrder, replicas: Axis) -> None:
+        """Prepare for the schedule of one step (``flush``); ``replicas``: of this rank's stages."""
+        self._executor, self._flush, self._replicas = executor, flush, replicas
 
     def run(self, batch: Callable[[], Batch]) -> float | None:
         """Forward and backward of a whole batch; gradients are left in the parameters.
@@ -54,22 +30,22 @@ class ExecutedPipeline:
         Returns:
             On a rank of the last stage its replica's part of the mean loss; the parts add up to it.
         """
+        executor, stacks = self._executor, self._executor.stacks
         buffers, parts = None, self._replicas.size
         if parts > 1:
-            held = (layer for stack in self._stacks.values() for layer in stack.held)
+            held = (layer for stack in stacks.values() for layer in stack.held)
             modules = (module for layer in held for module in layer.stateful)
             buffers = StepBuffers(
                 modules, [range(of, self._flush.microbatches, parts) for of in range(parts)]
             )
-        executor = self._executor(lambda step: batch(), _never)
-        executor.begin(self._flush, self._held.meter.step)
+        executor.begin(self._flush, executor.meter.step, lambda step: batch())
         loss = executor.advance()
         executor.finish()
-        for stage in self._stacks:
+        for stage in stacks:
             self.sum_over_replicas(stage)
         if buffers is not None:
             buffers.merge(self._replicas.all_gather)
-        parameters = [parameter for stack in self._stacks.values() for parameter in stack.parameters()]
+        parameters = [parameter for stack in stacks.values() for parameter in stack.parameters()]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if gradients:
             torch._foreach_div_(gradients, float(self._flush.microbatches))
@@ -77,10 +53,7 @@ class ExecutedPipeline:
 
     def sum_over_replicas(self, stage: int) -> None:
         """Sum the gradients of a stage over its replicas; collective over them."""
-        GradientBuckets(self._replicas, self._stacks[stage].held, mean=False).finish()
-
-    def _executor(self, batch: Callable[[int], Batch], apply_gradients: ApplyGradients) -> Executor:
-        return Executor(self._held, transport=self._transport, batch=batch, apply_gradients=apply_gradients)
+        GradientBuckets(self._replicas, self._executor.stacks[stage].held, mean=False).finish()
 
 
 class AsynchronousPipeline(ExecutedPipeline):
@@ -91,17 +64,14 @@ class AsynchronousPipeline(ExecutedPipeline):
 
     def __init__(
         self,
-        flush: Schedule,
+        executor: Executor,
+        flush: RankOrder,
+        replicas: Axis,
         schedule_of_run: Callable[[int], Schedule],
-        held: RankStages,
-        *,
-        rank: int,
-        line: Sequence[int] | None = None,
-        lines: Sequence[Sequence[int]] = (),
     ) -> None:
         """Prepare; ``schedule_of_run`` is given its number of steps, the rest is as of its base class."""
-        super().__init__(flush, held, rank=rank, line=line, lines=lines)
-        self._schedule_of_run, self._rank = schedule_of_run, rank
+        super().__init__(executor, flush, replicas)
+        self._schedule_of_run = schedule_of_run
         self._orders: dict[int, tuple[RankOrder, ScheduleFacts]] = {}
 
     def begin(
@@ -115,11 +85,10 @@ class AsynchronousPipeline(ExecutedPipeline):
             ConfigurationError: the counts do not suit the schedule.
         """
         if steps not in self._orders:
-            order = RankOrder(self._schedule_of_run(steps), self._rank, steps)
+            order = RankOrder(self._schedule_of_run(steps), self._flush.rank, steps)
             self._orders[steps] = order, validate(order.schedule)
-        executor = self._executor(batch, apply_gradients)
-        executor.begin(self._orders[steps][0], first_step)
-        return executor
+        self._executor.begin(self._orders[steps][0], first_step, batch, apply_gradients)
+        return self._executor
 
     def check(self, peak_usage: PeakUsage, steps: int) -> None:
         """Compare the peak usage of a run of ``steps`` with that of its schedule.
