@@ -17,7 +17,19 @@ from ballast_policies.contract.errors import Problem, camel
 from ballast_policies.registry import Registry
 
 
-class Term:
+class _Expression:
+    """A term or a condition, whose parts are its fields as a dataclass."""
+
+    def fields(self) -> Iterator[str]:
+        """Paths of the fields that it compares: none of lists, nor of what may be absent."""
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            for part in value if isinstance(value, tuple) else (value,):
+                if isinstance(part, _Expression):
+                    yield from part.fields()
+
+
+class Term(_Expression):
     """A number or a text of a configuration, or of arithmetic on such."""
 
     def __le__(self, other: Any) -> "Condition":
@@ -51,10 +63,6 @@ class Term:
     def value(self, of: Any) -> Any:
         """Value for a configuration; None: it reads a field that is not set."""
         raise NotImplementedError
-
-    def fields(self) -> Iterator[str]:
-        """Paths of the fields that it reads."""
-        yield from ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -108,13 +116,8 @@ class Arithmetic(Term):
         left, right = self.left.value(of), self.right.value(of)
         return None if left is None or right is None else _FUNCTIONS[self.operator](left, right)
 
-    def fields(self) -> Iterator[str]:
-        """Those of both sides."""
-        yield from self.left.fields()
-        yield from self.right.fields()
 
-
-class Condition:
+class Condition(_Expression):
     """Statement about a configuration, which holds or not."""
 
     def __or__(self, other: "Condition") -> "Condition":
@@ -126,10 +129,6 @@ class Condition:
     def holds(self, of: Any) -> bool:
         """True if it holds; comparisons with a field that is not set do."""
         raise NotImplementedError
-
-    def fields(self) -> Iterator[str]:
-        """Paths of the fields that it compares: none of lists, nor of what may be absent."""
-        yield from ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -145,11 +144,6 @@ class Comparison(Condition):
         left, right = self.left.value(of), self.right.value(of)
         return left is None or right is None or bool(_FUNCTIONS[self.operator](left, right))
 
-    def fields(self) -> Iterator[str]:
-        """Those of both sides."""
-        yield from self.left.fields()
-        yield from self.right.fields()
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Membership(Condition):
@@ -163,10 +157,6 @@ class Membership(Condition):
         """Look it up."""
         value = self.term.value(of)
         return value is None or (value in self.names) is not self.negated
-
-    def fields(self) -> Iterator[str]:
-        """The term's."""
-        yield from self.term.fields()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -184,10 +174,6 @@ class Presence(Condition):
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Parts(Condition):
     parts: tuple[Condition, ...]
-
-    def fields(self) -> Iterator[str]:
-        for part in self.parts:
-            yield from part.fields()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
