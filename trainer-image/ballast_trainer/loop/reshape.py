@@ -15,7 +15,7 @@ from ballast_trainer.distributed.activity import Limit
 from ballast_trainer.distributed.process_group import World, join
 from ballast_trainer.dynamics.protocol import is_built_in
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.loop.migrate import Migration, MigrationFailed, migrate, owners, plan_moves
+from ballast_trainer.loop.migrate import LayerMove, Migration, MigrationFailed, migrate, owners, plan_moves
 from ballast_trainer.loop.state import ModelState, RunState
 from ballast_trainer.pipeline.stages import Boundaries
 from ballast_trainer.pipeline.trial import TrialFailed
@@ -72,20 +72,38 @@ def _new_positions(world: World, plan: Plan) -> dict[int, int]:
     return found
 
 
-def move_layers(model: ModelState, run: RunState, stages: tuple[Stage, ...]) -> ReshapeResult:
-    """Rebalance: the same ranks, another partition. Raises MigrationFailed: nothing has changed."""
-    watch = Stopwatch()
-    migration, boundaries = _move_and_try(model, run.step, stages, in_force=model.stages, watch=watch)
-    migration.send_rest(model.world, model.layers, migration.moves)
-    watch.lap("rest")
-    model.stages = stages
-    return _resumed(model, run.step, boundaries, migration, watch)
+def move_layers(
+    model: ModelState,
+    run: RunState,
+    stages: tuple[Stage, ...],
+    *,
+    in_force: tuple[Stage, ...] | None = None,
+    watch: Stopwatch | None = None,
+) -> ReshapeResult:
+    """Another partition of the same ranks; ``in_force``: that of those that are not new, None: of all.
+
+    Raises:
+        MigrationFailed: nothing has changed.
+    """
+    watch = watch or Stopwatch()
+    in_force = model.stages if in_force is None else in_force
+    migration, boundaries = _move_and_try(model, run.step, stages, in_force=in_force, watch=watch)
+    return _resumed(model, run.step, stages, boundaries, migration, migration.moves, watch)
 
 
 def _resumed(
-    model: ModelState, step: int, boundaries: Boundaries, migration: Migration, watch: Stopwatch
+    model: ModelState,
+    step: int,
+    stages: tuple[Stage, ...],
+    boundaries: Boundaries,
+    migration: Migration,
+    moves: Sequence[LayerMove],
+    watch: Stopwatch,
 ) -> ReshapeResult:
-    """The pipeline of the new stages is rebuilt, and layers that this rank has sent are released."""
+    """The rest of the moved layers follows, those that this rank has sent are released, and it trains on."""
+    migration.send_rest(model.world, model.layers, moves)
+    watch.lap("rest")
+    model.stages = stages
     model.layers.drop(set(model.layers.indices()).difference(model.held_layers()))
     model.rebuild(step, boundaries)
     watch.lap("rebuild")
@@ -158,7 +176,7 @@ def shrink(model: ModelState, run: RunState, plan: Plan, stages: tuple[Stage, ..
         return ReshapeResult(
             migration=migration, pause_ms=watch.milliseconds(), phases_ms=watch.phases, released=True
         )
-    world = _enter(model, run, plan, stages, store, rank)
+    _enter(model, run, plan, stages, store, rank)
     watch.lap("meet")
     renumbered = [
         dataclasses.replace(
@@ -166,9 +184,7 @@ def shrink(model: ModelState, run: RunState, plan: Plan, stages: tuple[Stage, ..
         )
         for move in migration.moves
     ]
-    migration.send_rest(world, model.layers, renumbered)
-    watch.lap("rest")
-    return _resumed(model, run.step, boundaries, migration, watch)
+    return _resumed(model, run.step, stages, boundaries, migration, renumbered, watch)
 
 
 def grow(model: ModelState, run: RunState, plan: Plan, stages: tuple[Stage, ...]) -> ReshapeResult:
@@ -193,7 +209,7 @@ def grow(model: ModelState, run: RunState, plan: Plan, stages: tuple[Stage, ...]
     model.world.from_rank_0(shared)
     watch.lap("meet")
     try:
-        migration, boundaries = _take_over(model, run.step, old_stages, watch)
+        return move_layers(model, run, stages, in_force=old_stages, watch=watch)
     except MigrationFailed:
         model.world.leave()
         # Under a new prefix: the old plan's holds addresses of the group that has ended.
@@ -202,17 +218,6 @@ def grow(model: ModelState, run: RunState, plan: Plan, stages: tuple[Stage, ...]
         model.world = dataclasses.replace(model.world, store=store)
         model.rebuild(run.step)
         raise
-    return _resumed(model, run.step, boundaries, migration, watch)
-
-
-def _take_over(
-    model: ModelState, step: int, old_stages: tuple[Stage, ...], watch: Stopwatch
-) -> tuple[Migration, Boundaries]:
-    """Layers come to new ranks; on all ranks. Raises MigrationFailed: each has the layers that it had."""
-    migration, boundaries = _move_and_try(model, step, model.stages, in_force=old_stages, watch=watch)
-    migration.send_rest(model.world, model.layers, migration.moves)
-    watch.lap("rest")
-    return migration, boundaries
 
 
 def enter_grown(model: ModelState, run: RunState) -> None:
@@ -221,13 +226,12 @@ def enter_grown(model: ModelState, run: RunState) -> None:
     others, data, model.partition_cache, old_stages, model.stages = known
     run.continue_from(others.step, others.loss_scale.state, others.checkpoint_step, others.save_again_at)
     model.batches.continue_from(run.step, data)
-    _, boundaries = _take_over(model, run.step, old_stages, Stopwatch())
-    model.rebuild(run.step, boundaries)
+    move_layers(model, run, model.stages, in_force=old_stages)
 
 
 def _enter(
     model: ModelState, run: RunState, plan: Plan, stages: tuple[Stage, ...], store: object, rank: int
-) -> World:
+) -> None:
     before = model.world
     joined = join(
         store=store,
@@ -243,7 +247,6 @@ def _enter(
     )
     run.plan = plan
     model.stages = stages
-    return model.world
 
 
 def keep_ranks(model: ModelState, run: RunState, plan: Plan) -> None:
