@@ -40,8 +40,9 @@ from ballast_trainer.data.corpus import text_batch
 from ballast_trainer.distributed.process_group import World, reach_store, serve_store
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.gpu_emulation import EMULATED_STRAGGLER_ENV, EmulatedSpeed
-from ballast_trainer.launch import RankLaunch, ValidatedJob, train
+from ballast_trainer.launch import ValidatedJob, train
 from ballast_trainer.layers.layer import LayerSet
+from ballast_trainer.loop.rank_launch import RankLaunch
 from tensor_group.collectives import TABLE_I, table_one
 from tensor_group.recorded import SETTLED, TIMED_STEPS, Recorder, Segments, slowest_between_collectives
 from tensor_group.shape import BASE_SLOWDOWN, BATCH, CONTEXT, HEADS, LATE, RANKS

@@ -6,7 +6,8 @@ from typing import Any
 from ballast_policies.contract import ExitReason, Plan
 from ballast_trainer.channel.base import Channel, StandaloneChannel
 from ballast_trainer.distributed.stopping import StopSignal
-from ballast_trainer.launch import RankLaunch, ValidatedJob, train
+from ballast_trainer.launch import ValidatedJob, train
+from ballast_trainer.loop.rank_launch import RankLaunch
 from ballast_trainer.seeding import host_seeded
 
 from tests.support.plans import local_plan

@@ -6,8 +6,7 @@ import functools
 import gc
 import logging
 import os
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.stages import first_stages, stages_over, usable_stages
 
 from ballast_trainer.causes import describe
-from ballast_trainer.channel.base import Channel
 from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.checkpoints.export import check_export
 from ballast_trainer.checkpoints.memory_copies import MemoryCopies, alone_on_their_pods
@@ -32,10 +30,9 @@ from ballast_trainer.distributed.heartbeat import HangLimits, RankHeartbeat
 from ballast_trainer.distributed.joining import announce_ready, wait_until_called
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import join, told_once
-from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.dynamics.mixture_of_experts import check_shared_experts, share_experts
 from ballast_trainer.dynamics.registry import build_dynamics, check_dynamics, warn_without_effect
-from ballast_trainer.environment import DeviceChoice, seconds_from
+from ballast_trainer.environment import seconds_from
 from ballast_trainer.errors import ConfigurationError, PeerLost
 from ballast_trainer.gpu_emulation import emulated_speed
 from ballast_trainer.layers.layer import LayerSet
@@ -44,6 +41,7 @@ from ballast_trainer.layers.precision import LossScale, check_precision
 from ballast_trainer.loop.in_place import InPlace
 from ballast_trainer.loop.migrate import MigrationFailed
 from ballast_trainer.loop.progress import SessionOutcome
+from ballast_trainer.loop.rank_launch import RankLaunch, ties_key
 from ballast_trainer.loop.session import Session
 from ballast_trainer.loop.state import ModelState, RunState
 from ballast_trainer.loop.validation_data import ValidationData, validation_data
@@ -177,63 +175,6 @@ def _prepare_data(model: Model, config: JobConfig) -> None:
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class TraceRequest:
-    """A chrome trace of two steps of all ranks, from ``first_step`` (1-based) on, written at the end."""
-
-    path: Path
-    first_step: int = 10
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RankLaunch:
-    """This process among the ranks of a plan.
-
-    Attributes:
-        plan: the ranks.
-        process: the name of this one among them (``Rank.process``).
-        channel: to the operator; used by rank 0.
-        reporter: prints steps and events; used by rank 0.
-        stop: whether SIGTERM came.
-        lost: called on a separate thread when a rank hangs; must end the process.
-        trace: the steps to trace; None: no trace.
-        store: where ranks meet; None for one rank that never grows.
-        local_rank, local_ranks: this process among those of the pod, or of the machine outside of pods.
-        device: what to compute on.
-        joining: the plan grows a job that runs already, and this pod is new in it.
-        regrouped: told of each plan by which ranks that are left go on after a loss; None: none does without
-            the others.
-        restarts: how often this process was started before, by a pod that starts killed ranks again and whose
-            store outlives them; None: it is no such pod.
-        store_of: reaches the store of a plan's first pod, and tells it the launch's configuration; None: the
-            ranks meet at this one alone.
-    """
-
-    plan: Plan
-    process: str
-    channel: Channel
-    reporter: Reporter
-    stop: StopSignal
-    lost: Callable[[str], None] | None = None
-    trace: TraceRequest | None = None
-    store: Any = None
-    local_rank: int = 0
-    local_ranks: int = 1
-    device: DeviceChoice = DeviceChoice.AUTO
-    joining: bool = False
-    regrouped: Callable[[Plan], None] | None = None
-    restarts: int | None = None
-    store_of: Callable[[Plan], Any] | None = None
-
-    @property
-    def rank(self) -> int:
-        """This process's rank. Raises ConfigurationError: the plan does not name the process."""
-        rank = self.plan.rank_of(self.process)
-        if rank is None:
-            raise ConfigurationError("plan.ranks", f"plan {self.plan.epoch} does not name {self.process!r}")
-        return rank
-
-
 def train(job: ValidatedJob, launch: RankLaunch) -> SessionOutcome:
     """Join the plan's ranks and train to the end.
 
@@ -307,26 +248,7 @@ class _Process:
         if alone is not None:
             raise ConfigurationError(field, f"{every}, and {alone}. To fix: 0, or more ranks")
         check_connections(field)
-        return InPlace(
-            MemoryCopies(every, self._device),
-            launch.store,
-            launch.process,
-            launch.regrouped,
-            launch.restarts or 0,
-            newest_plan=self._newest_plan,
-            store_of=None if launch.store_of is None else self._store_of,
-        )
-
-    def _newest_plan(self) -> Plan | None:
-        if self._launch.stop.received:
-            raise PeerLost("told to stop while it waited for a plan by which the ranks that are left go on")
-        return self._launch.channel.read_plan()
-
-    def _store_of(self, plan: Plan, model: Model) -> Any:
-        assert self._launch.store_of is not None
-        store = self._launch.store_of(plan)
-        told_once(store, _ties_key(plan), model.tied, tells=True)
-        return store
+        return InPlace(MemoryCopies(every, self._device), launch)
 
     def run(self) -> SessionOutcome:
         """Train to the end: by the launch's plan, and by those of the ranks that are left after a loss."""
@@ -479,12 +401,8 @@ def _shared_ties(model: Model, launch: RankLaunch, seed: int) -> Model:
     if launch.store is None:
         return model
     tells = launch.rank == 0 and not launch.joining
-    ties = told_once(launch.store, _ties_key(launch.plan), model.tied, tells=tells)
+    ties = told_once(launch.store, ties_key(launch.plan), model.tied, tells=tells)
     return model if ties is model.tied else with_ties(model, ties, seed=seed)
-
-
-def _ties_key(plan: Plan) -> str:
-    return f"tied/launch-{plan.launch}"
 
 
 def _launched_stages(job: ValidatedJob, plan: Plan, placement: tuple[int, ...]) -> tuple[Stage, ...]:

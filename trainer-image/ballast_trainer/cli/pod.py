@@ -150,7 +150,8 @@ def _train(job_name: str, pod: str, local_rank: int, stop: StopSignal, log: Path
     preload.join()
     from ballast_trainer.distributed.process_group import reach_store, serve_store, told_once
     from ballast_trainer.distributed.survivors import Fate
-    from ballast_trainer.launch import RankLaunch, ValidatedJob, train
+    from ballast_trainer.launch import ValidatedJob, train
+    from ballast_trainer.loop.rank_launch import RankLaunch
     from ballast_trainer.reporting.console import JsonReporter
 
     value = {**value, **{name: {**(value.get(name) or {})} for name in ("checkpoint", "metrics")}}

@@ -123,7 +123,8 @@ class _Options:
 def _run(config: dict[str, Any], options: _Options) -> int:
     from ballast_trainer.channel.base import Channel, ChannelError, DirectoryChannel, StandaloneChannel
     from ballast_trainer.distributed.joining import Returning, wait_for_growth
-    from ballast_trainer.launch import RankLaunch, TraceRequest, ValidatedJob, train
+    from ballast_trainer.launch import ValidatedJob, train
+    from ballast_trainer.loop.rank_launch import RankLaunch, TraceRequest
     from ballast_trainer.reporting.console import JsonReporter, TextReporter
 
     # Where torch aborts, e.g. on a collective of NCCL that hangs.

@@ -19,9 +19,10 @@ from ballast_trainer.distributed.activity import ACTIVITY
 from ballast_trainer.distributed.connections import CONNECTIONS
 from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.distributed.joining import next_epoch
-from ballast_trainer.distributed.process_group import is_peer_failure, peer_failures
+from ballast_trainer.distributed.process_group import is_peer_failure, peer_failures, told_once
 from ballast_trainer.distributed.survivors import Survivors
 from ballast_trainer.errors import ConfigurationError, PeerLost, WaitedTooLong
+from ballast_trainer.loop.rank_launch import RankLaunch, ties_key
 from ballast_trainer.loop.replanning import LayerSizes, stages_left
 from ballast_trainer.loop.state import ModelState, RunState
 from ballast_trainer.models.protocol import Model
@@ -49,26 +50,15 @@ class InPlace:
         sizes: of its layers; None: not known.
     """
 
-    def __init__(
-        self,
-        memory: MemoryCopies,
-        store: Any,
-        process: str,
-        regrouped: Callable[[Plan], None] | None,
-        restarts: int = 0,
-        newest_plan: Callable[[], Plan | None] = lambda: None,
-        store_of: Callable[[Plan, Model], Any] | None = None,
-    ) -> None:
-        """Prepare for ``process``, at a store that outlives the ranks.
+    def __init__(self, memory: MemoryCopies, launch: RankLaunch) -> None:
+        """Prepare at the launch's store, which outlives the ranks.
 
-        ``regrouped`` is told on rank 0 of each plan by which the job goes on without the lost ranks; None:
-        all go on by the operator's (``newest_plan``), which leaves out pods that are lost, with those of its
-        ranks that start again.  ``store_of`` reaches the store of a plan's first pod, and tells it what ranks
-        read there of the job and its model; None: they meet at this one alone.
+        Without ``launch.regrouped`` all go on by the operator's plan, which leaves out pods that are lost,
+        with those of its ranks that start again.
         """
-        self.memory, self.survivors = memory, Survivors(store, process)
-        self.store, self._process, self._regrouped = store, process, regrouped
-        self._restarts, self._newest_plan, self._store_of = restarts, newest_plan, store_of
+        self.memory, self.survivors = memory, Survivors(launch.store, launch.process)
+        self.store, self._process, self._regrouped = launch.store, launch.process, launch.regrouped
+        self._restarts, self._launch = launch.restarts or 0, launch
         self.model: ModelState | None = None
         self.run: RunState | None = None
         self.heartbeat: RankHeartbeat | None = None
@@ -169,16 +159,22 @@ class InPlace:
             except (RuntimeError, ConnectionError) as error:
                 if not is_peer_failure(error):
                     raise
-            if self._store_of is None or own == host:
+            if self._launch.store_of is None or own == host:
                 raise PeerLost(f"the store of {host}, at which the ranks meet, is gone")
             logger.warning("%s is lost, and its store: the others meet at another one", host)
             while smaller.first_pod == host:
                 time.sleep(_PLAN_SECONDS)
                 smaller.left_out()
-            self.store = self._store_of(smaller.newest, self.definition)
+            self.store = self._launch.store_of(smaller.newest)
+            told_once(self.store, ties_key(smaller.newest), self.definition.tied, tells=True)
             self.survivors, host = self.survivors.at(self.store), smaller.first_pod
             if self.heartbeat is not None:
                 self.heartbeat = self.heartbeat.at(self.store, self.survivors)
+
+    def _newest_plan(self) -> Plan | None:
+        if self._launch.stop.received:
+            raise PeerLost("told to stop while it waited for a plan by which the ranks that are left go on")
+        return self._launch.channel.read_plan()
 
     def come_back(self, plan: Plan) -> Plan:
         """The plan by which the others go on with this rank, which was killed and has started again.
