@@ -48,7 +48,7 @@ def find_ties(model: Model, *, seed: int) -> tuple[Tie, ...]:
                 index - 1,
             )
             break
-        kept = None if model.kept_layer is None else model.kept_layer(index)
+        kept = model.kept_layer(index)
         search.look_at(_built(model, index, seed) if kept is None else checked(kept, index))
         try:
             search.add(index)
@@ -74,7 +74,7 @@ def with_ties(model: Model, ties: Sequence[Sequence[Member]], *, seed: int) -> M
     }
 
     def build_layer(index: int) -> nn.Module:
-        if index not in before or (model.kept_layer is not None and model.kept_layer(index) is not None):
+        if index not in before or model.kept_layer(index) is not None:
             return model.build_layer(index)
         # Where functions share a parameter by a cache, the first layer fills it, as in one process.
         earlier = [_built(model, layer, seed) for layer in before[index]]
@@ -138,7 +138,7 @@ def check_ties(model: Model, config: JobConfig) -> None:
 def _check_members(model: Model) -> None:
     known: dict[int, dict[str, Any]] = {}
     for index in sorted({layer for tie in model.tied for layer, _ in tie if 0 <= layer < model.layer_count}):
-        kept = None if model.kept_layer is None else model.kept_layer(index)
+        kept = model.kept_layer(index)
         module = layer_without_memory(model, index) if kept is None else kept
         known[index] = {
             name: (tuple(parameter.shape), str(parameter.dtype), parameter.requires_grad)

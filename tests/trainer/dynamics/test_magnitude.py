@@ -19,9 +19,10 @@ class ThreadWorld:
         self._barrier = threading.Barrier(size)
         self._lock = threading.Lock()
         self._total = None
+        self.pipeline = self
 
-    def sum_tensor(self, tensor):
-        """What :class:`World` does over a process group."""
+    def all_reduce(self, tensor):
+        """What the pipeline's :class:`Axis` does over a process group."""
         self._barrier.wait()
         with self._lock:
             self._total = tensor.clone() if self._total is None else self._total + tensor

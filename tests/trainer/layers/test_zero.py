@@ -18,7 +18,6 @@ from ballast_trainer.layers.optimize import optimizer_step, update
 from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.pipeline.gradients import (
     GradientBuckets,
-    average_over_replicas,
     gather_weights,
     squared_norm_once,
 )
@@ -90,7 +89,7 @@ def three_steps(world, optimizer, stage):
                 missing = world.data.index == 1 and layer.index == 2 and name.endswith("bias")
                 if name != "unused" and not missing:
                     parameter.grad = torch.randn(parameter.shape, generator=generator)
-        average_over_replicas(world, layers)
+        GradientBuckets(world.data, layers).finish()
         norm = sum(part[0] for part in world.data.gather_values([squared_norm_once(world, layers)], CPU))
         meter = Meter(model.layer_count, CPU, None)
         optimizer_step(layers, config, meter, step=step, total_steps=3, squared_norm=norm)

@@ -125,11 +125,10 @@ class Patience:
         *,
         check: Callable[[], None] = lambda: None,
         sleep: Callable[[float], None] = time.sleep,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Begin; after ``seconds`` an error is final, and ``check``, called before each pause, may raise."""
-        self._end = clock() + seconds
-        self._check, self._sleep, self._clock = check, sleep, clock
+        self._end = time.monotonic() + seconds
+        self._check, self._sleep = check, sleep
 
     def read(self, read: Callable[[], Read]) -> Read:
         """The result of ``read``, called until it succeeds. Raises OSError: the last one, out of time."""
@@ -138,7 +137,7 @@ class Patience:
             try:
                 return read()
             except OSError:
-                left = self._end - self._clock()
+                left = self._end - time.monotonic()
                 if left <= 0:
                     raise
                 self._check()

@@ -142,10 +142,6 @@ class World:
         """Rows of numbers by name, as long on each rank, summed over the ranks as one message."""
         return rows_of(self.sum([value for row in rows.values() for value in row]), rows)
 
-    def sum_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Element-wise sum over the pipeline, in place; values that its replicas hold too count once."""
-        return self.pipeline.all_reduce(tensor)
-
     def from_rank_0(self, value: Any, *, patient: bool = False) -> Any:
         """``value`` of rank 0, on every rank; ``patient`` waits for it as long as rank 0 lives."""
         if self.size == 1:

@@ -3,6 +3,7 @@
 All of it is collective: every rank calls the same function after the same step.
 """
 
+import dataclasses
 import logging
 from collections.abc import Sequence
 from time import monotonic
@@ -26,7 +27,7 @@ from ballast_trainer.loop.replanning import (
     rebalance_decision,
     repack_proposal,
 )
-from ballast_trainer.loop.reshape import CutRefused, grow, keep_ranks, move_layers, shrink
+from ballast_trainer.loop.reshape import CutRefused, grow, move_layers, shrink
 from ballast_trainer.loop.saving import Saver
 from ballast_trainer.profiling.profile import LayerCosts
 from ballast_trainer.profiling.rank_speeds import link_seconds
@@ -132,7 +133,8 @@ class PlanFollower:
             reshaped = move_layers(model, self._run, asked)
             self._progress.migrated(reshaped)
             pause_ms = reshaped.pause_ms
-        keep_ranks(model, self._run, plan)
+        self._run.plan = plan
+        model.world = dataclasses.replace(model.world, epoch=plan.epoch)
         self._progress.acknowledge(pause_ms=pause_ms)
 
     def _asked(self, plan: Plan, placement: tuple[int, ...], *, otherwise: str) -> tuple[Stage, ...] | None:

@@ -21,7 +21,7 @@ from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.checkpoints.memory_copies import LostRanks
 from ballast_trainer.dynamics.mixture_of_experts import TOKEN_IMBALANCE, own_experts
 from ballast_trainer.dynamics.protocol import Dynamic, gathered
-from ballast_trainer.loop.replanning import LayerSizes, best_step_seconds, layer_sizes
+from ballast_trainer.loop.replanning import LayerSizes, best_step_seconds
 from ballast_trainer.loop.reshape import ReshapeResult
 from ballast_trainer.loop.state import ModelState, RunState
 from ballast_trainer.models.flops import peak_flops as gpu_peak_flops
@@ -99,6 +99,7 @@ class Progress:
     Attributes:
         model, run: whose figures they are.
         channel: sends messages to the operator; None on other ranks.
+        sizes: of all layers as the launch began; None: not known yet.
         deciding_seconds: of this launch, spent on decisions to rebalance.
         moving_seconds: spent on moving layers and building pipelines anew for rebalances.
     """
@@ -144,10 +145,6 @@ class Progress:
     def continue_timing(self, began: float, trained_seconds: float) -> None:
         """Count on from :meth:`timing` of before: steps that are done again do not count twice."""
         self._began, self._trained_seconds = began, trained_seconds
-
-    def gather_bytes(self) -> None:
-        """Gather the bytes of all layers; collective."""
-        self.sizes = layer_sizes(self.model)
 
     def step_done(
         self, loss: float, seconds: float, peak_flops: float, peak_memory: int | None = None

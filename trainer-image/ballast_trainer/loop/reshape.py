@@ -247,9 +247,3 @@ def _enter(
     )
     run.plan = plan
     model.stages = stages
-
-
-def keep_ranks(model: ModelState, run: RunState, plan: Plan) -> None:
-    """The ranks of today go on under ``plan``."""
-    run.plan = plan
-    model.world = dataclasses.replace(model.world, epoch=plan.epoch)

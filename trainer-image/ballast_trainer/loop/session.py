@@ -14,6 +14,7 @@ from ballast_trainer.loop.evaluating import Evaluator
 from ballast_trainer.loop.in_place import InPlace
 from ballast_trainer.loop.plan_following import PlanFollower
 from ballast_trainer.loop.progress import Progress, SessionOutcome
+from ballast_trainer.loop.replanning import layer_sizes
 from ballast_trainer.loop.reshape import enter_grown
 from ballast_trainer.loop.saving import Saver, check_export_place, export_at_end
 from ballast_trainer.loop.state import ModelState, RunState
@@ -107,7 +108,7 @@ class Session:
         for dynamic in model.dynamics:
             dynamic.resumed(self._run.step, model.layers, model.world)
         model.rebuild(self._run.step)
-        self.progress.gather_bytes()
+        self.progress.sizes = layer_sizes(model)
         if self._in_place is not None:
             self._in_place.sizes = self.progress.sizes
         self._candidates.begin()

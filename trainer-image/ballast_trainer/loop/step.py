@@ -33,7 +33,7 @@ from ballast_trainer.loop.saving import Saver
 from ballast_trainer.pipeline.executor.executor import PeakUsage
 from ballast_trainer.pipeline.executor.pipelines import AsynchronousPipeline
 from ballast_trainer.pipeline.gradients import (
-    average_over_replicas,
+    GradientBuckets,
     buffers_at_start,
     gather_weights,
     squared_norm_once,
@@ -291,7 +291,7 @@ class TrainingStep:
         if gradients:
             torch._foreach_div_(gradients, float(microbatches))
         # Parallel pipelines make this stage's update at the same place of their equal schedules.
-        average_over_replicas(model.world, model.layers)
+        GradientBuckets(model.world.data, model.layers).finish()
         for dynamic in model.dynamics:
             dynamic.after_backward(model.layers)
         norm = squared_gradient_norm(model.layers.parameters())

@@ -38,6 +38,10 @@ def no_batch(seed: int, step: int, size: int) -> Batch:
     raise NotImplementedError("the model has no data of its own. To fix: set data.name")
 
 
+def _no_layer(index: int) -> None:
+    """No layer is kept: functions make all."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """A model as a list of layers.
@@ -60,7 +64,7 @@ class Model:
         tied: parameters that layers share, each as (layer, name) in every layer that has it.  Ties of
             parameters that are the same object are found; those of layers that are built apart are stated.
             The first layer's initial weights count.
-        kept_layer: the module that ``build_layer`` copies; None where layer ``index`` is made by a function.
+        kept_layer: the module that ``build_layer`` copies, by index; None where a function makes the layer.
         metrics: further figures of an evaluation by name, each ``metric(output, targets)`` -> one number, the
             mean of a microbatch as the loss is.
         loss_weight: weight of a microbatch's mean loss in that of the step, from its targets, e.g. how many
@@ -83,7 +87,7 @@ class Model:
     parameter_name: Callable[[int, str], str] | None = None
     save_whole: Callable[[Mapping[str, torch.Tensor], Path], None] | None = None
     tied: Sequence[Tie] = ()
-    kept_layer: Callable[[int], nn.Module | None] | None = None
+    kept_layer: Callable[[int], nn.Module | None] = _no_layer
     metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict)
     loss_weight: LossWeight | None = None
     takes_positions: bool = False

@@ -151,7 +151,7 @@ def _with_deferred_weights(name: str, build: Callable[[], Any], seed: int) -> An
 
 
 def _kept_layers(model: Any) -> list[torch.nn.Module]:
-    if not isinstance(model, Model) or model.kept_layer is None:
+    if not isinstance(model, Model):
         return []
     return [kept for kept in map(model.kept_layer, range(model.layer_count)) if kept is not None]
 

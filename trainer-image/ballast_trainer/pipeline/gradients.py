@@ -177,11 +177,6 @@ class GradientBuckets:
             bucket.begin()
 
 
-def average_over_replicas(world: World, layers: LayerSet) -> None:
-    """Make every gradient the mean over the data axis; collective over that axis."""
-    GradientBuckets(world.data, layers).finish()
-
-
 @torch.no_grad()
 def gather_weights(world: World, layers: LayerSet) -> None:
     """Get the parts of the weights that other replicas have updated; collective over the data axis."""

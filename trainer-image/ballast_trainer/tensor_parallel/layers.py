@@ -111,7 +111,7 @@ def check_tensor_parallel(model: Model, config: JobConfig) -> None:
     relieved, without = policy == StragglerPolicy.NONE, set()
     with torch.random.fork_rng():
         for index in range(model.layer_count):
-            kept = None if model.kept_layer is None else model.kept_layer(index)
+            kept = model.kept_layer(index)
             kind = None if kept is None else kind_of_layer(kept)
             if found and (kind is None or kind in tried):
                 continue

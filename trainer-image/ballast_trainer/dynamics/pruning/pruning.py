@@ -93,7 +93,8 @@ class GradualPruning(Dynamic):
             dtype=torch.int64,
             device=world.device,
         )
-        had, left = world.sum_tensor(total).tolist()
+        # What replicas hold, too, counts once.
+        had, left = world.pipeline.all_reduce(total).tolist()
         keep = math.floor(had * (1 - sparsity))
         if left <= keep:
             return False
@@ -258,7 +259,7 @@ def largest_masks(
     ties = torch.zeros(layer_count, dtype=torch.int64, device=world.device)
     for index, values in bits.items():
         ties[index] = (values == threshold).sum()
-    world.sum_tensor(ties)
+    world.pipeline.all_reduce(ties)
     before = torch.cumsum(ties, 0) - ties
     masks = {}
     for index, values in bits.items():
@@ -279,7 +280,7 @@ def _kth_largest(world: World, bits: Mapping[int, torch.Tensor], k: int) -> tupl
         for values in bits.values():
             matching = values[(values >> (shift + width)) == prefix]
             counts += torch.bincount((matching >> shift) & ((1 << width) - 1), minlength=1 << width)
-        world.sum_tensor(counts)
+        world.pipeline.all_reduce(counts)
         # From the largest bin down: the first at which k values are reached.
         reached = torch.cumsum(counts.flip(0), 0) + above
         place = int((reached >= k).int().argmax())
