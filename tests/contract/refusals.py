@@ -125,6 +125,7 @@ RULES: list[tuple[dict[str, Any], str, str]] = [
     ({"training": {"decaySteps": 5}}, "training.decay", "decaySteps and decayTo have no effect"),
     ({"training": {"decayTo": 0.1}}, "training.decay", "decay: linear or cosine"),
     ({"training": {"recomputeEvery": 2}}, "training.recomputeEvery", "recompute: true"),
+    ({"training": {"compileTimeoutSeconds": 60}}, "training.compileTimeoutSeconds", "compile: true"),
     (
         {"model": {"name": "gpt", "layers": 3}, "pipeline": {"maxStages": 4}},
         "pipeline.maxStages",
