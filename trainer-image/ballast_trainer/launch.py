@@ -51,7 +51,7 @@ from ballast_trainer.pipeline.layout import ScheduleRequest
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.recording import RecordingMeter, write_trace
 from ballast_trainer.profiling.torch_profile import StepProfiler
-from ballast_trainer.reporting.callback import with_callback
+from ballast_trainer.reporting.callback import CallingReporter
 from ballast_trainer.reporting.console import Reporter, SilentReporter
 from ballast_trainer.reporting.writers import WritingReporter, writers_of
 from ballast_trainer.seeding import deterministic_kernels
@@ -299,7 +299,9 @@ class _Process:
             writers = writers_of(job.config.metrics, job.config.to_dict())
             chosen = WritingReporter(self._launch.reporter, writers)
             closing.callback(chosen.close)
-        chosen, end_request = with_callback(chosen, job.config.callback, rank)
+        callback = job.config.callback
+        if callback is not None and (callback.every_rank or rank == 0):
+            chosen = CallingReporter(chosen, callback)
         run = RunState(plan=plan, loss_scale=LossScale(job.config.training.precision))
         model = self._model_state(run.loss_scale)
         closing.callback(model.batches.close)
@@ -325,7 +327,6 @@ class _Process:
             stop=self._launch.stop,
             heartbeat=self._heartbeat,
             in_place=in_place,
-            end_request=end_request,
             profiler=profiler,
         )
         closing.callback(session.close)

@@ -11,7 +11,7 @@ from ballast_policies.contract.decode import decode_text
 
 from ballast_trainer.checkpoints.folder import write_durably
 from ballast_trainer.loop.state import ModelState, RunState
-from ballast_trainer.reporting.callback import EndRequest
+from ballast_trainer.reporting.callback import CallingReporter
 
 logger = logging.getLogger(__name__)
 
@@ -39,9 +39,9 @@ class EarlyEnd:
 class JobEnd:
     """End of the job before its last step, ``early``: the callback's reason on every rank; None: no end."""
 
-    def __init__(self, model: ModelState, run: RunState, request: EndRequest) -> None:
-        """Prepare; ``request`` is where this rank's callback asks for the end."""
-        self._model, self._run, self._request = model, run, request
+    def __init__(self, model: ModelState, run: RunState, callback: CallingReporter | None) -> None:
+        """Prepare; ``callback``: this rank's, which may ask for the end; None: it has none."""
+        self._model, self._run, self._callback = model, run, callback
         self.early: str | None = None
 
     @property
@@ -52,7 +52,11 @@ class JobEnd:
     @property
     def requested(self) -> bool:
         """This rank's callback has asked for the end."""
-        return self._request.reason is not None
+        return self._reason is not None
+
+    @property
+    def _reason(self) -> str | None:
+        return None if self._callback is None else self._callback.asked_to_end
 
     def agree(self) -> bool:
         """True if a rank's callback has asked for the end; collective, in jobs with a callback."""
@@ -60,7 +64,7 @@ class JobEnd:
         if model.config.callback is None or self.reached:
             return self.early is not None
         if model.world.sum([float(self.requested)])[0] > 0:
-            reasons = model.world.gather(self._request.reason)
+            reasons = model.world.gather(self._reason)
             self.early = next(reason for reason in reasons if reason is not None)
         return self.early is not None
 

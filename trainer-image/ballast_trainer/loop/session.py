@@ -21,7 +21,7 @@ from ballast_trainer.loop.state import ModelState, RunState
 from ballast_trainer.loop.step import Agreed, TrainingStep
 from ballast_trainer.pipeline.layout import REBALANCE_EVERY, is_asynchronous
 from ballast_trainer.profiling.torch_profile import StepProfiler
-from ballast_trainer.reporting.callback import EndRequest
+from ballast_trainer.reporting.callback import CallingReporter
 from ballast_trainer.reporting.console import Reporter
 
 
@@ -44,7 +44,6 @@ class Session:
         stop: StopSignal,
         heartbeat: RankHeartbeat | None = None,
         in_place: InPlace | None = None,
-        end_request: EndRequest | None = None,
         profiler: StepProfiler | None = None,
     ) -> None:
         self._model, self._run = model, run
@@ -56,7 +55,7 @@ class Session:
         self._plans = PlanFollower(self.progress, self._saver, heartbeat)
         self._candidates = Candidates(self.progress)
         self._evaluator = Evaluator(self.progress, self._plans, self._saver)
-        self._end = JobEnd(model, run, end_request or EndRequest())
+        self._end = JobEnd(model, run, reporter if isinstance(reporter, CallingReporter) else None)
         self.close = self._saver.close
         self.step = TrainingStep(self.progress, self._saver, self._plans, self._end)
 

@@ -7,7 +7,6 @@ change whether torch records gradients.
 """
 
 import copy
-import dataclasses
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -46,20 +45,17 @@ class StopTraining(Exception):  # noqa: N818
         super().__init__(reason)
 
 
-@dataclasses.dataclass(slots=True)
-class EndRequest:
-    """A callback's request to end the job, by its first ``reason``; None: it has not asked."""
-
-    reason: str | None = None
-
-
 class CallingReporter:
-    """Reports by another reporter, then tells the user's callback."""
+    """Reports by another reporter, then tells the user's callback.
 
-    def __init__(self, reporter: Reporter, config: CallbackConfig, request: EndRequest | None = None) -> None:
+    Attributes:
+        asked_to_end: the callback's first reason to end the job; None: it has not asked.
+    """
+
+    def __init__(self, reporter: Reporter, config: CallbackConfig) -> None:
         """Load the callback. Raises ConfigurationError: there is no such callable."""
         self._reporter, self._config = reporter, config
-        self._request = request or EndRequest()
+        self.asked_to_end: str | None = None
         self._called = load_callable("callback.name", config.name)
         self._reported: set[str] = set()
 
@@ -84,8 +80,8 @@ class CallingReporter:
             with host_seeded(), mode, busy:
                 self._called(event, step, values, **copy.deepcopy(dict(self._config.args)))
         except StopTraining as asked:
-            if self._request.reason is None:
-                self._request.reason = (str(asked) or NO_REASON)[:LONGEST_END_REASON]
+            if self.asked_to_end is None:
+                self.asked_to_end = (str(asked) or NO_REASON)[:LONGEST_END_REASON]
         # SystemExit, too: a rank must not leave as if the job were done.
         except (Exception, SystemExit) as error:
             reason = f"({event}): {describe(error)}"
@@ -95,17 +91,3 @@ class CallingReporter:
             if reason not in self._reported:
                 self._reported.add(reason)
                 logger.warning("%s; training continues, the same error is not reported again", text)
-
-
-def with_callback(
-    reporter: Reporter, config: CallbackConfig | None, rank: int
-) -> tuple[Reporter, EndRequest]:
-    """The reporter, and after it the callback where there is one for this rank; and what it asks for.
-
-    Raises:
-        ConfigurationError: there is no such callable.
-    """
-    request = EndRequest()
-    if config is None or not (config.every_rank or rank == 0):
-        return reporter, request
-    return CallingReporter(reporter, config, request), request
