@@ -278,11 +278,6 @@ class JobAllocation(StatusModel):
         return tuple(self.part_of(pod).speed for pod in self.pods for _ in range(self.gpus_per_pod))
 
     @property
-    def gpus_to_come(self) -> int:
-        """Those of its GPUs that are on nodes which do not exist yet."""
-        return sum(map(is_coming, self.nodes)) * self.gpus_per_pod
-
-    @property
     def pools_to_grow(self) -> tuple[str, ...]:
         """Pools whose nodes of the gang do not all exist yet."""
         return tuple(dict.fromkeys(pool_to_grow(node) for node in self.nodes if is_coming(node)))

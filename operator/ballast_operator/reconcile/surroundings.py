@@ -37,7 +37,7 @@ def older_nodes(
     ("node selector term with matchFields is not supported") or by the label of their hostnames ("using label
     kubernetes.io/hostname is not allowed"). There the pods may take what is free on older nodes.
     """
-    if allocation is None or not allocation.gpus_to_come:
+    if allocation is None or not allocation.pools_to_grow:
         return {}
     since = (allocation.joining_since if allocation.joining else None) or allocation.since
     older = {

@@ -7,7 +7,13 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from ballast_policies.allocation.planned_gangs import MOST_PLANS, PlannedGang, ShapePlan, TensorProfile
+from ballast_policies.allocation.planned_gangs import (
+    MOST_PLANS,
+    LivePlans,
+    PlannedGang,
+    ShapePlan,
+    TensorProfile,
+)
 from ballast_policies.contract.errors import ContractError, Problem
 from ballast_policies.contract.job.pipeline import PlanConfig
 from ballast_policies.planning.partition import Partition
@@ -337,9 +343,7 @@ def candidates(
     gang = dataclasses.replace(
         gang, memory_bytes={name: has for name, has in limits.items() if has < math.inf}
     )
-    found = gang.scheduled(
-        degrees, Partition(bounds=cut.bounds), gpus, schedules, most, recomputed=recomputed
-    )
+    asked = LivePlans(degrees, Partition(bounds=cut.bounds), gpus, schedules, most, recomputed)
     return tuple(
         planned.replace(
             schedule=one.form.schedule,
@@ -349,7 +353,7 @@ def candidates(
             step_seconds=one.seconds,
             memory_bytes=max(one.memory_bytes),
         )
-        for one in found
+        for one in gang.scheduled(asked)
     )
 
 

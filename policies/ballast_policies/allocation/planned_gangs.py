@@ -145,6 +145,27 @@ class ShapePlan:
         return tuple(taken)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class LivePlans:
+    """Plans that are asked for beside one of 1F1B, between which its ranks can change as they train.
+
+    Attributes:
+        degrees: of all of them, but for what they repeat.
+        cut: of 1F1B with these degrees.
+        gpus: (GPU type, number), in the order of the ranks.
+        schedules: their names, each with a flush; each repeats as few forwards as fit.
+        most: how many plans.
+        recomputed: values of ``degrees.recompute`` that they may have as well, those that repeat least first.
+    """
+
+    degrees: Degrees
+    cut: Partition
+    gpus: Sequence[tuple[str, int]]
+    schedules: Sequence[str]
+    most: int
+    recomputed: Sequence[int] = ()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class PlannedGang:
     """A source of configurations for :func:`~ballast_policies.allocation.generated.allocate_generated`.
@@ -253,32 +274,14 @@ class PlannedGang:
         """The plan of GPUs of a type that has these degrees, though others may be faster; None: none fits."""
         return self._search.plan_with(degrees, gpu_type, gpus)
 
-    def scheduled(
-        self,
-        degrees: Degrees,
-        cut: Partition,
-        gpus: Sequence[tuple[str, int]],
-        schedules: Sequence[str],
-        most: int,
-        *,
-        recomputed: Sequence[int] = (),
-    ) -> tuple[ShapePlan, ...]:
+    def scheduled(self, asked: "LivePlans") -> tuple[ShapePlan, ...]:
         """Plans that ranks can change between as they train: schedules, each with its best cut, and cuts.
 
         First the one to launch: 1F1B's, unless another takes SCHEDULE_GAIN less; then the others by seconds,
         which are as played; after all schedules, cuts that move one layer from the fastest, and the fastest
         with more forwards repeated. Empty: none fits, or is played.
-
-        Args:
-            degrees: of all of them, but for what they repeat.
-            cut: of 1F1B with these degrees.
-            gpus: (GPU type, number), in the order of the ranks.
-            schedules: their names, each with a flush; each repeats as few forwards as fit.
-            most: how many plans.
-            recomputed: values of ``degrees.recompute`` that they may have as well, those that repeat least
-                first.
         """
-        return tuple(self._search.scheduled(degrees, cut, gpus, schedules, most, recomputed))
+        return tuple(self._search.scheduled(asked))
 
     @functools.cached_property
     def _search(self) -> "_Search":
@@ -441,19 +444,11 @@ class _Search:
             return None
         return self._plans.planned(degrees, [self._gpu_of[self._types.index(gpu_type)]] * stages)
 
-    def scheduled(
-        self,
-        degrees: Degrees,
-        cut: Partition,
-        gpus: Sequence[tuple[str, int]],
-        schedules: Sequence[str],
-        most: int,
-        recomputed: Sequence[int],
-    ) -> list[ShapePlan]:
-        group, ranks = degrees.tensor * degrees.data, list[RankGpu]()
-        for gpu_type, count in gpus:
+    def scheduled(self, asked: "LivePlans") -> list[ShapePlan]:
+        group, ranks = asked.degrees.tensor * asked.degrees.data, list[RankGpu]()
+        for gpu_type, count in asked.gpus:
             ranks += [self._gpu_of[self._types.index(gpu_type)]] * (count // group)
-        return self._plans.scheduled(degrees, cut, ranks, schedules, most, recomputed)
+        return self._plans.scheduled(asked, ranks)
 
     def _ranks(self, shape: int, number: int) -> tuple[list[RankGpu], int]:
         """The GPUs of a plan's stages, the fastest first, and what cutting for them takes."""
@@ -627,28 +622,23 @@ class _Plans:
             weights_shared=weight_shares > 1,
         )
 
-    def scheduled(
-        self,
-        plan: Degrees,
-        cut: Partition,
-        ranks: Sequence[RankGpu],
-        schedules: Sequence[str],
-        most: int,
-        recomputed: Sequence[int],
-    ) -> list[ShapePlan]:
+    def scheduled(self, asked: "LivePlans", ranks: Sequence[RankGpu]) -> list[ShapePlan]:
         """Plans as of :meth:`PlannedGang.scheduled`, over ``ranks``."""
-        forms = [dataclasses.replace(plan, recompute=again) for again in recomputed] or [plan]
+        plan, most = asked.degrees, asked.most
+        forms = [dataclasses.replace(plan, recompute=again) for again in asked.recomputed] or [plan]
 
         def under(schedule: str) -> ShapePlan | None:
             each = (
                 self._under(
-                    schedule, form, ranks, cut if (schedule, form) == (DEFAULT_SCHEDULE, plan) else None
+                    schedule, form, ranks, asked.cut if (schedule, form) == (DEFAULT_SCHEDULE, plan) else None
                 )
                 for form in forms
             )
             return next((one for one in each if one is not None), None)
 
-        found = sorted((one for one in map(under, schedules) if one is not None), key=lambda one: one.seconds)
+        found = sorted(
+            (one for one in map(under, asked.schedules) if one is not None), key=lambda one: one.seconds
+        )
         if not found:
             return []
         fastest, cuts = found[0], list[Partition]()

@@ -20,18 +20,24 @@ from ballast_policies.allocation.policy import Surplus
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.draft import Draft, Reason
 from ballast_policies.rounds.elastic_pools import choose_pools, claims_where_they_run
-from ballast_policies.rounds.gangs import ElasticGang, SizeSettings
+from ballast_policies.rounds.gangs import ElasticGang
 from ballast_policies.rounds.grants import grant_gpus
 from ballast_policies.rounds.ledger import Ledger
 from ballast_policies.rounds.memory import moves_left, within_min_run
 from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.size_gain import SizeCandidate, gain, partition_speed, urgency
+from ballast_policies.rounds.size_gain import (
+    LEAST_GROWTH,
+    LEAST_SIZE_GAIN,
+    SizeCandidate,
+    gain,
+    partition_speed,
+    urgency,
+)
 from ballast_policies.rounds.values import (
     ANY_NODES,
     Node,
     NodeRequest,
     Placement,
-    RoundSettings,
     beside,
     gpus_by,
 )
@@ -85,15 +91,15 @@ class _GangSize:
 class _SizeAssignment:
     """One division of the free GPUs, as it comes about."""
 
-    def __init__(self, items: Sequence[_GangSize], ledger: Ledger, settings: SizeSettings) -> None:
+    def __init__(self, items: Sequence[_GangSize], ledger: Ledger, surplus: Surplus) -> None:
         """Start from the least sizes.
 
         Args:
             items: the gangs.
             ledger: what the least sizes leave.
-            settings: of sizes.
+            surplus: who comes first.
         """
-        self._items, self._ledger, self._settings = items, ledger, settings
+        self._items, self._ledger, self._surplus = items, ledger, surplus
         self.nodes: list[tuple[str, ...]] = [item.base.nodes for item in items]
         self._kept: list[set[int]] = [set() for _ in items]
         self._has_domains = any(node.domains for node in ledger.nodes.values())
@@ -142,7 +148,7 @@ class _SizeAssignment:
         more = self._next_size(item, now)
         if more is None:
             return
-        value = urgency(self._settings.surplus, item.one, now, more)
+        value = urgency(self._surplus, item.one, now, more)
         if value == math.inf:
             return
         held = item.runs and more <= item.held
@@ -155,7 +161,7 @@ class _SizeAssignment:
         """The next size at which the gang is faster by enough; None: there is none."""
         one, slow = item.one, item.one.speed(now)
         for size in sorted(one.gang.speeds.get(one.gpu_type, {})):
-            if size > now and one.speed(size) > slow * (1 + self._settings.least_growth):
+            if size > now and one.speed(size) > slow * (1 + LEAST_GROWTH):
                 return self._worth_its_pause(item, now, size)
         return None
 
@@ -265,7 +271,7 @@ def grant_elastic(question: Question) -> Draft:
 def _sized(question: Question, elastic: Mapping[str, ElasticGang], by_restart: Set[str]) -> Draft:
     """The round with these sizes of gangs; ``by_restart``: running ones that restart for some of them."""
     state, pending = question.state, question.pending
-    sizes, settings = question.sizes, question.settings
+    surplus, settings = question.surplus, question.settings
     reduced = {
         job: _least(placement, elastic[job])
         for job, placement in state.running.items()
@@ -286,8 +292,8 @@ def _sized(question: Question, elastic: Mapping[str, ElasticGang], by_restart: S
     items = _growable(decided, question, elastic, reduced)
     if not items:
         return dataclasses.replace(decided, question=question)
-    kept = _SizeAssignment(items, Ledger.of(question, decided.placements), sizes)
-    by_cost = sizes.surplus is Surplus.COST  # GPUs that cost more than they win are given back
+    kept = _SizeAssignment(items, Ledger.of(question, decided.placements), surplus)
+    by_cost = surplus is Surplus.COST  # GPUs that cost more than they win are given back
     # What was granted and is not held yet comes first: its GPUs are still on their way.
     for runs in (False, True):
         kept.keep_what_is_held(
@@ -296,11 +302,11 @@ def _sized(question: Question, elastic: Mapping[str, ElasticGang], by_restart: S
     kept.assign_extra_gpus()
     chosen = kept
     # Where the policy has chosen the sizes, it has weighed their pauses.
-    by_choice = sizes.surplus is Surplus.COMPLETION_TIME
+    by_choice = surplus is Surplus.COMPLETION_TIME
     if by_choice or (not by_cost and (decided.changes.started or not settings.within_round)):
-        best = _SizeAssignment(items, Ledger.of(question, decided.placements), sizes)
+        best = _SizeAssignment(items, Ledger.of(question, decided.placements), surplus)
         best.assign_extra_gpus()
-        if by_choice or _pays_off(items, kept, best, sizes, settings):
+        if by_choice or _pays_off(items, kept, best, question):
             chosen = best
     return _resized(decided, question, items, chosen)
 
@@ -359,14 +365,10 @@ def _growable(
 
 
 def _pays_off(
-    items: Sequence[_GangSize],
-    kept: _SizeAssignment,
-    best: _SizeAssignment,
-    sizes: SizeSettings,
-    settings: RoundSettings,
+    items: Sequence[_GangSize], kept: _SizeAssignment, best: _SizeAssignment, question: Question
 ) -> bool:
-    """True if gangs should exchange GPUs: the gain is worth more than the pauses that it costs."""
-    stay = max(1.0, sizes.stay_rounds * settings.round_seconds)
+    """True if gangs should exchange GPUs: the gain is worth more than the pauses that it costs in a round."""
+    stay = max(1.0, question.settings.round_seconds)
     changed = []
     for at, item in enumerate(items):
         before, after = kept.size(at), best.size(at)
@@ -375,7 +377,7 @@ def _pays_off(
         pause = item.one.gang.change_seconds(after) if item.runs and after != item.held else 0.0
         worked = max(0.0, 1.0 - pause / stay)
         changed.append((item.one, item.one.speed(before), item.one.speed(after) * worked))
-    return bool(changed) and gain(sizes.surplus, changed) >= sizes.least_gain
+    return bool(changed) and gain(question.surplus, changed) >= LEAST_SIZE_GAIN
 
 
 def _resized(

@@ -20,11 +20,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ballast_policies.allocation.policy import Surplus
 from ballast_policies.rounds.draft import Draft, Reason
-from ballast_policies.rounds.gangs import SizeSettings
 from ballast_policies.rounds.ledger import Ledger, in_its_pools, pack
 from ballast_policies.rounds.memory import moves_left
 from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.size_gain import SizeCandidate, Speeds, gain, partition_speed, urgency
+from ballast_policies.rounds.size_gain import (
+    LEAST_GROWTH,
+    LEAST_SIZE_GAIN,
+    SizeCandidate,
+    Speeds,
+    gain,
+    partition_speed,
+    urgency,
+)
 from ballast_policies.rounds.values import Placement, TopologyRequest, gpus_by, largest_domain
 
 MOST_GANGS = 10_000
@@ -61,11 +68,11 @@ class _PoolCandidate:
         return speed * max(0.0, 1.0 - self.restart_seconds / stay)
 
 
-def _reachable_sizes(one: SizeCandidate, least: int, most: int, settings: SizeSettings) -> tuple[int, ...]:
-    """Sizes from ``least`` to ``most`` GPUs, each faster than the one before by ``settings.least_growth``."""
+def _reachable_sizes(one: SizeCandidate, least: int, most: int) -> tuple[int, ...]:
+    """Sizes from ``least`` to ``most`` GPUs, each faster than the one before by ``LEAST_GROWTH``."""
     sizes, fast = [least], one.speed(least)
     for size, speed in sorted(one.gang.speeds.get(one.gpu_type, {}).items()):
-        if least < size <= most and speed > fast * (1 + settings.least_growth):
+        if least < size <= most and speed > fast * (1 + LEAST_GROWTH):
             sizes.append(size)
             fast = speed
     return tuple(sizes)
@@ -74,9 +81,9 @@ def _reachable_sizes(one: SizeCandidate, least: int, most: int, settings: SizeSe
 class _PoolSizes:
     """Pools with the gangs in them, while gangs are tried elsewhere."""
 
-    def __init__(self, gpus: Mapping[str, int], settings: SizeSettings) -> None:
+    def __init__(self, gpus: Mapping[str, int], surplus: Surplus) -> None:
         """Start empty; ``gpus``: pool -> those that elastic gangs may have there."""
-        self._gpus, self._settings = dict(gpus), settings
+        self._gpus, self._surplus = dict(gpus), surplus
         self._members: dict[str, dict[str, _PoolCandidate]] = {pool: {} for pool in gpus}
         self._sizes: dict[str, dict[str, int]] = {}
         self._least: Counter[str] = Counter()
@@ -136,7 +143,7 @@ class _PoolSizes:
 
         Counted are all gangs whose speed changes, those that shrink or grow with their pause. -inf where
         there is no room, and where by fairness the worst off of them would be worse off than the worst off
-        is now, by more than ``least_gain``. ``candidate``: the gang as it would be in ``target``.
+        is now, by more than ``LEAST_SIZE_GAIN``. ``candidate``: the gang as it would be in ``target``.
         """
         if not self.has_room(target, candidate.least):
             return -math.inf
@@ -151,11 +158,11 @@ class _PoolSizes:
         here = self._members[origin][name]
         before = here.one.speed(self.sizes(origin)[name])
         changed.append((candidate.one, before, candidate.speed_after_restart(after[name])))
-        if self._settings.surplus is Surplus.LEVEL:
+        if self._surplus is Surplus.LEVEL:
             worst, now = _least_level(changed, after=True), _least_level(changed, after=False)
-            if worst < now * (1 - self._settings.least_gain):
+            if worst < now * (1 - LEAST_SIZE_GAIN):
                 return -math.inf
-        return gain(self._settings.surplus, changed)
+        return gain(self._surplus, changed)
 
     def _changes(
         self, members: Mapping[str, _PoolCandidate], before: Mapping[str, int], after: Mapping[str, int]
@@ -172,13 +179,12 @@ class _PoolSizes:
         self._left -= len(members) + 1
         sizes = {name: candidate.least for name, candidate in members.items()}
         left = self._gpus[pool] - sum(sizes.values())
-        surplus = self._settings.surplus
         queue: list[tuple[float, int, str]] = []
 
         def push(name: str, step: int) -> None:
             steps = members[name].sizes
             if step + 1 < len(steps):
-                value = urgency(surplus, members[name].one, steps[step], steps[step + 1])
+                value = urgency(self._surplus, members[name].one, steps[step], steps[step + 1])
                 if value < math.inf:
                     heapq.heappush(queue, (value, step, name))
 
@@ -239,7 +245,7 @@ class _PoolChoice:
             for pool, nodes in holds.nodes_by_pool.items():
                 if pool in gpus:
                     gpus[pool] -= len(nodes)
-        self._pool_sizes = _PoolSizes(gpus, cluster.sizes)
+        self._pool_sizes = _PoolSizes(gpus, cluster.surplus)
         for name, placement in inside.items():
             candidate = self._candidate(name, placement.pool)
             if candidate is not None:
@@ -289,7 +295,7 @@ class _PoolChoice:
                 wins = there.speed_after_restart(about) / max(speed, 1e-12) - 1.0
             else:
                 wins = self._pool_sizes.gain_of_move(name, pool, other, there)
-            if wins >= self._cluster.sizes.least_gain:
+            if wins >= LEAST_SIZE_GAIN:
                 return False
         return True
 
@@ -302,14 +308,13 @@ class _PoolChoice:
             candidates: gangs -> where they are.
             starting: those that need no restart for it.
         """
-        sizes = self._cluster.sizes
         found = []
         for name, at in candidates.items():
             here = self._candidate(name, at.pool)
             if here is None:
                 continue
             speed = here.one.speed(self._pool_sizes.sizes(at.pool)[name])
-            if sizes.surplus is Surplus.COST and not here.one.is_late(speed):
+            if self._cluster.surplus is Surplus.COST and not here.one.is_late(speed):
                 continue
             for pool in self._worth_trying(name):
                 if pool == at.pool or not self._pool_sizes.has_room(pool, here.least):
@@ -326,7 +331,7 @@ class _PoolChoice:
             if name in gone:
                 continue
             wins = self._pool_sizes.gain_of_move(name, candidates[name].pool, pool, there)
-            if wins < (sizes.least_growth if name in starting else sizes.least_gain):
+            if wins < (LEAST_GROWTH if name in starting else LEAST_SIZE_GAIN):
                 continue
             placement = self._packed(name, pool, there.least)
             if placement is not None:
@@ -400,12 +405,11 @@ class _PoolChoice:
         if tenant in cluster.room:
             most = min(most, least + max(0, cluster.room[tenant]))
         runs = name in cluster.state.running
-        stay = max(
-            cluster.sizes.stay_rounds * cluster.settings.round_seconds, cluster.ran(name) if runs else 0.0
-        )
+        # A size is expected to last a round; a restart, as long as the gang has been where it is.
+        stay = max(cluster.settings.round_seconds, cluster.ran(name) if runs else 0.0)
         return _PoolCandidate(
             one=one,
-            sizes=_reachable_sizes(one, least, max(most, least), cluster.sizes),
+            sizes=_reachable_sizes(one, least, max(most, least)),
             restart_seconds=gang.restart_seconds if runs and from_pool else 0.0,
             stay_seconds=stay,
         )
@@ -417,15 +421,14 @@ MOST_SWEEPS = 4
 
 def claims_where_they_run(cluster: Question, reduced: Mapping[str, Placement]) -> Question:
     """The question in which gangs that are best off where they run have all of their time there."""
-    nodes = {node.name: node for node in cluster.nodes}
     state, shares = cluster.state, cluster.shares
     if (
         len({node.pool for node in cluster.nodes}) < 2
         or cluster.settings.within_round
-        or cluster.sizes.surplus is Surplus.COST
+        or cluster.surplus is Surplus.COST
     ):
         return cluster
-    running = {name: at for name, at in cluster.holders.items() if in_its_pools(at, nodes)}
+    running = {name: at for name, at in cluster.holders.items() if in_its_pools(at, cluster.nodes_by_name)}
     choice = _PoolChoice(cluster, reduced, running)
     staying = {}
     for name, at in choice.movable(running).items():

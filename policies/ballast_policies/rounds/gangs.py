@@ -5,7 +5,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from ballast_policies.allocation.policy import Surplus
 from ballast_policies.planning.launch import LaunchedPipeline, RankGpu, step_seconds
 from ballast_policies.planning.memory.stage_bytes import ROUNDING
 from ballast_policies.rounds.values import Colocation, Placement, PoolPart, stays
@@ -107,23 +106,6 @@ class ElasticGang:
             if gpus < high:
                 return slow + (fast - slow) * (gpus - low) / (high - low)
         return by_size[-1][1]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SizeSettings:
-    """Thresholds of changes of size.
-
-    Attributes:
-        least_gain: gangs change size for one another where that wins at least this fraction.
-        least_growth: a gang takes more GPUs that are free where it becomes faster by at least this fraction.
-        stay_rounds: rounds that a size is expected to last; the pause of a change is spread over them. A
-            restart is spread over the time that the gang has been where it is, if that is longer.
-    """
-
-    surplus: Surplus = Surplus.LEVEL
-    least_gain: float = 0.05
-    least_growth: float = 0.02
-    stay_rounds: float = 1.0
 
 
 def speed_key(parts: Iterable[PoolPart]) -> SpeedKey:

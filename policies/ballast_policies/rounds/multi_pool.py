@@ -49,7 +49,7 @@ GRANTED = ("", "stays on ")
 
 def grant_sizes(question: Question) -> Draft:
     """The round with the sizes that the policy chooses, if it chooses some."""
-    if question.sizes.surplus is not Surplus.COMPLETION_TIME or not question.jobs:
+    if question.surplus is not Surplus.COMPLETION_TIME or not question.jobs:
         return grant_elastic(question)
     chosen = _choice(question)
     first = grant_elastic(_chosen_alone(question, chosen))

@@ -5,8 +5,9 @@ import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
 
+from ballast_policies.allocation.policy import Surplus
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds.gangs import ElasticGang, MixedGang, SharedGpus, SizeSettings, SpreadGang
+from ballast_policies.rounds.gangs import ElasticGang, MixedGang, SharedGpus, SpreadGang
 from ballast_policies.rounds.values import ANY_NODES, Node, NodeRequest, Placement, RoundSettings, RoundState
 
 
@@ -53,6 +54,7 @@ class Question:
         mixed: job -> gang that may run in several pools at once.
         spread: job -> running gang on more nodes than would hold it.
         shared: who may share which GPUs; nodes whose GPUs are shared have one.
+        surplus: what the policy does with GPUs beyond the least sizes.
         tenants: job -> its tenant, of tenants with a limit on GPUs.
         room: tenant -> GPUs that its jobs may have besides those that run with their least sizes.
         pending: jobs of ``state.running`` that were granted their GPUs and do not hold them yet.
@@ -72,7 +74,7 @@ class Question:
     spread: Mapping[str, SpreadGang] = dataclasses.field(default_factory=dict)
     shared: SharedGpus = dataclasses.field(default_factory=SharedGpus)
     spot: SpotLimits = dataclasses.field(default_factory=SpotLimits)
-    sizes: SizeSettings = dataclasses.field(default_factory=SizeSettings)
+    surplus: Surplus = Surplus.LEVEL
     tenants: Mapping[str, str] = dataclasses.field(default_factory=dict)
     room: Mapping[str, int] = dataclasses.field(default_factory=dict)
     pending: frozenset[str] = frozenset()

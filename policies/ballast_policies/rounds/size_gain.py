@@ -10,6 +10,12 @@ from ballast_policies.allocation.policy import Surplus
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.gangs import ElasticGang
 
+LEAST_SIZE_GAIN = 0.05
+"""Gangs change size for one another, or their pool, where that wins at least this fraction."""
+
+LEAST_GROWTH = 0.02
+"""A gang takes more GPUs that are free where it becomes faster by at least this fraction."""
+
 AS_CHEAP = 0.99
 """A step is no dearer on more GPUs where the speed a GPU is at least this part of what it was."""
 

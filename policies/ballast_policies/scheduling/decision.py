@@ -26,7 +26,6 @@ from ballast_policies.allocation.problem import Allocation, Entity, Problem
 from ballast_policies.allocation.registry import allocate, find_policy
 from ballast_policies.rounds.decide import decide_round
 from ballast_policies.rounds.divisions import with_mixtures
-from ballast_policies.rounds.gangs import SizeSettings
 from ballast_policies.rounds.ledger import in_whole_pods
 from ballast_policies.rounds.memory import RoundMemory
 from ballast_policies.rounds.question import Question
@@ -319,7 +318,7 @@ def apply_allocation(
             spread={job.name: job.spread for job in state.jobs if job.spread is not None},
             shared=state.shared,
             spot=state.spot,
-            sizes=SizeSettings(surplus=find_policy(policy.objective).surplus),
+            surplus=find_policy(policy.objective).surplus,
             tenants={job.name: job.tenant for job in state.jobs if job.tenant in state.tenants.gpus},
             room=state.tenants.gpus,
             pending=pending,

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from ballast_policies.allocation.policy import Surplus
 from ballast_policies.rounds.decide import decide_round
-from ballast_policies.rounds.gangs import ElasticGang, SharedGpus, SharingJob, SizeSettings
+from ballast_policies.rounds.gangs import ElasticGang, SharedGpus, SharingJob
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import Node, Round, RoundSettings, RoundState
 from ballast_policies.throughput.paired import PairSpeeds
@@ -39,7 +39,7 @@ def decide(
     now: float = 1000.0,
     shares: dict[str, float] | None = None,
     elastic: dict[str, ElasticGang] | None = None,
-    sizes: SizeSettings | None = None,
+    surplus: Surplus = Surplus.LEVEL,
     **settings,
 ) -> Round:
     jobs = [job(name) for name in names]
@@ -54,7 +54,7 @@ def decide(
             settings=RoundSettings(round_seconds=100.0, **settings),
             shared=shared,
             elastic=elastic or {},
-            sizes=sizes or SizeSettings(),
+            surplus=surplus,
         )
     )
 
@@ -226,11 +226,13 @@ def test_a_job_stays_for_the_one_beside_it_and_says_so():
 def test_by_completion_time_a_pair_parts_that_does_less_than_by_turns():
     """Also where the hour's moves are limited."""
     nodes, slow = gpus("n"), {("a", "b"): 0.3, ("b", "a"): 0.3}
-    shared, sizes = (
+    shared, surplus = (
         may_share("a", "b", nodes=nodes, speeds=slow),
-        SizeSettings(surplus=Surplus.COMPLETION_TIME),
+        Surplus.COMPLETION_TIME,
     )
     for most in (None, 0, 1):
-        found = decide("ab", nodes, shared, state=running(a="n", b="n"), sizes=sizes, max_moves_per_hour=most)
+        found = decide(
+            "ab", nodes, shared, state=running(a="n", b="n"), surplus=surplus, max_moves_per_hour=most
+        )
         assert found.stopped == (() if most == 0 else ("b",))
         assert found.reasons.keys() == {"a", "b"}

@@ -16,7 +16,6 @@ from ballast_policies.rounds.gangs import (
     MixedGang,
     SharedGpus,
     SharingJob,
-    SizeSettings,
     SpreadGang,
 )
 from ballast_policies.rounds.ledger import given_to_tenants, in_its_pools, in_whole_pods, pack
@@ -138,7 +137,7 @@ def random_question(rng, kinds):
         )
         if "spot" in kinds
         else SpotLimits(),
-        sizes=SizeSettings(surplus=rng.choice(list(Surplus))),
+        surplus=rng.choice(list(Surplus)),
         asks=asks,
     )
 
@@ -459,9 +458,7 @@ def live(question, **changes):
 def test_sizes_come_to_rest_at_the_ends_of_rounds(seed, surplus):
     """After at most three."""
     for asked, _ in played(random.Random(seed), ("elastic",), rounds=2):
-        question = live(
-            asked, sizes=SizeSettings(surplus=surplus), settings=RoundSettings(round_seconds=60.0)
-        )
+        question = live(asked, surplus=surplus, settings=RoundSettings(round_seconds=60.0))
         decided = decide_round(question)
         for _ in range(3):
             before, decided = decided, decide_round(carried_out(question, decided))
@@ -474,9 +471,7 @@ def test_where_no_pool_is_short_of_gpus_no_gang_is_moved_back_and_forth(seed, su
     """With nothing else changing, what was decided comes to rest."""
     for asked, _ in played(random.Random(seed), ("elastic",), rounds=1):
         wide = [dataclasses.replace(node, gpus=node.gpus + 9) for node in asked.nodes]
-        question = dataclasses.replace(
-            asked, nodes=wide, sizes=SizeSettings(surplus=surplus), settings=RoundSettings()
-        )
+        question = dataclasses.replace(asked, nodes=wide, surplus=surplus, settings=RoundSettings())
         moves = []
         for number in range(8):
             decided = decide_round(question)
@@ -494,7 +489,7 @@ def sizes_of(decided):
 def test_no_gpu_is_idle_that_an_elastic_gang_could_use(seed):
     """Every step of size that a gang may still take is one that its pool has no room for."""
     for asked, _ in played(random.Random(seed), ("elastic",), rounds=3):
-        question = live(asked, sizes=SizeSettings())
+        question = live(asked, surplus=Surplus.LEVEL)
         decided, free = decide_round(question), Counter()
         used = Counter(node for at in decided.placements.values() for node in at.nodes)
         for node in question.nodes:
@@ -521,7 +516,7 @@ def test_who_runs_is_decided_at_the_least_sizes(seed, surplus):
             # An elastic gang has its shares of all types together, also of one without nodes.
             shares={name: {"v100": share["v100"], "k80": 0.0} for name, share in asked.shares.items()},
             state=dataclasses.replace(asked.state, running=running),
-            sizes=SizeSettings(surplus=surplus),
+            surplus=surplus,
             settings=RoundSettings(round_seconds=60.0),
         )
         least = {

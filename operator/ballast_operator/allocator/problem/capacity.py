@@ -545,7 +545,7 @@ def _waited_for(
     names: dict[str, list[str]] = {}
     for view in jobs:
         allocation = view.running_allocation
-        if allocation is None or not allocation.gpus_to_come:
+        if allocation is None or not allocation.pools_to_grow:
             continue
         begun = allocation.joining_since if allocation.joining and allocation.joining_since else None
         first = (begun or allocation.since).replace(microsecond=0)

@@ -7,7 +7,13 @@ import math
 import numpy as np
 import pytest
 from ballast_policies.allocation.generated import GENERATES, allocate_generated
-from ballast_policies.allocation.planned_gangs import REVERSED_GAIN, STAGE_WORK, PlannedGang, TensorProfile
+from ballast_policies.allocation.planned_gangs import (
+    REVERSED_GAIN,
+    STAGE_WORK,
+    LivePlans,
+    PlannedGang,
+    TensorProfile,
+)
 from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.allocation.registry import allocate
 from ballast_policies.contract.decode import decode
@@ -205,7 +211,7 @@ def test_schedules_of_a_plan_have_their_bubbles_and_fit(memory):
     """The fastest comes first; GPipe and LoopedBFS keep all 16 microbatches: there may be no room."""
     gang = sixteen_layers(memory_bytes={} if memory is None else {"a": memory})
     degrees, cut = Degrees(1, 1, 1, 16), Partition(bounds=(0, 4, 8, 12, 16))
-    found = gang.scheduled(degrees, cut, (("a", 4),), tuple(BUBBLES), 9)
+    found = gang.scheduled(LivePlans(degrees, cut, (("a", 4),), tuple(BUBBLES), 9))
     best = {one.form.schedule: one for one in reversed(found)}
     expected = BUBBLES if memory is None else BUBBLES.keys() - {"GPipe", "LoopedBFS"}
     assert best.keys() == set(expected)
@@ -225,11 +231,13 @@ def test_another_schedule_is_launched_where_it_gains_enough():
     """A twentieth: of many microbatches the bubble is less than that."""
     few, many = (
         sixteen_layers().scheduled(
-            Degrees(1, 1, 1, count),
-            Partition(bounds=(0, 4, 8, 12, 16)),
-            (("a", 4),),
-            ("1F1B", "ZeroBubbleH1"),
-            3,
+            LivePlans(
+                Degrees(1, 1, 1, count),
+                Partition(bounds=(0, 4, 8, 12, 16)),
+                (("a", 4),),
+                ("1F1B", "ZeroBubbleH1"),
+                3,
+            )
         )
         for count in (16, 256)
     )
@@ -237,7 +245,7 @@ def test_another_schedule_is_launched_where_it_gains_enough():
     assert [one.form.schedule for one in many[:2]] == ["1F1B", "ZeroBubbleH1"]
     assert many[1].seconds < many[0].seconds
     assert not sixteen_layers().scheduled(
-        Degrees(1, 4, 1, 4), Partition(bounds=(0, 16)), (("a", 4),), ("1F1B",), 3
+        LivePlans(Degrees(1, 4, 1, 4), Partition(bounds=(0, 16)), (("a", 4),), ("1F1B",), 3)
     )
 
 
@@ -246,11 +254,11 @@ def test_schedules_repeat_as_few_forwards_as_fit(memory):
     """GPipe and LoopedBFS find room so; after the cuts come plans of the fastest that repeat more."""
     gang = sixteen_layers(memory_bytes={} if memory is None else {"a": memory})
     degrees, cut = Degrees(1, 1, 1, 16), Partition(bounds=(0, 4, 8, 12, 16))
-    found = gang.scheduled(degrees, cut, (("a", 4),), tuple(BUBBLES), 40, recomputed=RECOMPUTED)
+    found = gang.scheduled(LivePlans(degrees, cut, (("a", 4),), tuple(BUBBLES), 40, RECOMPUTED))
     assert {one.form.schedule for one in found} == BUBBLES.keys()
     alone = {
         again: gang.scheduled(
-            dataclasses.replace(degrees, recompute=again), cut, (("a", 4),), tuple(BUBBLES), 40
+            LivePlans(dataclasses.replace(degrees, recompute=again), cut, (("a", 4),), tuple(BUBBLES), 40)
         )
         for again in RECOMPUTED
     }

@@ -1,7 +1,7 @@
 """Elastic gangs with diminishing returns, and a round of them on nodes of one type."""
 
 from ballast_policies.allocation.policy import Surplus
-from ballast_policies.rounds.gangs import ElasticGang, SizeSettings
+from ballast_policies.rounds.gangs import ElasticGang
 from ballast_policies.rounds.values import RoundSettings
 
 from tests.policies.rounds.played import one_round
@@ -38,7 +38,7 @@ def decide(
             min_run_seconds=min_run_seconds,
         ),
         elastic=elastic,
-        sizes=SizeSettings(surplus=surplus),
+        surplus=surplus,
         **options,
     )
 

@@ -6,7 +6,7 @@ import pytest
 from ballast_policies.allocation.policy import Surplus
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.decide import decide_round
-from ballast_policies.rounds.gangs import ElasticGang, SizeSettings
+from ballast_policies.rounds.gangs import ElasticGang
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import Node, Placement, RoundSettings, RoundState
 
@@ -59,7 +59,7 @@ def decide(elastic, nodes, *, shares=None, running=None, since=0.0, surplus=Surp
             state=RoundState(running=running, running_since=dict.fromkeys(running, since)),
             settings=RoundSettings(round_seconds=360.0, **round_settings),
             elastic=elastic,
-            sizes=SizeSettings(surplus=surplus),
+            surplus=surplus,
             **options,
         )
     )
