@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Collection
@@ -12,6 +13,8 @@ from ballast_localcluster.errors import StartError
 from ballast_localcluster.supervision.warden import EXITS_NAME, await_end
 
 _LOG_TAIL_LINES = 15
+_STACK = re.compile(r"goroutine \d+ |created by |\t\S+\.go:\d+|[\w./]+[\w./()*]*\(.*\)$")
+_NO_SPACE_FIX = "\nTo fix: free some space, or set $XDG_STATE_HOME to a folder of another disk"
 
 
 class WardenHandle:
@@ -86,10 +89,9 @@ class WardenHandle:
         for end in ended(self._folder):
             if end["name"] in ignored:
                 continue
-            raise StartError(
-                f"{end['name']} ended with code {end['code']}. "
-                f"The end of its log:\n{tail(logs / (end['name'] + '.log'))}"
-            )
+            last = tail(logs / (end["name"] + ".log"))
+            fix = _NO_SPACE_FIX if "no space left on device" in last else ""
+            raise StartError(f"{end['name']} ended with code {end['code']}. The end of its log:\n{last}{fix}")
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None
@@ -106,6 +108,7 @@ def ended(folder: Path) -> list[dict[str, Any]]:
 
 
 def tail(log: Path) -> str:
-    """The last lines of a log, indented."""
+    """The last lines of a log, indented; of a crash of Go without the stacks, which hide its reason."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    lines = [line for line in lines if line and not _STACK.match(line)]
     return "\n".join("    " + line[:400] for line in lines[-_LOG_TAIL_LINES:])
