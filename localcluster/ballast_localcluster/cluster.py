@@ -39,6 +39,9 @@ def free_ports() -> Ports:
     """Three different ports that are free now.
 
     Another process may take one before it is used; `LocalCluster.start` tries again then.
+
+    Raises:
+        StartError: this machine does not reach itself.
     """
     with contextlib.ExitStack() as stack:
         numbers = []
@@ -46,6 +49,12 @@ def free_ports() -> Ports:
             holder = stack.enter_context(socket.socket())
             holder.bind((HOST, 0))
             numbers.append(holder.getsockname()[1])
+        holder.listen()
+        try:
+            socket.create_connection(holder.getsockname()).close()
+        except OSError as error:
+            reason = f"{HOST} does not answer on this machine: {error}. To fix: ip link set lo up"
+            raise StartError(reason) from error
     etcd, etcd_peers, api_server = numbers
     return Ports(etcd=etcd, etcd_peers=etcd_peers, api_server=api_server)
 
@@ -288,8 +297,8 @@ class LocalCluster:
     def _start_once(self) -> None:
         assert self._binaries is not None
         binaries, settings = self._binaries, self._settings
-        layout = self._layout = self._make_folder()
         ports = free_ports()
+        layout = self._layout = self._make_folder()
         self._agents, self._lost = {}, set()
         warden = self._warden = WardenHandle(layout.folder, layout.logs / "warden.log")
 

@@ -3,11 +3,15 @@
 ``BALLAST_PATIENCE`` multiplies every limit, for machines that are slow or busy.
 """
 
+import contextlib
 import enum
+import math
 import os
 import time
 from collections.abc import Callable
 from typing import TypeVar
+
+from ballast_localcluster.errors import LocalClusterError
 
 _POLL_SECONDS = 0.05
 
@@ -32,8 +36,12 @@ class Limit(enum.Enum):
 
 
 def patience() -> float:
-    """The factor from ``BALLAST_PATIENCE``; 1 where it is not set."""
-    return float(os.environ.get("BALLAST_PATIENCE", "1"))
+    """The factor from ``BALLAST_PATIENCE``; 1 where it is not set. Raises LocalClusterError: it is none."""
+    text = os.environ.get("BALLAST_PATIENCE") or "1"
+    with contextlib.suppress(ValueError):
+        if 0 < (factor := float(text)) < math.inf:
+            return factor
+    raise LocalClusterError(f"BALLAST_PATIENCE={text} is no factor of time. To fix: a number above 0")
 
 
 def wait_until(look: Callable[[], Found], what: str, limit: Limit) -> Found:

@@ -177,6 +177,17 @@ def test_two_clusters_do_not_meet_and_one_that_fails_keeps_its_logs(cluster, cap
     assert Pods(cluster, "default").kubectl("get", "--raw", "/readyz") == "ok"
 
 
+def test_a_machine_without_a_loopback_address_is_told_so_before_anything_waits_for_it():
+    """As in a container without any network."""
+    alone = ["unshare", "--map-root-user", "--net"]
+    if shutil.which("unshare") is None or subprocess.run([*alone, "true"], check=False).returncode:
+        pytest.skip("no network namespace may be made here")
+    code = "from ballast_localcluster import LocalCluster; LocalCluster().start()"
+    done = subprocess.run([*alone, sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "StartError: 127.0.0.1 does not answer on this machine" in done.stderr
+    assert "To fix: ip link set lo up" in done.stderr
+
+
 def test_a_component_that_cannot_start_is_named_with_its_log(tmp_path, monkeypatch):
     """The error says which ended, with what code, why, and of a full disk what to do; no stacks of Go."""
     crash = tmp_path / "crash"

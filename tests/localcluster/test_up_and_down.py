@@ -25,10 +25,15 @@ SCENARIO = "test_a_pod_may_only_follow_its_plan_and_renew_its_lease"
         (down, ["--name", "none"], "no cluster 'none' runs here"),
         (up, ["--name", "A b"], "cannot be a cluster's name"),
         (up, ["--nodes", "/no/such/file"], "/no/such/file: No such file"),
+        (up, ["--nodes", "none"], "BALLAST_PATIENCE=two is no factor of time. To fix: a number above 0"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(tmp_path, command, words, message):
-    done = CliRunner().invoke(command, words, env={"XDG_STATE_HOME": str(tmp_path)})
+    environment = {
+        "XDG_STATE_HOME": str(tmp_path),
+        **({"BALLAST_PATIENCE": "two"} if "two" in message else {}),
+    }
+    done = CliRunner().invoke(command, words, env=environment)
     assert done.exit_code == 1 and isinstance(done.exception, SystemExit)
     assert message in done.stderr and done.stderr.count("\n") == 1
 
