@@ -17,24 +17,18 @@ from ballast_operator.desired import (
     rendezvous_object,
     restricted,
     script_environment,
-    with_shared_memory,
 )
 from ballast_operator.kube.kept_fields import pinned_node
 from ballast_operator.kube.kinds import LEASE
 from ballast_policies.contract import (
-    CONFIG_KEY,
     JOB_LABEL,
     LAUNCH_LABEL,
-    PLAN_KEY,
     RANK_LABEL,
-    RENDEZVOUS_PORT,
-    Plan,
     lease_name,
     plan_config_map_name,
     rendezvous_config_map_name,
     rendezvous_key,
 )
-from ballast_policies.contract.job.job import JobConfig
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,13 +93,6 @@ def written(**changes):
     return plan_object(a_running_view(), a_spec(config=CONFIG), a_plan(PODS), **arguments)
 
 
-def test_the_plan_and_the_configuration_stand_side_by_side():
-    """Both read back as what was written."""
-    data = written()["data"]
-    assert Plan.from_json(data[PLAN_KEY]) == a_plan(PODS)
-    assert JobConfig.from_json(data[CONFIG_KEY]) == CONFIG
-
-
 def test_the_time_of_writing_is_an_annotation_with_microseconds():
     """The wait for the acknowledgement is measured from it."""
     item = written(now=NOW + datetime.timedelta(microseconds=5))
@@ -130,14 +117,6 @@ def variables(pod, *, gpus_per_pod=1):
     return {each["name"]: each.get("value", each.get("valueFrom")) for each in listed}
 
 
-@pytest.mark.parametrize("pod", [0, 1, 2])
-def test_a_pod_of_one_gpu_has_a_rank(pod):
-    """As torchrun would set it, so that a plain script needs no launcher."""
-    found = variables(pod)
-    assert (found["RANK"], found["LOCAL_RANK"], found["WORLD_SIZE"]) == (str(pod), "0", "3")
-    assert found["MASTER_PORT"] == str(RENDEZVOUS_PORT)
-
-
 def test_a_pod_of_several_gpus_leaves_ranks_to_torchrun():
     """Its own options are there; a rank of the pod would be wrong for all but one process."""
     found = variables(1, gpus_per_pod=4)
@@ -145,16 +124,6 @@ def test_a_pod_of_several_gpus_leaves_ranks_to_torchrun():
     assert "LOCAL_RANK" not in found
     assert (found["PET_NNODES"], found["PET_NPROC_PER_NODE"], found["PET_NODE_RANK"]) == ("3", "4", "1")
     assert (found["WORLD_SIZE"], found["LOCAL_WORLD_SIZE"]) == ("12", "4")
-
-
-def test_rank_0_knows_its_own_address_and_the_others_wait_for_it():
-    """They refer to a key that is written when rank 0 has an address."""
-    assert variables(0)["MASTER_ADDR"] == {"fieldRef": {"fieldPath": "status.podIP"}}
-    key = variables(2)["MASTER_ADDR"]["configMapKeyRef"]
-    view = a_view(pods=SCRIPTED, plan=None, spec=a_spec())
-    written = rendezvous_object(view, view.status.allocation, "10.0.0.7")
-    assert key == {"name": written["metadata"]["name"], "key": rendezvous_key(1)}
-    assert written["data"] == {key["key"]: "10.0.0.7"}
 
 
 def test_an_address_of_an_earlier_launch_is_not_used():
@@ -221,8 +190,8 @@ def test_a_pod_of_several_ranks_gets_their_gpus_and_shared_memory():
     assert (container["resources"]["requests"][GPU], container["resources"]["limits"][GPU]) == ("4", "4")
     assert environment(pod)["BALLAST_POD_RANKS"] == "4"
     (volume,) = pod["spec"]["volumes"]
-    assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "4096Mi"}
-    assert container["volumeMounts"] == [{"name": volume["name"], "mountPath": "/dev/shm"}]
+    assert volume == {"name": VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "4096Mi"}}
+    assert container["volumeMounts"] == [{"name": VOLUME, "mountPath": "/dev/shm"}]
 
 
 def test_a_pod_of_one_rank_has_no_volume_for_shared_memory():
@@ -231,13 +200,18 @@ def test_a_pod_of_one_rank_has_no_volume_for_shared_memory():
     assert environment(pod)["BALLAST_POD_RANKS"] == "1"
 
 
-def test_shared_memory_of_the_template_is_kept():
+@pytest.mark.parametrize(
+    ("name", "mounts"),
+    [("mine", [{"name": "mine", "mountPath": "/dev/shm/"}]), (VOLUME, [])],
+    ids=["mounted", "named"],
+)
+def test_shared_memory_of_the_template_is_kept(name, mounts):
     """A user who sizes it for its data loaders knows better."""
-    mount, volume = {"name": "mine", "mountPath": "/dev/shm/"}, {"name": "mine", "emptyDir": {}}
-    container = {"name": "trainer", "image": "trainer:1", "volumeMounts": [mount]}
+    volume = {"name": name, "emptyDir": {}}
+    container = {"name": "trainer", "image": "trainer:1", "volumeMounts": mounts}
     pod = built({"spec": {"containers": [container], "volumes": [volume]}}, per_pod=2)
     assert pod["spec"]["volumes"] == [volume]
-    assert pod["spec"]["containers"][0]["volumeMounts"] == [mount]
+    assert pod["spec"]["containers"][0]["volumeMounts"] == mounts
 
 
 def test_the_template_keeps_what_the_user_wrote():
@@ -348,29 +322,6 @@ def test_autoscalers_are_asked_to_leave_a_gangs_nodes_alone_unless_the_template_
     assert built(template)["metadata"]["annotations"] == {**spared, **own}
 
 
-def test_shared_memory_grows_with_the_ranks():
-    """A volume in memory with a limit, mounted where NCCL looks for it."""
-    content = {}
-    container = with_shared_memory(content, {"name": "trainer"}, 4)
-    assert content["volumes"] == [{"name": VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "4096Mi"}}]
-    assert container["volumeMounts"] == [{"name": VOLUME, "mountPath": "/dev/shm"}]
-
-
-@pytest.mark.parametrize(
-    ("content", "container"),
-    [
-        ({}, {"volumeMounts": [{"name": "mine", "mountPath": "/dev/shm/"}]}),
-        ({"volumes": [{"name": VOLUME, "emptyDir": {}}]}, {}),
-    ],
-    ids=["mounted", "named"],
-)
-def test_a_users_own_shared_memory_stays(content, container):
-    """Neither mount nor volume is added."""
-    before = {**content}
-    assert with_shared_memory(content, container, 2) is container
-    assert content == before
-
-
 def template(**parts):
     return {"spec": {"containers": [{"name": "trainer"}, {"name": "log"}], **parts}}
 
@@ -392,19 +343,6 @@ def asking(count, part="limits"):
 def test_gpus_of_the_ranks_or_none_may_be_stated(given, gpus_per_pod):
     """In the first container, as the operator would set it."""
     assert gpus_elsewhere(given, (GPU,), gpus_per_pod) == ""
-
-
-@pytest.mark.parametrize(
-    ("given", "field"),
-    [
-        (template(containers=[asking("2")]), "containers[0].resources.limits"),
-        (template(containers=[{}, asking(1)]), "containers[1].resources.limits"),
-        (template(initContainers=[asking(1, "requests")]), "initContainers[0].resources.requests"),
-    ],
-)
-def test_other_gpus_are_refused_with_the_field(given, field):
-    """They would be held beside those that the allocator gave, without a rank that uses them."""
-    assert f"{field}[{GPU}]" in gpus_elsewhere(given, (GPU,))
 
 
 TRAINER = {"name": "trainer", "image": "trainer:1"}
