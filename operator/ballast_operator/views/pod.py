@@ -164,10 +164,12 @@ def read_pod(
         detail = unseen or detail or _last_line(ended.get("message", ""))
     phase, lingers = status.get("phase", "Pending"), False
     if phase == "Running" and "exitCode" in ended:
-        phase = "Failed" if ended["exitCode"] else "Succeeded"
         # Native sidecars are not among these: the kubelet ends them.
         states = [entry.get("state") or {} for entry in status.get("containerStatuses") or []]
         lingers = not all("terminated" in each for each in states)
+        # That it has evicted the pod the kubelet says a moment after the last container's end, with the phase.
+        if lingers or message is not None or not ended["exitCode"]:
+            phase = "Failed" if ended["exitCode"] else "Succeeded"
     target = conditions.get("DisruptionTarget", {})
     grace = content.get("terminationGracePeriodSeconds")
     disrupted, alive = target.get("status") == "True", phase not in ("Succeeded", "Failed")

@@ -139,11 +139,22 @@ def test_a_label_that_is_no_number_of_ours_is_no_launch(text):
     assert (view.launch, view.rank) == (0, -1)
 
 
-@pytest.mark.parametrize(("sidecar", "lingers"), [({"running": {}}, True), ({"terminated": {}}, False)])
-def test_a_pod_lingers_while_another_container_than_the_trainers_runs(sidecar, lingers):
-    """A native sidecar, which the kubelet ends, is none of them: the pod keeps its log."""
-    item = ended(1)
+@pytest.mark.parametrize(
+    ("sidecar", "message", "phase", "lingers"),
+    [
+        ({"running": {}}, "", "Failed", True),
+        ({"terminated": {}}, said(ExitReason.FAILED), "Failed", False),
+        ({"terminated": {}}, "", "Running", False),
+    ],
+)
+def test_the_kubelet_has_the_last_word_unless_a_sidecar_runs_on(sidecar, message, phase, lingers):
+    """What it evicts ends with the code of a crash, and its reason comes with the phase, a moment later."""
+    item = ended(1, message=message)
     item["status"]["phase"] = "Running"
     item["status"]["containerStatuses"][0]["state"] = sidecar
     pod = read_pod(item, node_ready=True)
-    assert (pod.phase, pod.lingers) == ("Failed", lingers)
+    assert (pod.phase, pod.lingers) == (phase, lingers)
+    evicted = ended(137, message="last line")
+    evicted["status"] |= {"reason": "Evicted", "message": "The node was low on resource: ephemeral-storage."}
+    pod = read_pod(evicted, node_ready=True)
+    assert (pod.at_fault, pod.reason, pod.detail) == (False, "Evicted", evicted["status"]["message"])
