@@ -14,7 +14,9 @@ RUN ! command -v apt-get || \
     { apt-get update && apt-get install -y --no-install-recommends binutils && rm -rf /var/lib/apt/lists/*; }
 # An environment of its own: a distribution's Python keeps its packages to itself.
 RUN python3 -m venv /opt/uv && /opt/uv/bin/pip install --no-cache-dir uv==0.13.8
-ENV PATH=/opt/uv/bin:$PATH UV_LINK_MODE=copy UV_PROJECT_ENVIRONMENT=/opt/ballast UV_PYTHON_DOWNLOADS=never
+# Without a cache packages need half the space: scripts/build-images.
+ARG UV_NO_CACHE=false UV_LINK_MODE=copy
+ENV PATH=/opt/uv/bin:$PATH UV_NO_CACHE=$UV_NO_CACHE UV_LINK_MODE=$UV_LINK_MODE UV_PROJECT_ENVIRONMENT=/opt/ballast UV_PYTHON_DOWNLOADS=never
 WORKDIR /src
 COPY scripts/tidy-image scripts/
 # What is locked comes first: it changes less often than the code. --locked fails where uv.lock is stale.
@@ -49,15 +51,21 @@ RUN --mount=type=cache,target=/root/.cache/uv \
 RUN scripts/tidy-image /opt/ballast ballast_trainer ballast_policies
 
 # PyTorch's own index has its build for CPUs, of the locked version, x86 and arm64; PyPI has none for Linux from 2.11 on.
+# Elsewhere from: --build-context wheels=FOLDER, with a wheel of that version, or --build-arg TORCH_INDEX=MIRROR.
+FROM scratch AS wheels
 FROM workspace AS build-trainer-cpu
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN --mount=type=cache,target=/root/.cache/uv \
+RUN --mount=type=cache,target=/root/.cache/uv --mount=type=bind,from=wheels,target=/wheels \
     uv export --locked --no-dev --package ballast-trainer --no-emit-workspace --no-hashes -q -o locked.txt && \
     grep -vE '^(torch|triton|nvidia-[a-z0-9-]*|cuda-[a-z0-9-]*)(\[.*\])?==' locked.txt > others.txt && \
+    torch=$(sed -nE 's/^(torch==[0-9.]+).*/\1/p' locked.txt) && \
+    if ls /wheels/torch-* >/dev/null 2>&1; then source="--no-index --find-links /wheels"; \
+    else source="--index-url $TORCH_INDEX" torch=$torch+cpu; fi && \
     uv venv -q /opt/ballast && \
-    uv pip install --python /opt/ballast --no-deps -r others.txt && \
-    uv pip install --python /opt/ballast --no-deps --index-url ${TORCH_INDEX} \
-    "$(sed -nE 's/^(torch==[0-9.]+).*/\1/p' locked.txt)+cpu"
+    { UV_HTTP_TIMEOUT=10 uv pip install --python /opt/ballast --no-deps $source "$torch" || \
+    { echo "$torch cannot be had by $source. To fix: name a mirror (--build-arg TORCH_INDEX=URL) or a folder with the" \
+    "wheel (--build-context wheels=FOLDER), or build the target trainer: 5 GB, and it trains on CPUs, too." >&2; exit 1; }; } && \
+    uv pip install --python /opt/ballast --no-deps -r others.txt
 COPY policies policies
 COPY trainer-image trainer-image
 RUN --mount=type=cache,target=/root/.cache/uv \
