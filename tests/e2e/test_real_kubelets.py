@@ -5,10 +5,12 @@ environment from a volume, unless BALLAST_TRAINER_ARCHIVE names an archive of th
 """
 
 import collections
+import contextlib
 import datetime
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -20,12 +22,12 @@ import yaml
 from ballast_localcluster.cluster import LocalCluster
 from ballast_localcluster.errors import StartError
 from ballast_localcluster.kubelets.configuration import Network
-from ballast_localcluster.kubelets.machine import check_machine
+from ballast_localcluster.kubelets.machine import cgroup_name, check_machine
 from ballast_localcluster.kubelets.start import RealNodes, present_kubelets
 from ballast_localcluster.nodes.node import default_nodes
 from ballast_localcluster.rest import Rest
 from ballast_localcluster.supervision.owner import ended
-from ballast_localcluster.supervision.processes import PART_VARIABLE, marked_processes
+from ballast_localcluster.supervision.processes import MARK_VARIABLE, PART_VARIABLE, marked_processes
 from ballast_policies.contract import RENDEZVOUS_PORT
 from kubernetes import client, config
 
@@ -42,6 +44,7 @@ NODES = {node.name: node for node in default_nodes() if node.name in ("v100-0", 
 BIND_SECONDS = WAIT_SECONDS / 3
 """Of a launch that does not pull: short, since tests wait for its end."""
 MONITORING = "monitoring"
+KUBELET = "/run/programs/kubelet"
 _SCRAPERS = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": MONITORING}}}]
 VALUES = {
     "image": {"repository": f"{REGISTRY}/operator"},
@@ -107,15 +110,17 @@ class RealBallast(Ballast):
         super().end_job(name)
         assert not self.twice
 
-    def start(self, name, **spec):
+    def start(self, name, tolerations=(), **spec):
         """A job without an end that has saved; the node of its pods."""
         spec = {"totalSteps": ENDLESS, "model": SMALL, "checkpoint": CHECKPOINT, **spec}
-        self.apply(self.real_job("recurrent", name, **spec))
+        job = self.real_job("recurrent", name, **spec)
+        job["spec"]["template"]["spec"]["tolerations"] = list(tolerations)
+        self.apply(job)
         self.wait_for_report(name, step=6, checkpoint=5)
         (node,) = {pod.spec.node_name for pod in self.pods(name)}
         return node
 
-    def wait_for_next_launch(self, name, node, saved):
+    def wait_for_next_launch(self, name, saved, node=""):
         """Wait until its second launch trains from the checkpoint, elsewhere than on ``node``."""
         eventually(lambda: self.status(name).get("launches") == 2, f"{name} to be launched again")
         resumed = self.wait_for_resumed(name)
@@ -158,6 +163,29 @@ class RealBallast(Ballast):
     def disk(self, node):
         """A node's."""
         return self.cluster.folder / "nodes" / node
+
+    def kill(self, *words):
+        """SIGKILL to the one process of this cluster whose command has these words; it is started again."""
+        (pid,) = self.processes(*words)
+        os.kill(pid, signal.SIGKILL)
+
+    def processes(self, program, *words):
+        """Of this cluster and its containers, those whose command begins with a program and has the words."""
+        mark, group = f"{MARK_VARIABLE}={self.cluster.folder}", cgroup_name(self.cluster.folder)
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has ended
+                command = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                if program in command[:2] and set(words) <= set(command):
+                    environment = (folder / "environ").read_bytes().split(b"\0")
+                    if mark.encode() in environment or f"/{group}" in (folder / "cgroup").read_text():
+                        found.append(int(folder.name))
+        return found
+
+    def inside(self, node, *words):
+        """Run a command in a node's namespaces."""
+        (kubelet,) = self.processes(KUBELET, f"--hostname-override={node}")
+        subprocess.run(["nsenter", "-t", str(kubelet), "-m", "-n", "-p", *map(str, words)], check=True)
 
     def restart_api_server(self):
         """Kill it and start it again; etcd stays."""
@@ -468,7 +496,7 @@ def test_a_drain_loses_no_step(release):
     node = release.start("drained")
     saved = release.report("drained")["checkpointStep"]
     release.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force")
-    release.wait_for_next_launch("drained", node, saved)
+    release.wait_for_next_launch("drained", saved, node)
     status = release.status("drained")
     # The node tells its pods at once: the operator sees the eviction first, or that they saved and ended.
     assert status["restarts"] in ({"NodeLeaving": 1}, {"PodLost": 1})
@@ -482,7 +510,7 @@ def test_a_machine_that_the_cloud_takes_back_is_left_in_time(release):
     saved = release.report("spot")["checkpointStep"]
     release.announce_end(node)
     try:
-        release.wait_for_next_launch("spot", node, saved)
+        release.wait_for_next_launch("spot", saved, node)
     finally:
         release.stay(node)
     status = release.status("spot")
@@ -496,7 +524,7 @@ def test_a_power_cut_costs_what_was_not_saved(release):
     node = release.start("cut")
     saved = release.report("cut")["checkpointStep"]
     release.cluster.lose_node(node)
-    release.wait_for_next_launch("cut", node, saved)
+    release.wait_for_next_launch("cut", saved, node)
     assert release.status("cut")["restarts"] == {"NodeLost": 1}
     release.cluster.add_node(NODES[node])
     release.end_job("cut")
@@ -509,7 +537,7 @@ def test_a_gang_behind_a_partition_is_replaced_and_ends_when_it_heals(release):
     release.set_link(node, "down")
     try:
         release.wait_for_node(node, ready=False)
-        release.wait_for_next_launch("parted", node, saved)
+        release.wait_for_next_launch("parted", saved, node)
     finally:
         release.set_link(node, "up")
     release.wait_for_node(node, ready=True)
@@ -521,9 +549,172 @@ def test_a_gang_behind_a_partition_is_replaced_and_ends_when_it_heals(release):
     release.end_job("parted")
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_gang_whose_pods_are_deleted_by_force_trains_on(release, ranks):
+    """Their containers still end when the API server has forgotten them."""
+    name = f"forced-{ranks}"
+    release.start(name)
+    saved = release.report(name)["checkpointStep"]
+    pods = [pod.metadata.name for pod in release.pods(name)][:ranks]
+    release.kubectl("delete", "pod", *pods, "--force", "--grace-period=0")
+    release.wait_for_next_launch(name, saved)
+    assert release.status(name)["restarts"] == {"PodLost": 1}
+    release.end_job(name)
+
+
+def test_two_nodes_drained_at_once_leave_their_gang_to_a_third(release):
+    """Saved in the grace of its pods, with fewer ranks; the operator may move at the same time."""
+    spec = {**SHRINKS, "dynamics": [], "repack": {"enabled": False}, "checkpoint": CHECKPOINT}
+    release.apply(release.real_job("transformer", "both", **spec, gpuTypes=["v100", "p100"]))
+    release.wait_for_report("both", step=6, checkpoint=5)
+    saved = release.report("both")["checkpointStep"]
+    assert len({pod.spec.node_name for pod in release.pods("both")}) == 2
+    drain = [release.cluster.kubectl, f"--kubeconfig={release.cluster.kubeconfig}", "drain", "--force"]
+    words = ["--ignore-daemonsets", "--delete-emptydir-data"]
+    drains = [subprocess.Popen([*drain, *words, node]) for node in ("v100-0", "v100-1")]
+    assert [drain.wait() for drain in drains] == [0, 0]
+    release.wait_for_next_launch("both", saved, "v100-0")
+    assert release.status("both").get("lostSteps", 0) <= 1
+    release.end_job("both")
+
+
+def test_a_node_that_restarts_before_it_is_missed_costs_what_was_not_saved(release):
+    """What it ran is gone though the API server has pods that run: their end is the node's fault."""
+    node = release.start("rebooted")
+    saved = release.report("rebooted")["checkpointStep"]
+    release.cluster.lose_node(node)
+    release.cluster.add_node(NODES[node])
+    release.wait_for_next_launch("rebooted", saved)
+    assert release.status("rebooted")["restarts"].keys() <= {"PodLost", "NodeLost"}
+    release.end_job("rebooted")
+
+
+def test_an_eviction_under_disk_pressure_is_told_in_the_kubelets_words(release):
+    """The gang goes on elsewhere; ``kubectl describe`` says why."""
+    node = release.start("pressed")
+    saved = release.report("pressed")["checkpointStep"]
+    file = release.disk(node) / "kubelet.json"
+    usual = file.read_text()
+    settings = json.loads(usual)
+    settings["evictionHard"]["nodefs.available"] = "99%"
+    settings["evictionPressureTransitionPeriod"] = "10s"
+    try:
+        file.write_text(json.dumps(settings))
+        release.kill(KUBELET, f"--hostname-override={node}")
+        release.wait_for_next_launch("pressed", saved, node)
+    finally:
+        file.write_text(usual)
+        release.kill(KUBELET, f"--hostname-override={node}")
+    assert any("low on resource" in event.message for event in release.events("pressed"))
+    assert release.status("pressed")["restarts"] == {"PodLost": 1}
+    release.end_job("pressed")
+    eventually(lambda: not release.core.read_node(node).spec.taints, "the pressure to pass")
+
+
+def test_a_full_volume_is_told_and_saved_on_when_it_has_room(release):
+    """Training goes on from step to step meanwhile."""
+    job = release.real_job("recurrent", "full", totalSteps=ENDLESS, model=SMALL, checkpoint=CHECKPOINT)
+    folder = release.folder / "checkpoints" / "full"
+    for node in NODES:
+        release.inside(node, "mount", "-t", "tmpfs", "-o", "size=20m,mode=777", "tmpfs", folder)
+    release.apply(job)
+    release.wait_for_report("full", step=6, checkpoint=5)
+    node = release.pods("full")[0].spec.node_name
+    release.inside(node, "sh", "-c", f"dd if=/dev/zero of={folder}/other bs=1k 2>/dev/null || true")
+    eventually(lambda: "No space left" in release.condition("full", "Running")["message"], "words of it")
+    saved = release.report("full")["checkpointStep"]
+    release.wait_for_report("full", step=release.report("full")["step"] + 10)
+    release.inside(node, "rm", f"{folder}/other")
+    release.wait_for_report("full", checkpoint=saved + 5)
+    eventually(lambda: "No space" not in release.condition("full", "Running")["message"], "it to be gone")
+    assert (release.status("full")["launches"], release.status("full").get("lostSteps", 0)) == (1, 0)
+    release.end_job("full")
+
+
+_SHIFTED = """
+import datetime, time
+shift, seconds, nanoseconds = {shift}, time.time, time.time_ns
+time.time, time.time_ns = lambda: seconds() + shift, lambda: nanoseconds() + shift * 10**9
+
+
+class Shifted(datetime.datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return cls.fromtimestamp(time.time(), tz)
+
+
+datetime.datetime = Shifted
+"""
+
+
+@pytest.mark.parametrize("minutes", [10, -10])
+def test_a_clock_that_is_wrong_by_minutes_ends_no_launch(release, minutes):
+    """The trainer's; the operator's and the API server's are right."""
+    name = f"clock{minutes}"
+    job = release.real_job("recurrent", name, totalSteps=ENDLESS, model=SMALL, checkpoint=CHECKPOINT)
+    folder = release.folder / name
+    folder.mkdir(mode=0o755)
+    (folder / "sitecustomize.py").write_text(_SHIFTED.format(shift=60 * minutes))
+    spec = job["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    spec["volumes"].append({"name": "clock", "hostPath": {"path": str(folder)}})
+    container["volumeMounts"].append({"name": "clock", "mountPath": "/clock", "readOnly": True})
+    paths = [variable["value"] for variable in container["env"] if variable["name"] == "PYTHONPATH"]
+    container["env"].append({"name": "PYTHONPATH", "value": ":".join(["/clock", *paths])})
+    release.apply(job)
+    release.wait_for_report(name, step=6, checkpoint=5)
+    release.wait_for_report(name, step=release.report(name)["step"] + 100)
+    status = release.status(name)
+    assert (status["launches"], status.get("restarts") or {}) == (1, {})
+    release.end_job(name)
+
+
+def test_jobs_train_through_a_killed_kubelet_and_a_killed_operator(release):
+    """As the kernel kills what is over its memory: each is started again, and finds what it left."""
+    node = release.start("through")
+    release.kill(KUBELET, f"--hostname-override={node}")
+    release.wait_for_report("through", step=release.report("through")["step"] + 5)
+    release.kill("/opt/ballast/bin/ballast", "operator")
+
+    def restarted():
+        pods = release.core.list_namespaced_pod(
+            NAMESPACE, label_selector="app.kubernetes.io/name=ballast"
+        ).items
+        states = [state for pod in pods for state in pod.status.container_statuses or ()]
+        return any(state.restart_count and state.ready for state in states)
+
+    eventually(restarted, "the operator to be ready again")
+    release.wait_for_report("through", step=release.report("through")["step"] + 5)
+    status = release.status("through")
+    assert (status["launches"], status.get("restarts") or {}) == (1, {})
+    release.end_job("through")
+
+
+def test_a_gang_shrinks_while_the_operator_is_upgraded_to_another_image(release):
+    """Whichever of the two answers its proposal."""
+    image = f"{REGISTRY}/operator"
+    for node in NODES:
+        release.inside(node, *("ctr", "-n", "k8s.io", "images", "tag", f"{image}:{VERSION}", f"{image}:next"))
+    release.apply(release.real_job("transformer", "upgraded", **SHRINKS, checkpoint=CHECKPOINT))
+    release.wait_for_report("upgraded", step=1)
+    values = {**release.values, "image": {"repository": image, "tag": "next"}}
+    release.helm.upgrade(CHART, "ballast", values, namespace=NAMESPACE, timeout=int(WAIT_SECONDS))
+    eventually(lambda: release.status("upgraded").get("repacks"), "a repack")
+    released = set(release.status("upgraded")["repacks"][0]["releasedPods"])
+    eventually(
+        lambda: released.isdisjoint(pod.metadata.name for pod in release.pods("upgraded")),
+        "pods to be given back",
+    )
+    release.wait_for_report("upgraded", step=release.report("upgraded")["step"] + 3)
+    assert release.status("upgraded")["launches"] == 1
+    release.end_job("upgraded")
+
+
 def test_jobs_train_through_a_killed_api_server_and_an_upgrade_of_the_operator(release):
     """The same pods, the same launch; both new replicas are ready."""
-    release.start("steady")
+    # A busy kubelet is late with its lease: elsewhere than here its pods have five minutes.
+    keys = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+    release.start("steady", [{"key": key, "operator": "Exists", "effect": "NoExecute"} for key in keys])
     uids = {pod.metadata.uid for pod in release.pods("steady")}
     release.restart_api_server()
     release.wait_for_report("steady", step=release.report("steady")["step"] + 5)
