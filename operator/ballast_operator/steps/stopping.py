@@ -24,7 +24,7 @@ from ballast_operator.steps.observed import final_end, said_to_be_done, seconds_
 from ballast_operator.steps.running import progress
 from ballast_operator.views.clock import show
 from ballast_operator.views.nodes import STUCK_FIX, STUCK_SECONDS
-from ballast_operator.views.pod import PodView
+from ballast_operator.views.pod import EVICTION_REASONS, PodView
 
 CHANGES = {
     JobCondition.REPACKED: JobReason.REPACKING,
@@ -212,8 +212,9 @@ def describe(pod: PodView) -> str:
             "To fix: raise resources.limits.memory in spec.template, or use more stages"
         )
     code = "" if pod.exit_code is None else f" with exit code {pod.exit_code}"
-    said = pod.message.message if pod.message is not None else pod.detail
-    reason = pod.message.reason if pod.message is not None else pod.reason
+    # What the trainer says of an eviction is that it was told to stop.
+    own = None if pod.reason in EVICTION_REASONS else pod.message
+    reason, said = (pod.reason, pod.detail) if own is None else (own.reason, own.message)
     return f"pod {pod.name} ended{code}" + (f" ({reason})" if reason else "") + (f": {said}" if said else "")
 
 

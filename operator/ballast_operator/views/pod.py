@@ -16,6 +16,7 @@ from ballast_operator.api.training_job import NO_FAULTS
 from ballast_operator.kube.kinds import Object
 from ballast_operator.views.notices import Leaving, deleted, evicted
 
+_OWN_FAULTS = (ExitReason.CONFIGURATION, ExitReason.FAILED)
 _SIGKILL = 137
 _NOT_KNOWN = 255
 """The exit code that container runtimes give to what ran when they or their node restarted."""
@@ -103,7 +104,7 @@ class PodView:
             return False
         if self.reason == "OOMKilled":
             return True
-        if self.message is not None and self.message.reason in (ExitReason.CONFIGURATION, ExitReason.FAILED):
+        if self.message is not None and self.message.reason in _OWN_FAULTS:
             return True
         if self.exit_code is None or self.reason == _RESTARTED:
             return False
@@ -167,8 +168,9 @@ def read_pod(
         # Native sidecars are not among these: the kubelet ends them.
         states = [entry.get("state") or {} for entry in status.get("containerStatuses") or []]
         lingers = not all("terminated" in each for each in states)
-        # That it has evicted the pod the kubelet says a moment after the last container's end, with the phase.
-        if lingers or message is not None or not ended["exitCode"]:
+        # That it evicts the pod the kubelet says with the phase, a moment after the last container's end.
+        explained = message is not None and message.reason in _OWN_FAULTS
+        if lingers or explained or not ended["exitCode"]:
             phase = "Failed" if ended["exitCode"] else "Succeeded"
     target = conditions.get("DisruptionTarget", {})
     grace = content.get("terminationGracePeriodSeconds")

@@ -145,6 +145,7 @@ def test_a_label_that_is_no_number_of_ours_is_no_launch(text):
         ({"running": {}}, "", "Failed", True),
         ({"terminated": {}}, said(ExitReason.FAILED), "Failed", False),
         ({"terminated": {}}, "", "Running", False),
+        ({"terminated": {}}, said(ExitReason.STOPPED), "Running", False),
     ],
 )
 def test_the_kubelet_has_the_last_word_unless_a_sidecar_runs_on(sidecar, message, phase, lingers):
@@ -154,7 +155,7 @@ def test_the_kubelet_has_the_last_word_unless_a_sidecar_runs_on(sidecar, message
     item["status"]["containerStatuses"][0]["state"] = sidecar
     pod = read_pod(item, node_ready=True)
     assert (pod.phase, pod.lingers) == (phase, lingers)
-    evicted = ended(137, message="last line")
+    evicted = ended(75, message=said(ExitReason.STOPPED))
     evicted["status"] |= {"reason": "Evicted", "message": "The node was low on resource: ephemeral-storage."}
     pod = read_pod(evicted, node_ready=True)
     assert (pod.at_fault, pod.reason, pod.detail) == (False, "Evicted", evicted["status"]["message"])
