@@ -73,7 +73,7 @@ class Options:
 
 
 class Operator:
-    """One replica; ``waits``: what it waits for."""
+    """A replica of the operator; ``waits``: what it waits for."""
 
     def __init__(self, options: Options, settings: Settings) -> None:
         self._options = options
@@ -342,7 +342,7 @@ class Operator:
 
 
 def stale_streams(caches: Caches, *, stale_seconds: float, now: float) -> list[str]:
-    """One line for each kind whose watch has been behind for longer than ``stale_seconds``."""
+    """Lines, one for each kind whose watch has been behind for longer than ``stale_seconds``."""
     return [
         f"the watch of {kind.plural} has been behind for {now - since:.0f} s"
         for kind, since in tuple(caches.lagging_since.items())

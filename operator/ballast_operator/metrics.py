@@ -11,7 +11,7 @@ Labels = TypeVar("Labels", bound=tuple[str, ...])
 
 
 class Metrics:
-    """One registry and its series; made once per operator, so that tests do not share counts.
+    """A registry and its series; made once per operator, so that tests do not share counts.
 
     Who counts makes the series whose labels it knows when it starts: Prometheus sees no increase in a counter
     that first appears with its first event.

@@ -106,7 +106,7 @@ class LeaderSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All groups."""
+    """The groups of settings."""
 
     api: ApiSettings = ApiSettings()
     job: JobSettings = JobSettings()

@@ -55,7 +55,7 @@ class WaitReason(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """One wait.
+    """A wait of the operator.
 
     Attributes:
         subject: tells waits of one reason apart, e.g. the resource that may not be listed.
@@ -73,7 +73,7 @@ class Wait:
 
 
 class Waits:
-    """All waits of one operator, from any thread. ``clock`` counts seconds and never goes back."""
+    """Waits of an operator, from any thread. ``clock`` counts seconds and never goes back."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -111,7 +111,7 @@ class Waits:
         return sorted(f"{wait.what}. To fix: {wait.to_fix}" for wait in found)
 
     def lines(self) -> list[str]:
-        """One line for each wait, the longest first."""
+        """The waits as lines, the longest first."""
         return [self._text(wait) for wait in sorted(self._waits.values(), key=lambda wait: wait.since)]
 
     @property

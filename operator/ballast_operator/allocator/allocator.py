@@ -184,7 +184,7 @@ class Allocator:
             await self.attempt()
 
     async def attempt(self) -> None:
-        """One decision; what fails is tried, and told, again. Raises NotLeader: another replica leads."""
+        """A decision; what fails is tried, and told, again. Raises NotLeader: another replica leads."""
         try:
             await self.decide()
             self._failures.end()
@@ -202,7 +202,7 @@ class Allocator:
             self._failures.tell(error, self._in_force)
 
     async def decide(self) -> None:
-        """One decision: assignments for all jobs, and the policies' status."""
+        """A decision: assignments for all jobs, and the policies' status."""
         items = sorted(
             self._observer.caches[POLICY],
             key=lambda item: (item["metadata"].get("creationTimestamp", ""), item["metadata"]["name"]),

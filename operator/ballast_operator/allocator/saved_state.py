@@ -288,7 +288,7 @@ def saved_layers(profiles: Mapping[str, KindProfile]) -> dict[str, list[Any]]:
 
 
 def read_layers(entry: Any) -> KindProfile:
-    """One entry of :func:`saved_layers`. Raises TypeError, ValueError: it is none."""
+    """Entry of :func:`saved_layers`. Raises TypeError, ValueError: it is none."""
     job, *columns = entry
     if not isinstance(job, str):
         raise ValueError(f"{shown(job)} is not the name of a job")

@@ -37,7 +37,7 @@ def import_all(modules: tuple[str, ...]) -> None:
 
 
 def encode(value: Any) -> bytes:
-    """One frame."""
+    """A frame of the stream."""
     body = pickle.dumps(value)
     return HEADER.pack(len(body)) + body
 

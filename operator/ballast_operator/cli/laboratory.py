@@ -20,7 +20,7 @@ def from_lab(name: str, option: str, *, instead: str = "") -> Any:
 
 
 def lab_is_missing(option: str, *, instead: str = "") -> click.ClickException:
-    """That ``option`` needs ballast-lab, and how to install it, or what does without it: ``instead``."""
+    """Message that ``option`` needs ballast-lab, how to install it, or what does without it: ``instead``."""
     other = f", or choose {instead}" if instead else ""
     return click.ClickException(
         f"{option}: needs the Python distribution {LABORATORY!r}, which reproduces other people's results "

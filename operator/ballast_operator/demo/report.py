@@ -161,7 +161,7 @@ def demo_manifests() -> Path:
 
 
 def read_manifests(folder: Path) -> list[dict[str, Any]]:
-    """All objects of all files, in the order of the files' names."""
+    """Objects of all files, in the order of the files' names."""
     return [
         manifest
         for path in sorted(folder.glob("*.yaml"))

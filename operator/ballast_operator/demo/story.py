@@ -21,7 +21,7 @@ TERMINAL_PHASES = ("Succeeded", "Failed")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PodSeen:
-    """One pod at one moment."""
+    """A pod at one moment."""
 
     name: str
     uid: str
@@ -136,7 +136,7 @@ class Story:
             self.narration.append((at, f"{name}: {_rebalance_words(report)}"))
 
     def pods_of(self, job: str) -> list[PodSeen]:
-        """All pods that the job ever had, oldest first."""
+        """Pods that the job ever had, oldest first."""
         return sorted((p for p in self.pods.values() if p.job == job), key=lambda p: (p.created, p.name))
 
     def pool_gpus(self) -> dict[str, int]:

@@ -100,7 +100,7 @@ class Curve:
         self._every, self._skipped = 1, 0
 
     def add(self, at: float, step: float, loss: float, speed: float) -> None:
-        """One more point; NaN: not known."""
+        """Add a point; NaN: not known."""
         self._skipped += 1
         if self._skipped < self._every:
             return
@@ -193,7 +193,7 @@ class Recent:
             self._job(at, old, new)
 
     def namespaces(self) -> frozenset[str]:
-        """Those of jobs that held GPUs, or of which was decided."""
+        """Namespaces of jobs that held GPUs, or of which was decided."""
         return frozenset({*(span.key[0] for span in self.spans), *(line.key[0] for line in self.decisions)})
 
     def curve(self, uid: str) -> Curve:

@@ -82,7 +82,7 @@ class History:
         return "rwc" in self._engines
 
     def namespaces(self) -> frozenset[str]:
-        """Those that have or had jobs. Raises HistoryError: it cannot be read."""
+        """Namespaces that have or had jobs. Raises HistoryError: it cannot be read."""
         with self._connected("ro") as connection:
             return frozenset(connection.scalars(sa.select(_JOBS.c.namespace).distinct()))
 

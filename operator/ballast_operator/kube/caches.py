@@ -202,7 +202,7 @@ def job_of(item: Object) -> Key | None:
 
 
 class Caches:
-    """All stores, and who wants to hear of changes.
+    """The stores, and who wants to hear of changes.
 
     Attributes:
         listeners: hear of changes that others made: watches and lists bring them.

@@ -177,7 +177,7 @@ NOTHING = Sent()
 
 
 def _reached(found: Any) -> tuple[object, ...]:
-    """What a connection is made with, of a configuration. Raises OSError: a certificate cannot be read."""
+    """Settings of a connection, from a configuration. Raises OSError: a certificate cannot be read."""
     files = (found.ssl_ca_cert, found.cert_file, found.key_file)
     return found.host, found.proxy, found.verify_ssl, *(name and Path(name).read_bytes() for name in files)
 
@@ -301,7 +301,7 @@ class Cluster:
         field_selector: str = "",
         accept: str = "",
     ) -> tuple[Objects, int]:
-        """All objects of a kind, as caches keep them, and the resourceVersion of the list; read in pages.
+        """Objects of a kind, as caches keep them, and the resourceVersion of the list; read in pages.
 
         ``accept``: :data:`METADATA`: nothing else of the objects, at a third of the cost for both sides.
         """

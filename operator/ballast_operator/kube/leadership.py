@@ -176,7 +176,7 @@ class Leadership:
                     logger.info("leader lease not released: %s", error)
 
     async def _renew(self) -> None:
-        """One request where nothing has changed: the Lease as it was written last, with a new time."""
+        """Renewal by one request where nothing has changed: the Lease as last written, with a new time."""
         if self._held is not None:
             try:
                 await self._lead_on(self._held)

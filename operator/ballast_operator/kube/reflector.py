@@ -1,4 +1,4 @@
-"""One kind's objects in the caches, by list and watch, as client-go's reflector keeps them.
+"""Objects of a kind in the caches, by list and watch, as client-go's reflector keeps them.
 
 List, watch from the version of the list, and watch on from the last event or bookmark when a connection ends.
 A version that is too old, an error, or what is no event of the kind makes it list anew, after a pause: an
@@ -47,7 +47,7 @@ class Where(TypedDict):
 
 
 def where(kind: Kind, namespace: str) -> Where:
-    """Those of a namespace, or of all where it is empty; pods of all take GPUs."""
+    """Objects of a namespace, or of all where it is empty; pods of all take GPUs."""
     own = kind.namespaced and kind is not POD
     return {"namespace": namespace if own else "", "label_selector": SELECTORS.get(kind, "")}
 

@@ -164,7 +164,7 @@ class Observer:
         return view if lease is None else dataclasses.replace(view, lease=lease)
 
     def jobs(self) -> list[JobView]:
-        """All jobs, by age and name; how long their Leases have been quiet may be out of date."""
+        """Jobs, by age and name; how long their Leases have been quiet may be out of date."""
         if self._order is None:
             items = sorted(
                 self.caches[JOB],
@@ -194,13 +194,13 @@ class Observer:
             return None
 
     def nodes(self) -> dict[str, NodeView]:
-        """All nodes by name; the mapping is the caller's."""
+        """Nodes by name; the mapping is the caller's."""
         for item in self.caches[NODE] if len(self._nodes) < len(self.caches[NODE]) else ():
             self.node(item["metadata"]["name"])
         return dict(self._nodes)
 
     def node(self, name: str) -> NodeView | None:
-        """One node."""
+        """The node of this name; None: there is none."""
         view = self._nodes.get(name)
         if view is None:
             item = self.caches[NODE].get(("", name))

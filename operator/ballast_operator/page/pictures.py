@@ -98,7 +98,7 @@ def duration(seconds: float) -> str:
 
 
 def parts(values: Sequence[tuple[str, float]]) -> Picture:
-    """One bar of several parts, each as wide as its share of their sum."""
+    """Bar of several parts, each as wide as its share of their sum."""
     total, x, bars = sum(max(0.0, value) for _, value in values), 0.0, []
     for number, (name, value) in enumerate(values):
         width = 100 * max(0.0, value) / total if total > 0 else 0.0

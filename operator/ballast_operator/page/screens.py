@@ -286,7 +286,7 @@ def _pools_of(view: View, line: JobLine) -> tuple[str, ...]:
 
 
 def job(view: View, item: Object) -> dict[str, Any]:
-    """One job: what has happened, where its layers are, what it costs and why it is where it is."""
+    """A job: what has happened, where its layers are, what it costs and why it is where it is."""
     key, uid = key_of(item), item["metadata"].get("uid", "")
     seen, recent, caches = view.seen, view.recent, view.recent.caches
     found: Explanation = explanation(

@@ -67,7 +67,7 @@ def _simulated(result: Mapping[str, Any]) -> Recent:
 
 
 def _whole(job: Mapping[str, Any]) -> dict[str, Any]:
-    """One stretch from a job's first run to its end, where the result has no timeline."""
+    """Stretch from a job's first run to its end, where the result has no timeline."""
     kind = max(job["seconds_on"], key=lambda name: job["seconds_on"][name])
     start = _finite(job["first_run"] or 0.0)
     return {"job": job["name"], "gpu_type": kind, "start": start, "end": _finite(job["finish"] or start)}

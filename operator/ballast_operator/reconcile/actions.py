@@ -68,7 +68,7 @@ async def carry_out_all(
 
 
 async def together(*works: Awaitable[Any]) -> list[Any]:
-    """All at the same time; the error of the first that failed is raised once all have ended."""
+    """Carry out all at the same time; the error of the first that failed is raised once all have ended."""
     if len(works) == 1:  # in this task: another one would wait for its turn of the event loop
         return [await works[0]]
     results = await asyncio.gather(*works, return_exceptions=True)
@@ -79,7 +79,7 @@ async def together(*works: Awaitable[Any]) -> list[Any]:
 
 
 async def carry_out(cluster: Cluster, caches: Caches, view: JobView, action: Action, *, now: Time) -> None:
-    """One action for the job of ``view``; the answer goes into the caches ahead of the watch.
+    """Carry out an action for the job of ``view``; the answer goes into the caches ahead of the watch.
 
     Raises:
         Conflict, NotFound: the caches were behind.

@@ -53,7 +53,7 @@ class ReconcileWorker:
         return sum(1 for count in self._failures.values() if count >= FAILING)
 
     async def __call__(self, key: Key) -> None:
-        """One pass over ``key``; NotLeader is raised on."""
+        """A pass over ``key``; NotLeader is raised on."""
         started = time.monotonic()
         try:
             again = await self._reconciler.reconcile(key)

@@ -1,4 +1,4 @@
-"""One reconcile of one job: observe, decide, apply, report."""
+"""A pass over a job: observe, decide, apply, report."""
 
 import asyncio
 import contextlib

@@ -58,7 +58,7 @@ class Explanation:
     events: tuple[str, ...]
 
     def to_json(self) -> str:
-        """One line of JSON."""
+        """A line of JSON."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
 

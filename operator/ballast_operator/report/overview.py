@@ -61,7 +61,7 @@ class Overview:
     jobs: tuple[JobLine, ...]
 
     def to_json(self) -> str:
-        """One line of JSON."""
+        """A line of JSON."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
 

@@ -152,7 +152,7 @@ class Surroundings:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileContext:
-    """All that a step may look at.
+    """Input of a step.
 
     Attributes:
         spec: ``view.launched_spec``, known to be there.

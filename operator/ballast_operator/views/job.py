@@ -103,7 +103,7 @@ MOST_FAILED_CHANGES = 2
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """One TrainingJob with all that belongs to it.
+    """A TrainingJob with all that belongs to it.
 
     Attributes:
         spec: None where it cannot be used; ``spec_problem`` says why.

@@ -13,7 +13,7 @@ GONE_KEYS = frozenset({"node.kubernetes.io/out-of-service", "node.cloudprovider.
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Taint:
-    """One taint; printed as kubectl writes it. ``added``: when, RFC 3339; empty: it does not say."""
+    """Taint of a node; printed as kubectl writes it. ``added``: when, RFC 3339; empty: it does not say."""
 
     key: str
     value: str = ""
@@ -86,7 +86,7 @@ NAME_FIELD = "metadata.name"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Requirement:
-    """One expression over a label, or over the node's name."""
+    """Expression over a label, or over the node's name."""
 
     key: str
     operator: str

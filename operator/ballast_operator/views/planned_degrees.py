@@ -146,7 +146,7 @@ class DegreesQuestion:
         return tuple(thinned(self._of_use(whole) or whole, most))
 
     def _of_use(self, sizes: Sequence[int], *, limited: bool = True) -> tuple[int, ...]:
-        """Those at which a step is shorter than at all smaller ones; unless ``limited``, in any memory."""
+        """Sizes at which a step is shorter than at all smaller ones; unless ``limited``, in any memory."""
         looked_at = thinned(
             sizes, max(MOST_SIZES, min(self._most_listed, MOST_LOOKED_AT) // len(self.planner.gpus))
         )

@@ -1,4 +1,4 @@
-"""One trainer pod as a pass sees it."""
+"""A trainer pod as a pass sees it."""
 
 import dataclasses
 import re

@@ -19,7 +19,7 @@ PRICE_STEPS = 60
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One job's configuration and what it is worth (above 0) to the objective."""
+    """A job's configuration and what it is worth (above 0) to the objective."""
 
     configuration: Configuration
     worth: float
@@ -53,7 +53,7 @@ def combinations(cluster: ElasticCluster) -> int:
 def _side_by_side(
     jobs: Sequence[Sequence[Option]], chosen: Sequence[Configuration | None], cluster: ElasticCluster
 ) -> list[Configuration | None]:
-    """Those of the ``chosen`` that find places, the worthiest first: no job waits for want of a good size."""
+    """Options of ``chosen`` that find places, the worthiest first: no job waits for want of a good size."""
     worth = [
         max((option.worth for option in options if option.configuration is each), default=0.0)
         for options, each in zip(jobs, chosen, strict=True)

@@ -158,7 +158,7 @@ class Pools:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OrderedClaims:
-    """All claims, the most urgent first; ``stays`` and ``share`` are parallel to ``claims``.
+    """Claims, the most urgent first; ``stays`` and ``share`` are parallel to ``claims``.
 
     Attributes:
         claims: job indices and pool indices as given.

@@ -1,4 +1,4 @@
-"""One round: which gangs run where until the next.
+"""A round: which gangs run where until the next.
 
 Gangs on more nodes than would hold them are brought together, where that is worth a restart. A gang that
 starts gets as few nodes as are free (:mod:`.ledger`); where no node had as much room, or it has grown onto

@@ -102,7 +102,7 @@ def mixtures(gang: MixedGang, room: Room) -> tuple[tuple[PoolPart, ...], ...]:
 
 
 def sizes_over_pools(gang: MixedGang, room: Room) -> list[int]:
-    """Those of its sizes that fit several pools, fewest first."""
+    """Sizes of it that fit several pools, fewest first."""
     found = set[int]()
     for parts in _options(gang, room, found):
         size = sum(part.gpus for part in parts)

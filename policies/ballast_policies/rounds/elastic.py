@@ -89,7 +89,7 @@ class _GangSize:
 
 
 class _SizeAssignment:
-    """One division of the free GPUs, as it comes about."""
+    """A division of the free GPUs, as it comes about."""
 
     def __init__(self, items: Sequence[_GangSize], ledger: Ledger, surplus: Surplus) -> None:
         """Start from the least sizes.

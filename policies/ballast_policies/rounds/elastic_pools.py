@@ -258,7 +258,7 @@ class _PoolChoice:
         return self._pool_sizes.exhausted
 
     def movable(self, running: Mapping[str, Placement]) -> dict[str, Placement]:
-        """Those of the running gangs that may be restarted elsewhere now -> where they are."""
+        """Running gangs that may be restarted elsewhere now -> where they are."""
         cluster = self._cluster
         return {
             name: at

@@ -118,7 +118,7 @@ TypesByRank = tuple[tuple[str, int], ...]
 
 
 def types_by_rank(parts: Iterable[PoolPart]) -> TypesByRank:
-    """Those of a gang in several pools, of which neighbours may have the same type."""
+    """GPU types of a gang in several pools, of which neighbours may have the same type."""
     of_types = itertools.groupby(parts, key=lambda part: part.gpu_type)
     return tuple((gpu_type, sum(part.gpus for part in of_type)) for gpu_type, of_type in of_types)
 

@@ -108,7 +108,7 @@ def pack(
     gpus_per_pod: int = 1,
     asked: TopologyRequest | None = None,
 ) -> tuple[str, ...] | None:
-    """One node name per GPU from ``members`` (nodes of one pool), or None where they have no room.
+    """Node names, one per GPU, from ``members`` (nodes of one pool), or None where they have no room.
 
     On as few nodes as hold the gang (:func:`_on_fewest_nodes`), of these in as few domains as possible, the
     widest first, and where one domain holds it in the fullest. A gang that prefers a level has fewest domains

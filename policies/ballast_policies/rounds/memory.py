@@ -25,7 +25,7 @@ _Rows = Mapping[str, Mapping[str, float]]
 
 
 def within_min_run(question: Question, gangs: Iterable[str]) -> dict[str, str]:
-    """Those of the gangs that must stay, all of them within a round -> why.
+    """Gangs of these that must stay, all of them within a round -> why.
 
     So does one that starts: stopped before its first step again and again, it would never train.
     The first of two jobs on one GPU stays as long as the second must.
@@ -52,7 +52,7 @@ def moves_left(question: Question) -> int:
 
 
 def recent_moves(moves: tuple[float, ...], now: float) -> tuple[float, ...]:
-    """Those of ``moves`` (times, seconds) that happened within the hour before ``now``."""
+    """Those ``moves`` (times, seconds) that happened within the hour before ``now``."""
     return tuple(at for at in moves if now - at < HOUR)
 
 
@@ -73,7 +73,7 @@ def keeps_free(question: Question) -> bool:
 def exempt_newest(
     disturbed: Mapping[str, Placement], state: RoundState, limit: int, reason: str
 ) -> dict[str, str]:
-    """All but ``limit`` of the disturbed gangs -> why they keep their GPUs.
+    """The ``disturbed`` gangs but for ``limit`` -> why they keep their GPUs.
 
     Exempt are those that have run the shortest time: stopping them would waste most of their start.
     """

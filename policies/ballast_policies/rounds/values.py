@@ -265,7 +265,7 @@ class Changes:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Round(Changes):
-    """One round's decision, with what it changes.
+    """Decision of a round, with what it changes.
 
     Attributes:
         placements: job -> where it runs in this round; a job that is missing does not run.
@@ -322,7 +322,7 @@ class NodeRequest:
     topology: TopologyRequest | None = None
 
     def open(self, nodes: Iterable[Node]) -> list[Node]:
-        """Those of the nodes on which it may be started."""
+        """Nodes of these on which it may be started."""
         return [node for node in nodes if not node.closed and node.taints not in self.barred]
 
     @property

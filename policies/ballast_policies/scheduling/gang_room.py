@@ -55,7 +55,7 @@ class GangMemory:
         return spec.is_planned or (bool(self.pools) and bool(spec.memory_per_gpu is not None or self.need))
 
     def too_small(self, pools: Iterable[str], gpus: int) -> frozenset[str]:
-        """Those of the pools that a gang of ``gpus`` does not fit."""
+        """Pools that a gang of ``gpus`` does not fit."""
         return frozenset(pool for pool in pools if not self.fits(pool, gpus)) if self.limits else frozenset()
 
     def shortfall(self, gpus: int, allowed: Sequence[str], wide: Sequence[str]) -> str:

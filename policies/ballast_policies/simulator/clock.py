@@ -191,7 +191,7 @@ class Event:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Clock(Generic[Active]):
-    """One simulation.
+    """A simulation.
 
     Attributes:
         arrivals: (seconds, job) in order of arrival; a job that an event has taken away may come again.

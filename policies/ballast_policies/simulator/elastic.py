@@ -77,7 +77,7 @@ class ElasticWorkload:
 
 
 def read_workload(text: str, *, workload: str | None = None, sizes: Sizes = "stated") -> ElasticWorkload:
-    """One workload of a file; ``workload``: its name, None: the file's only one.
+    """Workload of a file; ``workload``: its name, None: the file's only one.
 
     Raises:
         ContractError: the file does not fit, or has no such workload.
@@ -219,7 +219,7 @@ def _some(names: Iterable[str]) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticJobResult:
-    """One job; s. ``finish`` is infinite where the simulation was over before."""
+    """Result of a job; s. ``finish`` is infinite where the simulation was over before."""
 
     name: str
     arrival: float

@@ -97,7 +97,7 @@ def _draw_png(result: Result, path: Path) -> None:
 
 
 def as_html(result: Result) -> str:
-    """One page: the time line, the distribution of completion times, and the averages."""
+    """Page with the time line, the distribution of completion times, and the averages."""
     width, row_height = 1100.0, max(2.0, min(12.0, 600 / sum(result.cluster.values())))
     end = max((segment.end for segment in result.timeline), default=1.0)
     base = dict(zip(result.cluster, np.cumsum([0, *result.cluster.values()]), strict=False))

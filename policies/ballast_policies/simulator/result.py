@@ -54,7 +54,7 @@ class Counters:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
-    """One job; times in seconds of the simulation's clock, ``None`` for what did not happen.
+    """Result of a job; times in seconds of the simulation's clock, ``None`` for what did not happen.
 
     Attributes:
         rho: completion time over what it would have been on its isolated share of the cluster.

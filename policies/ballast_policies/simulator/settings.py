@@ -58,7 +58,7 @@ class SimulatedCluster:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationSettings:
-    """One simulation.
+    """Settings of a simulation.
 
     Attributes:
         policy: name of the policy, as in ``ClusterPolicy.spec.objective``.

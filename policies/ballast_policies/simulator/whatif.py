@@ -19,7 +19,7 @@ NOTICEABLE = 0.01
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """One side of the comparison.
+    """Side of the comparison.
 
     Attributes:
         policy: its name.
@@ -38,7 +38,7 @@ class Setup:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobChange:
-    """One job in both; speeds in steps/s."""
+    """A job in both; speeds in steps/s."""
 
     job: str
     before: float

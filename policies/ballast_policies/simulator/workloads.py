@@ -36,7 +36,7 @@ class WorkloadError(ValueError):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TraceJob:
-    """One job of a workload.
+    """Job of a workload.
 
     Attributes:
         type: what it trains, on how many GPUs.

@@ -139,6 +139,20 @@ def test_what_comes_free_within_a_round_is_kept_only_if_its_end_may_not_stop_the
         assert Rounds(max_moves_per_hour=limit).placed(BEGIN, busy, **wants) == expected, limit
 
 
+def test_a_gang_whose_node_is_gone_is_no_move_that_later_rounds_count():
+    """One that the round stops is."""
+    rounds = Rounds(max_moves_per_hour=1)
+    held = state({"old": 2}, running=["old"], launches={"old": 1})
+    elsewhere = Node(name="other", pool="a", gpu_type="v100", gpus=2)
+    gone = dataclasses.replace(held, capacity=dataclasses.replace(held.capacity, nodes=(elsewhere,)))
+    rounds.placed(BEGIN, held, old=1.0)
+    moved = rounds.decide(BEGIN + ROUND, gone, old=1.0)
+    assert (moved.round.moved, moved.memory.accounts.moves) == (("old",), ())
+    both = state({"old": 2, "new": 2}, running=["old"], launches={"old": 1})
+    stopped = rounds.decide(BEGIN + 2 * ROUND, both, old=0.01, new=0.99)
+    assert (stopped.round.stopped, stopped.memory.accounts.moves) == (("old",), (BEGIN + 2 * ROUND,))
+
+
 def test_within_a_round_a_job_is_told_what_it_was_told_when_it_got_its_gpus():
     """Its share and what it has had, not that it continues; a job that arrives in the round gets its own."""
     rounds = Rounds()

@@ -57,6 +57,24 @@ def test_pools_come_and_go_and_prices_change_as_they_did() -> None:
     assert [(one.job, one.seconds) for one in late.jobs] == [("two", pytest.approx(120))]
 
 
+def test_gangs_whose_nodes_go_take_none_of_the_moves_of_the_hour() -> None:
+    """Two nodes of a gang go, one after the other; the one move that there is stops the younger job."""
+    prices = {"a": 1.0, "b": 1.0, "c": 1.0}
+    clusters = [
+        cluster(gpus, prices, at=at)
+        for gpus, at in (({"a": 1, "b": 1, "c": 1}, 0.0), ({"b": 1, "c": 1}, 1000.0), ({"b": 1}, 2000.0))
+    ]
+    limited = [
+        dataclasses.replace(each, policy=dataclasses.replace(each.policy, max_moves_per_hour=1))
+        for each in clusters
+    ]
+    older = job("older", 2 * HOUR, {"a": 4.0, "b": 1.0, "c": 2.0})
+    younger = job("younger", HOUR, {"b": 1.0})
+    found = {one.job: one for one in replay(recording([older, younger], *limited)).jobs}
+    assert (found["older"].starts, found["younger"].starts) == (3, 2)
+    assert found["older"].seconds == pytest.approx(HOUR)
+
+
 def test_another_policy_decides_otherwise_on_the_same_jobs() -> None:
     """First come or shortest first; one that is unknown is refused, and nothing recorded is nothing."""
     there = cluster({"a": 1}, {"a": 1.0})

@@ -133,7 +133,7 @@ CONNECT_SECONDS, READ_SECONDS = 5, 10
 
 
 class AwsSpotHistory:
-    """One question for each instance type and region, in a thread of its own: boto3 waits for answers."""
+    """A question for each instance type and region, in a thread of its own: boto3 waits for answers."""
 
     refresh_seconds = 300.0
 
@@ -199,7 +199,7 @@ AZURE_URL = "https://prices.azure.com/api/retail/prices"
 
 
 class AzureRetailPrices:
-    """One request for each VM size and region: a page has all that counts."""
+    """A request for each VM size and region: a page has all that counts."""
 
     refresh_seconds = 3600.0
 

@@ -243,11 +243,11 @@ RESOURCES = (
         ),
     ),
 )
-"""All kinds of the API."""
+"""Kinds of the API."""
 
 
 def custom_resource_definitions() -> list[dict[str, Any]]:
-    """All CRDs, in a fixed order; fresh values each time."""
+    """CRDs, in a fixed order; fresh values each time."""
     return [_definition(resource) for resource in RESOURCES]
 
 

@@ -164,7 +164,7 @@ class CrdJsonSchema(GenerateJsonSchema):
     """pydantic's schema of models, each with its rules and descriptions."""
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
-        """One model's."""
+        """Schema of a model."""
         generated, kind = super().model_schema(schema), schema["cls"]
         if issubclass(kind, Settings):
             _complete(kind, generated)

@@ -128,7 +128,7 @@ def _of_every_type(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _beyond_limits(value: Any, path: str) -> Iterator[contract.Problem]:
-    """One problem for each number too small or too large for sums in floating point."""
+    """Problems, one for each number too small or too large for sums in floating point."""
     items: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, Mapping):
         items = value.items()
@@ -148,7 +148,7 @@ def _beyond_limits(value: Any, path: str) -> Iterator[contract.Problem]:
 
 
 def _without_one_way_to_run(value: Any) -> Iterator[contract.Problem]:
-    """One problem for each job without ``throughput``, ``configurations`` and ``generate``, or with two."""
+    """Problems, one for each job without ``throughput``, ``configurations`` and ``generate``, or with two."""
     for index, job in enumerate(_jobs(value)):
         if not isinstance(job, Mapping):
             continue
@@ -170,7 +170,7 @@ def _without_one_way_to_run(value: Any) -> Iterator[contract.Problem]:
 
 
 def _unusable_sizes(read: Input) -> Iterator[contract.Problem]:
-    """One problem for each GPU type that is not there, and for each job with too many sizes to look at."""
+    """Problems, one for each GPU type that is not there, and for each job with too many sizes to look at."""
     types, capacity = read.problem.gpu_types, read.problem.capacity.values()
     for index, job in enumerate(read.problem.jobs):
         source, path = read.sources.get(job.name), f"jobs[{index}].{GENERATE}"
@@ -188,7 +188,7 @@ def _unusable_sizes(read: Input) -> Iterator[contract.Problem]:
 
 
 def _unusable_names(problem: Problem) -> Iterator[contract.Problem]:
-    """One problem for each empty name, and for each GPU type that ``gpu_types`` does not have."""
+    """Problems, one for each empty name, and for each GPU type that ``gpu_types`` does not have."""
     types = problem.gpu_types
 
     def unknown(names: Iterable[str], path: str) -> Iterator[contract.Problem]:

@@ -120,7 +120,7 @@ def _print_against(
 
 
 def as_csv(found: "Costs", by: str) -> str:
-    """One table, its first line the names of the columns; what is not known is empty."""
+    """A table, its first line the names of the columns; what is not known is empty."""
     from ballast_operator.report.costs import JobCost, PoolCostLine, TeamCost
 
     kind: Any = {"job": JobCost, "team": TeamCost, "pool": PoolCostLine}[by]

@@ -202,7 +202,7 @@ def against(path: str, policies: Sequence[str], since: float | None, until: floa
 
 
 def _row(found: "Replay", recording: "Recording") -> dict[str, Any]:
-    """One policy; ``least_cost``: no policy that is done as soon could have paid less."""
+    """Lines of a policy; ``least_cost``: no policy that is done as soon could have paid less."""
     from ballast_policies.simulator.least_cost import least_cost
 
     starts = {job.one.name: job.arrival for job in recording.jobs}

@@ -184,7 +184,7 @@ class LiveCluster:
 async def read_cluster(
     cluster: "Cluster", cluster_policy: str = "", *, more: Sequence["Object"] = ()
 ) -> LiveCluster:
-    """All that the operator would decide on now, with ``more`` jobs.
+    """State that the operator would decide on now, with ``more`` jobs.
 
     Raises:
         ProblemError: there is no such ClusterPolicy, or several and none was named, or it is not usable.

@@ -112,7 +112,7 @@ class ClusterInput(_Input):
         return sum(gpu.count for gpu in self.gpus)
 
     def kinds(self, most: int | None = None) -> list[GpuKind]:
-        """All GPUs, or the ``most`` fastest."""
+        """The GPUs, or the ``most`` fastest."""
         left = self.total if most is None else most
         kinds = []
         for gpu in sorted(self.gpus, key=lambda gpu: -gpu.speed):
@@ -134,7 +134,7 @@ class ClusterInput(_Input):
         return self.bandwidth.inside_server if one_server else self.bandwidth.between_servers
 
     def devices(self) -> Devices:
-        """All GPUs in the order in which they fill the servers."""
+        """The GPUs in the order in which they fill the servers."""
         links = self.bandwidth
         by_type = () if links is None else links.by_type
         return devices_of(

@@ -189,7 +189,7 @@ class WorkloadOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "WorkloadOptions":
-        """Those among the options of a command."""
+        """Settings among the options of a command."""
         return cls(**{field.name: options[field.name] for field in dataclasses.fields(cls)})
 
     def workload(self, table: "ThroughputTable") -> "Workload":
@@ -257,7 +257,7 @@ def overload_warning(
     rate: float,
     space_sharing: bool,
 ) -> str | None:
-    """One line where jobs arrive faster than any policy can serve them; None where they do not.
+    """Line that says that jobs arrive faster than any policy can serve them; None where they do not.
 
     Raises:
         ThroughputError: the table does not know a job's type or a GPU type.

@@ -73,7 +73,7 @@ def summary_table(result: "Result") -> "Table":
 
 
 def per_job_table(result: "Result") -> "Table":
-    """One line a job."""
+    """Lines, one a job."""
     from ballast_policies.simulator.result import HOUR
 
     from ballast_operator.cli.text_table import text_table
