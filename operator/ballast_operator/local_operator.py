@@ -7,12 +7,14 @@ import contextlib
 import os
 import sys
 import time
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-from kubernetes import client
+from ballast.client.connection import reaches_itself
+from kubernetes import client, config
 from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.exceptions import NotFoundError
 
@@ -84,6 +86,15 @@ def operator_command(kubeconfig: Path, *, settings: Mapping[str, str] = LIVELY) 
     ]
     pages = ["--metrics-host", "127.0.0.1", "--metrics-port", "0"]
     return [*command, "--lease-namespace", OPERATOR_NAMESPACE, *pages]
+
+
+def api_client(kubeconfig: Path) -> client.ApiClient:
+    """Client by a file. Of a cluster on this machine without the proxies of its environment, as kubectl's."""
+    found = client.Configuration()
+    config.load_kube_config(str(kubeconfig), client_configuration=found)
+    if reaches_itself(urllib.parse.urlsplit(found.host).hostname or ""):
+        found.proxy = None
+    return client.ApiClient(found)
 
 
 def write_operator_kubeconfig(

@@ -81,6 +81,20 @@ def _there(kubeconfigs: str) -> bool:
     return any(Path(file).expanduser().exists() for file in kubeconfigs.split(os.pathsep))
 
 
+_NO_KUBECONFIG = (ValueError, TypeError, AttributeError, LookupError, OSError, RecursionError)
+
+
+def _context(kubeconfigs: str) -> str | None:
+    """The current context of several files: the first that is stated, as kubectl has it; of one: its own."""
+    files = [Path(file).expanduser() for file in kubeconfigs.split(os.pathsep) if file]
+    for file in files if len(files) > 1 else ():
+        if file.exists() and (
+            stated := (yaml.safe_load(file.read_text("utf-8")) or {}).get("current-context")
+        ):
+            return str(stated)
+    return None
+
+
 async def configuration(kubeconfig: str | None) -> Any:
     """Address and credentials by a file, ``$KUBECONFIG``, the pod's account, or ``~/.kube/config``.
 
@@ -96,11 +110,12 @@ async def configuration(kubeconfig: str | None) -> Any:
             raise kubernetes_config.ConfigException(f"there is no kubeconfig: {name} does not exist")
         try:
             await kubernetes_config.load_kube_config(
-                config_file=name, client_configuration=found, persist_config=False
+                config_file=name, context=_context(name), client_configuration=found, persist_config=False
             )
         # What the loader lets through where a file is no kubeconfig at all, or names files that are none.
-        except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, OSError) as error:
-            why = error if isinstance(error, yaml.YAMLError | ValueError | OSError) else "it has no clusters"
+        except (yaml.YAMLError, *_NO_KUBECONFIG) as error:
+            told = isinstance(error, yaml.YAMLError | ValueError | OSError | RecursionError)
+            why = error if told else "it has no clusters"
             raise kubernetes_config.ConfigException(f"{name} is not a kubeconfig: {why}") from error
     # What the environment says of proxies is looked up here. With trust_env, aiohttp asks a thread for it and
     # for ~/.netrc at each request, which on a busy event loop takes longer than the request.
@@ -110,10 +125,20 @@ async def configuration(kubeconfig: str | None) -> Any:
     return found
 
 
+def reaches_itself(host: str) -> bool:
+    """True if the name or address of a host is this machine's own, within itself."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
 def _proxy(url: urllib.parse.SplitResult) -> str | None:
-    """The environment's before an address. NO_PROXY may have networks, as Go's programs read it."""
+    """The environment's before an address; as in Go's programs none before this machine's own.
+
+    NO_PROXY may have networks.
+    """
     host, proxies = url.hostname, urllib.request.getproxies()
-    if not host or urllib.request.proxy_bypass(host):
+    if not host or reaches_itself(host) or urllib.request.proxy_bypass(host):
         return None
     for part in proxies.get("no", "").split(","):
         with contextlib.suppress(ValueError):  # a name, of which the line above knows

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 from ballast.client.connection import missing
-from kubernetes import config
 from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.exceptions import ForbiddenError, NotFoundError
 
@@ -25,6 +24,7 @@ from ballast_operator.demo.story import Recorder
 from ballast_operator.kube.kinds import NAMESPACE
 from ballast_operator.local_operator import (
     OPERATOR_NAMESPACE,
+    api_client,
     apply_objects,
     delete_objects,
     install_objects,
@@ -72,7 +72,7 @@ def run_demo(
             cluster = _start_cluster(stack, logs, announce, real_nodes=real_nodes)
             kubeconfig, mark = cluster.kubeconfig, cluster.mark
             checkpoints = logs / "checkpoints"
-        api = config.new_client_from_config(str(kubeconfig))
+        api = api_client(kubeconfig)
         kube = DynamicClient(api, cache_file=str(logs / "discovery.json"))
         if started_here:
             apply_objects(kube, [NAMESPACE.object(metadata={"name": namespace})])

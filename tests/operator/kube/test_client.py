@@ -9,6 +9,7 @@ import os
 import sys
 import time
 import weakref
+from pathlib import Path
 
 import pytest
 import yaml
@@ -33,6 +34,7 @@ from ballast_operator.kube.client import (
     truncate_depth,
 )
 from ballast_operator.kube.kinds import JOB, LEASE
+from ballast_operator.local_operator import api_client
 from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes.aio import client
@@ -328,21 +330,38 @@ async def test_a_proxy_before_the_api_server(tmp_path, server, monkeypatch, of_k
     assert url.startswith("http://api.invalid")
 
 
-@pytest.mark.parametrize("without", ["127.0.0.1", "::/0, .svc, 127.1.2.3/8"], ids=["address", "networks"])
-async def test_an_address_that_needs_no_proxy(tmp_path, server, monkeypatch, without):
-    """``NO_PROXY`` is heard, as Kubernetes' own programs do."""
+@pytest.mark.parametrize(
+    ("host", "without"),
+    [("0.0.0.0", "0.0.0.0"), ("0.0.0.0", "::/0, .svc, 0.1.2.3/8"), ("127.0.0.1", ""), ("localhost", "")],
+    ids=["address", "networks", "this machine", "by name"],
+)
+async def test_an_address_that_needs_no_proxy(tmp_path, server, monkeypatch, host, without):
+    """``NO_PROXY`` is heard, and the machine itself needs none, as Kubernetes' own programs do."""
     address, asked = server
     monkeypatch.setenv("http_proxy", "http://nowhere.invalid:1")
     monkeypatch.setenv("no_proxy", without)
-    async with await connect(kubeconfig(tmp_path, address)) as cluster:
+    file = kubeconfig(tmp_path, address.replace("127.0.0.1", host))
+    async with await connect(file) as cluster:
         await cluster.get(LEASE, "ns", "x")
     assert len(asked) == 1
+    assert host == "0.0.0.0" or api_client(Path(file)).configuration.proxy is None
 
 
 async def test_the_environments_kubeconfig_is_that_of_the_moment(tmp_path, server, monkeypatch):
     """Also one that is named after the client's modules were imported, as one of several files."""
     address, asked = server
     files = [str(tmp_path / "none"), kubeconfig(tmp_path, address)]
+    monkeypatch.setenv("KUBECONFIG", os.pathsep.join(files))
+    async with await connect() as cluster:
+        await cluster.get(LEASE, "ns", "x")
+    assert len(asked) == 1
+
+
+async def test_of_several_files_the_first_current_context_is_used(tmp_path, server, monkeypatch):
+    """As kubectl does; the client's loader has the last."""
+    address, asked = server
+    (tmp_path / "other").write_text("current-context: b")
+    files = [str(tmp_path / "none"), kubeconfig(tmp_path, address), str(tmp_path / "other")]
     monkeypatch.setenv("KUBECONFIG", os.pathsep.join(files))
     async with await connect() as cluster:
         await cluster.get(LEASE, "ns", "x")

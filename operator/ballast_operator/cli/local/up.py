@@ -210,19 +210,20 @@ def _start_operator(cluster: "LocalCluster") -> None:
     from ballast_localcluster.errors import StartError
     from ballast_localcluster.supervision.owner import tail
     from ballast_localcluster.waiting import Limit, wait_until
-    from kubernetes import client, config
+    from kubernetes import client
     from kubernetes.dynamic import DynamicClient
 
     from ballast_operator.kube.leadership import LEASE_NAME
     from ballast_operator.local_operator import (
         OPERATOR_NAMESPACE,
+        api_client,
         apply_objects,
         install_objects,
         operator_command,
         write_operator_kubeconfig,
     )
 
-    with config.new_client_from_config(str(cluster.kubeconfig)) as api:
+    with api_client(cluster.kubeconfig) as api:
         kube = DynamicClient(api, cache_file=str(cluster.folder / "discovery.json"))
         apply_objects(kube, install_objects(OPERATOR_NAMESPACE))
         account = write_operator_kubeconfig(
