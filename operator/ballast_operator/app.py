@@ -43,6 +43,9 @@ from ballast_operator.waits import WaitReason, Waits
 
 logger = logging.getLogger(__name__)
 
+SET_BACK = "the API server's storage was set back"
+"""Reason that a term ends: what was worked out in it is of another past."""
+
 BEAT_SECONDS = 0.5
 """Seconds between signs that the main loop turns."""
 
@@ -241,6 +244,7 @@ class Operator:
             if not await self._before_stop(side.start(leadership.acquire())):
                 return
         holding = side.start(leadership.hold())
+        cluster.fence = fence_of_term(leadership, informers.caches)
         term = LeaderTerm(
             cluster,
             informers,
@@ -256,7 +260,7 @@ class Operator:
         try:
             await self._before_stop(working, holding, set_back)
             if set_back.done() and not self._stop.is_set():
-                raise LeaseLapsed("the API server's storage was set back")
+                raise LeaseLapsed(SET_BACK)
         except LeaseLapsed:
             raise
         except NotLeader as error:
@@ -339,6 +343,22 @@ class Operator:
             stale = self._settings.api.stale_seconds
             found += stale_streams(informers.caches, stale_seconds=stale, now=time.monotonic())
         return found
+
+
+def fence_of_term(leadership: Leadership, caches: Caches) -> Callable[[], None]:
+    """Check before every write of the term that begins now.
+
+    It raises what ``Leadership.check`` raises, and LeaseLapsed from the moment on in which a backup of the
+    storage is believed: plans, costs and accounts of the time after it would be written over the restored.
+    """
+    past = caches.past
+
+    def check() -> None:
+        if caches.past != past:
+            raise LeaseLapsed(SET_BACK)
+        leadership.check()
+
+    return check
 
 
 def stale_streams(caches: Caches, *, stale_seconds: float, now: float) -> list[str]:

@@ -210,6 +210,7 @@ class Caches:
         listed_at: the version of the last list of a kind that was taken in whole.
         doubted: kind -> (since when its lists are older than what is known, the newest version that is).
         set_back: a list has contradicted what was known: watches are to begin anew, each with a list.
+        past: how often that was: what was worked out before is of another past.
     """
 
     def __init__(self) -> None:
@@ -221,6 +222,7 @@ class Caches:
         self.listed_at: dict[Kind, int] = {}
         self.doubted: dict[Kind, tuple[float, int]] = {}
         self.set_back = asyncio.Event()
+        self.past = 0
 
     def __getitem__(self, kind: Kind) -> Store:
         return self.stores[kind]
@@ -270,6 +272,7 @@ class Caches:
         if contradicted:
             self.listed_at.clear()
             self.set_back.set()
+            self.past += 1
             logger.warning(
                 "%d %s were known otherwise than a list shows them: the list is believed",
                 len(contradicted),

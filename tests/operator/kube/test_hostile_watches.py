@@ -7,7 +7,8 @@ import types
 
 import pytest
 from aiohttp import web
-from ballast_operator.app import stale_streams
+from ballast_operator.app import fence_of_term, stale_streams
+from ballast_operator.errors import LeaseLapsed
 from ballast_operator.kube import caches, informers, reflector
 from ballast_operator.kube.caches import WATCHED, Caches
 from ballast_operator.kube.informers import Informers
@@ -317,6 +318,34 @@ async def test_a_storage_that_is_set_back_to_a_backup_is_watched_from_the_first_
         await until(lambda: all(agrees(known, server, kind) for kind in (JOB, LEASE, POD)))
         server.put(LEASE, "first", spec={"holderIdentity": "b"})
         await until(lambda: agrees(known, server, LEASE))
+
+
+async def test_nothing_of_the_time_after_a_backup_is_written_over_what_it_restored(server):
+    """Not even by the first who hears of a restored object; a replica that leads from then on writes."""
+    leadership = types.SimpleNamespace(check=lambda: None)
+    refused = []
+
+    async with Running(server) as known:
+        await until(lambda: all(server.watches[kind] for kind in WATCHED))
+        check = fence_of_term(leadership, known.caches)
+        restore = server.backup()
+        server.put(JOB, "first", spec={"suspend": True})
+        server.put(JOB, "second")
+        await until(lambda: agrees(known, server, JOB))
+        check()
+        restore()
+
+        def hears(*_):
+            with pytest.raises(LeaseLapsed, match="storage was set back"):
+                check()
+            refused.append(True)
+
+        known.caches.store_listeners.append(hears)
+        while await informers.resync(known.caches, server.cluster, "", Waits()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await until(lambda: agrees(known, server, JOB))
+        assert refused
+        fence_of_term(leadership, known.caches)()
 
 
 async def test_lists_of_a_replica_that_lags_behind_set_nothing_back(server, monkeypatch):
