@@ -314,7 +314,8 @@ class _PoolChoice:
             if here is None:
                 continue
             speed = here.one.speed(self._pool_sizes.sizes(at.pool)[name])
-            if self._cluster.surplus is Surplus.COST and not here.one.is_late(speed):
+            chosen = here.one.gang.wanted is not None
+            if self._cluster.surplus is Surplus.COST and (chosen or not here.one.is_late(speed)):
                 continue
             for pool in self._worth_trying(name):
                 if pool == at.pool or not self._pool_sizes.has_room(pool, here.least):

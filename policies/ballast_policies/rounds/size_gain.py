@@ -95,7 +95,9 @@ def urgency(surplus: Surplus, one: SizeCandidate, now: int, more: int) -> float:
                 -1.0 / (1.0 + seconds) if one.gang.wanted is not None and more <= one.gang.wanted else seconds
             )
         case Surplus.COST:
-            return one.index if one.is_late(slow) or fast / more >= AS_CHEAP * slow / now else math.inf
+            chosen = one.gang.wanted is not None and more <= one.gang.wanted
+            as_cheap = fast / more >= AS_CHEAP * slow / now
+            return one.index if chosen or as_cheap or one.is_late(slow) else math.inf
     return slow / one.unit if one.unit > 0 else slow
 
 

@@ -313,7 +313,7 @@ def apply_allocation(
                 max_moves_per_hour=policy.max_moves_per_hour,
                 within_round=not at_boundary,
             ),
-            elastic={job.name: job.elastic for job in state.jobs if job.elastic is not None},
+            elastic=choices.sized({job.name: job.elastic for job in state.jobs if job.elastic is not None}),
             mixed=state.mixed,
             spread={job.name: job.spread for job in state.jobs if job.spread is not None},
             shared=state.shared,

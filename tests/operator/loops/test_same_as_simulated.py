@@ -28,7 +28,7 @@ from ballast_policies.simulator.clock import Answer, Clock, Event
 from ballast_policies.simulator.decisions import OperatorDecisions, SimulatedGang
 
 from tests.operator.loops.simulated.machines import Trainer, end_pod
-from tests.operator.loops.simulated.simulation import NAMESPACE, START, Simulation
+from tests.operator.loops.simulated.simulation import NAMESPACE, START, Simulation, at
 from tests.operator.loops.simulated.world import as_sent, merged
 from tests.operator.loops.test_sharing import LABELS
 from tests.support.examples import first_daily
@@ -70,10 +70,12 @@ def throughput(*sizes: int) -> list[dict[str, Any]]:
     ]
 
 
-def drawn_job(draw: random.Random) -> dict[str, Any]:
+def drawn_job(draw: random.Random, objective: str) -> dict[str, Any]:
     """A gang, an elastic one, one that may be in several pools, or a job that may share its GPU."""
     kind = draw.choice(["gang", "gang", "elastic", "mixed", "shares"])
     fields: dict[str, Any] = {"totalSteps": LONG, "weight": draw.choice([1, 1, 2])}
+    if objective == "min-cost-slo":
+        fields["deadline"] = at(LONG / PER_GPU["v100"] * draw.choice([0.3, 0.6, 1.5, 4.0]))
     if kind == "elastic":
         return {**fields, "stages": (1, 4), "throughput": throughput(1, 2, 3, 4)}
     size = {"mixed": 4, "shares": 1}.get(kind) or draw.choice([1, 2, 4])
@@ -263,7 +265,7 @@ async def played(seed: int, objective: str) -> tuple[Simulation, list[Seen]]:
             event = "come"
         if event == "come":
             name = f"job-{number:02d}"
-            simulation.add_job(name, **drawn_job(draw))
+            simulation.add_job(name, **drawn_job(draw, objective))
             simulation.trainers[name] = Unmeasured("team", name, total=LONG, pace=1)
             there.append(name)
         elif event == "go":
@@ -339,7 +341,9 @@ MOMENT = 1e-5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", first_daily(["hierarchical", "min-cost", "max-min-fairness", "fifo"]))
+@pytest.mark.parametrize(
+    "objective", first_daily(["hierarchical", "min-cost", "max-min-fairness", "fifo", "min-cost-slo"])
+)
 @pytest.mark.parametrize("seed", first_daily(range(8)))
 async def test_the_simulator_decides_as_the_loops_do(seed: int, objective: str):
     """At every decision: who is to run, where, and when the round ends."""

@@ -109,6 +109,35 @@ async def test_a_job_waits_for_spot_machines_until_only_on_demand_ones_are_sure(
     assert 500 < waited < 1000 - 180  # a start takes three minutes
 
 
+def elastic(least: int, most: int) -> dict[str, Any]:
+    """A gang of so many GPUs, of which each more counts for less."""
+    sizes = [{"gpuType": "v100", "stages": n, "stepsPerSecond": n**0.8} for n in range(least, most + 1)]
+    return {"stages": (least, most), "throughput": sizes, "trainer": {"silent": True}}
+
+
+@pytest.mark.parametrize(("spot", "gpus"), [(2, 2), (8, 6)])
+async def test_an_elastic_gang_with_a_deadline_runs_on_what_there_is_of_spot_machines(spot: int, gpus: int):
+    """Six GPUs are twice as fast as it needs, which is enough; one alone would miss the deadline."""
+    simulation = cluster("min-cost-slo", nodes={"a": ("sure", 8), "b": ("spot", spot)})
+    add(simulation, "one", totalSteps=20_000, deadline=at(10_500), **elastic(1, 8))
+    await simulation.until(lambda: simulation.pool("one") == "spot")
+    await simulation.ticks(3, seconds=10)
+    assert (simulation.pool("one"), simulation.status("one").allocation.gpus) == ("spot", gpus)
+    assert simulation.condition("one", "OnTime").reason == JobReason.DEADLINE_WITHIN_REACH
+
+
+async def test_an_elastic_gang_waits_as_long_as_all_that_it_may_have_on_demand_keeps_its_deadline():
+    """Eight GPUs take 25 minutes: its least gang would have to begin at once."""
+    simulation = cluster("min-cost-slo", nodes={"a": ("sure", 8), "b": ("spot", 1)})
+    add(simulation, "one", totalSteps=8000, deadline=at(4600), **elastic(2, 8))
+    await simulation.tick(seconds=10)
+    assert "waits for spot machines" in simulation.status("one").last_decision.why
+    await simulation.until(lambda: simulation.pool("one") == "sure", seconds=10, ticks=400)
+    waited = (simulation.now - START).total_seconds()
+    assert 1500 < waited < 4600 - 8000 / 8**0.8 - 180  # a start takes three minutes
+    await simulation.until(lambda: simulation.status("one").allocation.gpus == 8, seconds=10)
+
+
 async def test_a_job_goes_on_demand_at_the_last_moment_and_stays():
     """What is left just fits before the deadline: spot machines are not sure enough, cheap as they are."""
     simulation = cluster("min-cost-slo")
