@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from ballast_policies.contract import Stage
 from ballast_policies.contract.job.job import JobConfig
@@ -86,6 +86,11 @@ class GangSpec(abc.ABC):
         speeds: list[Any] = [[t, sorted(known.items())] for t, known in sorted(self.throughput.items())]
         speeds += [[at, sorted(by_nodes.items())] for at, by_nodes in sorted(self.spread.items())]
         return f"{self.kind}-{digest(speeds)[:8]}" if speeds else self.kind
+
+    @functools.cached_property
+    def on_nodes(self) -> dict[tuple[int, ...], Self]:
+        """Nodes of each size of ``spread`` -> the spec as they have it, with all that it works out later."""
+        return {}
 
     @functools.cached_property
     def config_fields(self) -> Mapping[str, Any]:

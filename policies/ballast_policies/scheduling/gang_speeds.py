@@ -146,6 +146,9 @@ def nearest(sizes: Iterable[int], stages: int) -> int:
     return min(sizes, key=lambda size: (abs(size - stages), size))
 
 
+MOST_KEPT = 8
+"""Of a spec that states speeds by nodes, specs as different nodes have it: jobs that are equal share them."""
+
 NO_NODES = NodeSizes()
 """Nothing is known of the nodes."""
 
@@ -169,12 +172,18 @@ class GangRequest:
     @property
     def on_its_nodes(self) -> "GangRequest":
         """The request whose spec states each size's speed on as many nodes as hold that size."""
-        if not self.spec.spread:
+        spec = self.spec
+        if not spec.spread:
             return self
-        throughput = {gpu_type: dict(by_size) for gpu_type, by_size in self.spec.throughput.items()}
-        for (gpu_type, gpus), by_nodes in self.spec.spread.items():
-            throughput[gpu_type][gpus] = _rate_on(by_nodes, self.fewest_nodes(gpu_type, gpus) or 1)
-        return dataclasses.replace(self, spec=dataclasses.replace(self.spec, throughput=throughput))
+        nodes = tuple(self.fewest_nodes(gpu_type, gpus) or 1 for gpu_type, gpus in spec.spread)
+        if nodes not in spec.on_nodes:
+            throughput = {gpu_type: dict(by_size) for gpu_type, by_size in spec.throughput.items()}
+            for ((gpu_type, gpus), by_nodes), count in zip(spec.spread.items(), nodes, strict=True):
+                throughput[gpu_type][gpus] = _rate_on(by_nodes, count)
+            if len(spec.on_nodes) >= MOST_KEPT:
+                spec.on_nodes.clear()
+            spec.on_nodes[nodes] = dataclasses.replace(spec, throughput=throughput)
+        return dataclasses.replace(self, spec=spec.on_nodes[nodes])
 
     def stated_spread(self, gpu_type: str, gpus: int) -> dict[SpeedKey, Estimate]:
         """Speeds that :attr:`on_its_nodes` states, or as the nearest stated size loses by them."""

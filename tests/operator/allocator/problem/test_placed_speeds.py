@@ -83,6 +83,15 @@ def stated_spread(job="a", nodes=LARGE, **options):
     return spec, GangRequest(key=("team", job), spec=spec, stages=4, nodes=nodes).on_its_nodes
 
 
+def test_what_a_spec_works_out_is_worked_out_once_for_the_nodes_that_there_are():
+    """Decisions of thousands of jobs ask anew; where nodes have become others, the speeds are others."""
+    spec, first = stated_spread()
+    small = NodeSizes.of([Node(name=f"n{i}", pool="v100", gpu_type="v100", gpus=2) for i in range(8)])
+    on = [dataclasses.replace(first, spec=spec, nodes=nodes).on_its_nodes for nodes in (LARGE, small, LARGE)]
+    assert on[2].spec is on[0].spec is first.spec
+    assert [one.spec.throughput["v100"][4] for one in on] == [4.0, 3.0, 4.0]
+
+
 def test_a_stated_speed_on_more_nodes_is_that_of_the_gang_there():
     """On three nodes between two and four; eight ranks lose as much as the four of which it is stated."""
     measurements, (_, request) = Measurements(), stated_spread()
