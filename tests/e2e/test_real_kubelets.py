@@ -37,7 +37,7 @@ from tests.e2e.registry import Registry
 from tests.support.waiting import WAIT_SECONDS, eventually
 
 ROOT = Path(__file__).parents[2]
-REGISTRY, VERSION = "registry.example.com/ballast", "0.1.0"
+REGISTRY, VERSION = "docker.io/ballast-dev", "0.1.0"
 NAMESPACE = "ballast-system"
 CHART = str(ROOT / "charts" / "ballast")
 NODES = {node.name: node for node in default_nodes() if node.name in ("v100-0", "v100-1", "p100-0")}

@@ -11,6 +11,7 @@ import pytest
 from ballast_localcluster.background import BackgroundCluster
 from ballast_operator.cli.local.up import down, up
 from ballast_operator.cli.main import main
+from ballast_operator.demo.report import demo_manifests, read_manifests
 from click.testing import CliRunner
 
 from tests.support.control_plane import kubectl
@@ -76,6 +77,19 @@ def test_a_cluster_without_an_operator_names_what_starts_one(monkeypatch, tmp_pa
         (piped,) = [line for line in told if line.endswith("| kubectl apply --server-side -f -")]
         definitions = CliRunner().invoke(main, shlex.split(piped.partition("|")[0])[1:])
         assert "kind: CustomResourceDefinition" in definitions.stdout
+
+
+def test_what_is_told_of_real_nodes_makes_the_examples_volume_before_their_jobs(monkeypatch, tmp_path):
+    """Pods there are not root, and kubelet's folders are."""
+    found = BackgroundCluster(
+        name="ballast", kubeconfig=tmp_path / "config", kubectl=Path("kubectl"), folder=tmp_path
+    )
+    monkeypatch.setattr("ballast_localcluster.background.up", lambda *_, **__: found)
+    told = CliRunner().invoke(up, ["--real-nodes", "1"]).stdout
+    jobs = [manifest for manifest in read_manifests(demo_manifests()) if manifest["kind"] == "TrainingJob"]
+    volumes = [volume for job in jobs for volume in job["spec"]["template"]["spec"]["volumes"]]
+    (path,) = {volume["hostPath"]["path"] for volume in volumes}
+    assert -1 < told.find(f"install -d -m 777 {path}\n") < told.find("apply -f")
 
 
 @pytest.mark.nightly

@@ -209,6 +209,17 @@ def test_the_trainers_image_has_torch_and_no_kubernetes_client(context):
     assert not others & {"kubernetes", "kopf", "cvxpy", "highspy", "scipy", "pytest"}
 
 
+def test_archives_have_the_names_that_chart_and_examples_give_images():
+    """What nodes have is not pulled: a job of the examples runs as it is."""
+    (group,) = re.findall(
+        r":docker\.io/(\S+)/\$target:\$version", (ROOT / "scripts/build-images").read_text()
+    )
+    examples = (ROOT / "operator/ballast_operator/demo/examples").glob("*.yaml")
+    named = {name for file in examples for name in re.findall(r"image: (\S+)", file.read_text())}
+    assert {name.partition(":")[0] for name in named} == {f"{group}/trainer"}
+    assert f"repository: {group}/operator" in (ROOT / "charts/ballast/values.yaml").read_text()
+
+
 LOADS = """
 import importlib, pkgutil, sys
 for found in pkgutil.walk_packages(importlib.import_module(sys.argv[1]).__path__, sys.argv[1] + "."):

@@ -142,9 +142,11 @@ def up(
     click.echo(f"The operator runs, and ends with the cluster. Its log: {log}" if running else NO_OPERATOR)
     if scales:
         click.echo(f"Karpenter makes nodes for pods that wait. Its log: {karpenter_log}")
+    # The examples' volume: kubelet would make it root's, and pods run as another user.
+    volume = "\n  install -d -m 777 /var/tmp/ballast-demo" if kubelets and nodes == "default" else ""
     click.echo(f"""
 Next:
-  export KUBECONFIG={shlex.quote(str(cluster.kubeconfig))}
+  export KUBECONFIG={shlex.quote(str(cluster.kubeconfig))}{volume}
   {kubectl} apply -f {_examples() if nodes == "default" else "POLICY.yaml -f JOB.yaml"}
   ballast top                   # pools and jobs, live; `ballast explain JOB` says why a job runs or waits
 
