@@ -25,7 +25,7 @@ from ballast_policies.contract.job.output import AsyncMode
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.memory.rank_bytes import rank_bytes
 from ballast_policies.planning.partition import Partition, even_partition
-from ballast_policies.planning.profile import LayerProfile, ProfiledLayer, repeated_layers
+from ballast_policies.planning.profile import LayerProfile, ProfiledLayer, repeated_layers, routed_both_ways
 from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.schedules.costs import StageCosts, stage_costs
 from ballast_policies.planning.schedules.registry import SCHEDULES
@@ -342,7 +342,9 @@ def _costs(
         stages = [rows[a:b] for a, b in itertools.pairwise(partition.bounds)]
         each, reduced = (shares - 1) / shares / bandwidth, (tensor - 1) / tensor / bandwidth
         exchanged = reduced * np.array([row.exchanged_bytes for row in rows])
-        each_way = exchanged, (1 + repeats) * exchanged
+        routed = routed_both_ways([row.routed_bytes for row in rows], repeats)
+        away = (1 - 1 / parallelism.data) / bandwidth
+        each_way = exchanged + away * routed[0], (1 + repeats) * exchanged + away * routed[1]
         once, again = (np.add.reduceat(of, partition.bounds[:-1]).tolist() for of in each_way)
         weights = [[each * row.weight_bytes for row in of] for of in stages]
         gathered = (

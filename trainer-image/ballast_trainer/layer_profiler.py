@@ -14,7 +14,7 @@ from ballast_policies.planning.profile import repeated_layers
 from ballast_trainer.device import choose_device
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import World
-from ballast_trainer.dynamics.mixture_of_experts import experts_bytes
+from ballast_trainer.dynamics.mixture_of_experts import experts_row
 from ballast_trainer.dynamics.registry import build_dynamics
 from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.layers.layer import LayerSet
@@ -97,7 +97,7 @@ def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str,
             "gradientBytes": gradients[layer.index],
             "outputBytes": model.meter.output_bytes[layer.index],
             **({"reducedBytes": reduced[layer.index]} if group.size > 1 else {}),
-            **({"expertBytes": shared} if (shared := experts_bytes(layer.module)) else {}),
+            **experts_row(layer.module),
         }
         for layer in model.layers
     ]

@@ -53,9 +53,11 @@ from ballast_policies.planning.planners.cost_model import RECOMPUTED, ZERO_HALVE
 from ballast_policies.planning.profile import (
     LayerProfile,
     ProfileFile,
+    fullest_part,
     held_by_replica,
     recomputed_bytes,
     repeated_layers,
+    routed_both_ways,
     zero_shares,
 )
 from ballast_policies.planning.schedules.costs import StageCosts
@@ -592,21 +594,21 @@ class _Plans:
         speeds = [rank.speed for rank in ranks]
         half = (1 - 1 / plan.data) / self._bandwidth * self._tables[plan.tensor].exchanged_bytes
         in_microbatch, in_step = self._halves
+        sent = in_microbatch * half + sum(self._routed_seconds(plan))
         cut_by = layers
-        if in_microbatch and half.any():
+        if sent.any():
             # As if all GPUs were as slow as the slowest: on GPUs alike it is exact.
-            gathered = in_microbatch * min(speeds) * half
+            gathered = min(speeds) * sent
             cut_by = dataclasses.replace(layers, seconds=tuple(np.add(layers.seconds, gathered).tolist()))
         cut = best_cut(LaunchedPipeline(layers=cut_by, count=len(layers.seconds), form=form), ranks)
         if cut is None:
             return None
-        halves = cut.loads(half.tolist())
-        loads = cut.loads(layers.seconds, speeds) + in_microbatch * halves
+        loads = cut.loads(layers.seconds, speeds) + cut.loads(sent.tolist())
         seconds = predict_step_seconds(
             loads * plan.microbatches,
             plan.microbatches,
             boundary_seconds=[2 * layers.output_bytes[end - 1] / self._bandwidth for end in cut.bounds[1:-1]],
-            fixed_seconds=float(in_step * halves.max()),
+            fixed_seconds=float(in_step * cut.loads(half.tolist()).max()),
         )
         return ShapePlan(degrees=plan, cut=cut, seconds=seconds, layers=layers, form=form)
 
@@ -683,9 +685,10 @@ class _Plans:
         half = (1 - 1 / plan.data) / self._bandwidth * self._tables[plan.tensor].exchanged_bytes
         exchanged = cut.loads(half.tolist())
         forward, backward, step = ZERO_HALVES[self._zero_stage]
+        there, back = (cut.loads(of.tolist()) for of in self._routed_seconds(plan))
         costs = StageCosts(
-            forward=tuple(cut.loads(scaled["forward_seconds"][0], speeds) + forward * exchanged),
-            backward=tuple(cut.loads(scaled["backward_seconds"][0], speeds) + backward * exchanged),
+            forward=tuple(cut.loads(scaled["forward_seconds"][0], speeds) + forward * exchanged + there),
+            backward=tuple(cut.loads(scaled["backward_seconds"][0], speeds) + backward * exchanged + back),
             update=tuple(step * exchanged),
             transfer=tuple(layers.output_bytes[end - 1] / self._bandwidth for end in cut.bounds[1:-1]),
         )
@@ -694,16 +697,24 @@ class _Plans:
         fits = (taken <= has * ROUNDING for taken, has in zip(found.memory_bytes, memory, strict=True))
         return found if all(fits) else None
 
+    def _routed_seconds(self, plan: Degrees) -> tuple[np.ndarray, np.ndarray]:
+        """(L,) of a microbatch, for tokens that leave a replica for experts: forward, backward."""
+        profile, size = self._profiles[plan.tensor]
+        each = plan.microbatch_size / size * (1 - 1 / plan.data) / self._bandwidth
+        repeats = repeated_layers(self.layers, plan.recompute)
+        forward, backward = routed_both_ways(profile.routed_bytes, repeats)
+        return each * forward, each * backward
+
     def _held(self, tensor: int, data: int) -> np.ndarray:
         """(L,) bytes that each of ``data`` replicas holds."""
         table = self._tables[tensor]
-        experts = self._profiles[tensor][0].expert_bytes
+        profile, _ = self._profiles[tensor]
         return held_by_replica(
             table.held_bytes,
             table.weight_bytes,
             *zero_shares(self._zero_stage, data),
-            expert_bytes=experts,
-            experts=data,
+            expert_bytes=profile.expert_bytes,
+            expert_part=fullest_part(profile.experts, data),
         )
 
     def _measured_layers(self, plan: Degrees) -> MeasuredLayers:
@@ -716,9 +727,8 @@ class _Plans:
             scaled = _scaled(layers, scale, recompute=plan.recompute)
             values = {name: value[0] for name, value in scaled.items()}
             values["held_bytes"] = self._held(plan.tensor, plan.data)
-            values["weight_bytes"] = values["weight_bytes"] - (1 - 1 / plan.data) * np.array(
-                layers.expert_bytes
-            )
+            elsewhere = 1 - fullest_part(layers.experts, plan.data)
+            values["weight_bytes"] = values["weight_bytes"] - elsewhere * np.array(layers.expert_bytes)
             sizes = {
                 field.name: tuple(map(math.ceil, values[field.name].tolist()))
                 for field in dataclasses.fields(MeasuredLayers)

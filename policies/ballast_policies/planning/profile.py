@@ -18,6 +18,15 @@ from ballast_policies.contract.model import Model, Settings
 from ballast_policies.planning.memory.rank_bytes import LayerSums
 from ballast_policies.planning.partition import PlanningError
 
+_MAY_BE_LEFT_OUT = (
+    "overhead_seconds",
+    "repeated_bytes",
+    "gradient_bytes",
+    "expert_bytes",
+    "experts",
+    "routed_bytes",
+)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LayerProfile:
@@ -34,6 +43,8 @@ class LayerProfile:
         repeated_bytes: kept by a repeated forward while the layer's backward runs; none given: 0.
         gradient_bytes: gradients from which those of the weights are computed; none given: 0.
         expert_bytes: of the parameters, those of experts, of which each replica has a part; none given: 0.
+        experts: how many; 0: not known, they divide evenly.
+        routed_bytes: sent to experts, of one microbatch, and as many back; none given: 0.
     """
 
     forward_seconds: tuple[float, ...]
@@ -46,9 +57,11 @@ class LayerProfile:
     repeated_bytes: tuple[float, ...] = ()
     gradient_bytes: tuple[float, ...] = ()
     expert_bytes: tuple[float, ...] = ()
+    experts: tuple[int, ...] = ()
+    routed_bytes: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("overhead_seconds", "repeated_bytes", "gradient_bytes", "expert_bytes"):
+        for name in _MAY_BE_LEFT_OUT:
             if not getattr(self, name):
                 object.__setattr__(self, name, (0.0,) * len(self.forward_seconds))
         lengths = {field.name: len(getattr(self, field.name)) for field in dataclasses.fields(self)}
@@ -101,7 +114,7 @@ def held_by_replica(
     weights: int = 1,
     *,
     expert_bytes: ArrayLike = 0.0,
-    experts: int = 1,
+    expert_part: ArrayLike = 1.0,
 ) -> np.ndarray:
     """Bytes of layers on one of some replicas that share the optimizer's state, gradients and weights.
 
@@ -112,15 +125,40 @@ def held_by_replica(
         gradients: that share these, too (ZeRO-2).
         weights: that share these, too (ZeRO-3).
         expert_bytes: of the weights, those of experts; gradients and state are where these are.
-        experts: that have a part of them each.
+        expert_part: that the replica has of them.
     """
     each = np.asarray(weight_bytes, dtype=float)
     part = np.divide(expert_bytes, each, out=np.zeros_like(each), where=each > 0)
-    apart, held, each = part * held / experts, (1 - part) * held, (1 - part) * each
+    apart, held, each = part * held * expert_part, (1 - part) * held, (1 - part) * each
     learnt = np.minimum(each, np.subtract(held, each))
     state = np.maximum(0.0, np.subtract(held, 2 * each))
     found: np.ndarray = apart + each / weights + learnt / gradients + state / replicas
     return found
+
+
+def fullest_part(experts: ArrayLike, replicas: int) -> np.ndarray:
+    """Part of each layer's experts that the fullest of some replicas has, as many as others but for one.
+
+    ``experts``: how many a layer has; 0: not known, they divide evenly.
+    """
+    count = np.asarray(experts, dtype=float)
+    part: np.ndarray = np.where(count > 0, np.ceil(count / replicas) / np.maximum(count, 1), 1 / replicas)
+    return part
+
+
+def routed_both_ways(routed_bytes: ArrayLike, repeats: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes of a microbatch to experts and back, in the forward and in the backward.
+
+    A token's activations go to the replica of its expert and the result comes back, in the backward the
+    gradients of both: four all-to-alls (GShard, arXiv 2006.16868, section 3.2).  Of d replicas (d - 1) / d of
+    the tokens leave theirs where experts have as many each.
+
+    Args:
+        routed_bytes: of layers, of one microbatch.
+        repeats: whether each layer repeats its forward for the backward.
+    """
+    once = 2 * np.asarray(routed_bytes, dtype=float)
+    return once, once * np.add(1, repeats)
 
 
 def repeated_layers(layers: int, recompute: int) -> np.ndarray:
@@ -181,6 +219,10 @@ class ProfiledLayer(Settings):
     """The parameters alone; every further weight version costs them again."""
     expert_bytes: _Bytes = 0.0
     """Those of experts, of which each replica has a part."""
+    experts: int = Field(0, ge=0, le=1_000_000)
+    """Number of these; 0: not known, they divide evenly."""
+    routed_bytes: _Bytes = 0.0
+    """Activations sent to experts, and as many back; in the backward their gradients."""
     activation_bytes: _Bytes = 0.0
     """Kept for the backward, of each microbatch in flight."""
     repeated_bytes: _Bytes = 0.0
@@ -209,14 +251,22 @@ class ProfiledLayer(Settings):
     def shared_by(
         self, replicas: int, *, gradients: int = 1, weights: int = 1, experts: int = 1
     ) -> "ProfiledLayer":
-        """The layer on one of some replicas that share its optimizer's state (ZeRO-1) alike.
+        """The layer on the fullest of some replicas that share its optimizer's state (ZeRO-1) alike.
 
         ``gradients`` and ``weights``: how many share these, too (ZeRO-2 and 3); ``experts``: its experts.
         """
-        shares, of = (replicas, gradients, weights), self.expert_bytes
-        held = held_by_replica(self.held_bytes, self.weight_bytes, *shares, expert_bytes=of, experts=experts)
-        own = self.weight_bytes - of + of / experts
-        return self.replace(held_bytes=float(held), weight_bytes=own, expert_bytes=of / experts)
+        of, part = self.expert_bytes, float(fullest_part(self.experts, experts))
+        held = held_by_replica(
+            self.held_bytes,
+            self.weight_bytes,
+            replicas,
+            gradients,
+            weights,
+            expert_bytes=of,
+            expert_part=part,
+        )
+        own = self.weight_bytes - of + of * part
+        return self.replace(held_bytes=float(held), weight_bytes=own, expert_bytes=of * part)
 
     @property
     def exchanged_bytes(self) -> float:

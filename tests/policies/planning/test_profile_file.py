@@ -56,6 +56,10 @@ def test_each_replica_has_a_part_of_the_experts():
     def planned(layers, replicas):
         return PlanMemory(layers, 1).stage_bytes(form, 1, 1, 0, replicas).of_cut(Partition(bounds=(0, 1)))
 
+    # The fullest of two replicas has two of three experts.
+    (uneven,) = read_profile({"layers": [{**row, "experts": 3}]}).each_layer(1)
+    fullest = uneven.shared_by(1, experts=2)
+    assert (fullest.held_bytes, fullest.weight_bytes) == pytest.approx((8 + 8 * 2 / 3, 2 + 2 * 2 / 3))
     # Gradients of experts are not reduced: that takes no memory.
     own = StageBytes(LayerProfile.of([layer.shared_by(1, experts=2)]).sums, form)
     whole = planned(profile.profile(1), 1)

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from ballast_policies.contract.job.dynamics import DynamicConfig, ExpertsSettings
 from ballast_policies.contract.job.training import TrainingConfig
+from ballast_policies.planning.profile import routed_both_ways
 from ballast_trainer.checkpoints.tensors import changed_by_optimizer, fill, needed, stored
 from ballast_trainer.cli.forecasting import ForecastInput
 from ballast_trainer.config import read_job_config
@@ -17,7 +18,7 @@ from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.dynamics.mixture_of_experts import Experts, OwnExperts, share_experts
 from ballast_trainer.dynamics.registry import build_dynamic
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.forecast import forecasts
+from ballast_trainer.forecast import Machines, forecasts
 from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.layers.optimize import update
 from ballast_trainer.layers.running import CURRENT_FORWARD
@@ -262,7 +263,7 @@ def test_moved_experts_are_on_one_rank_each_with_their_optimizer_state():
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", first_daily(["own", "copies"], 1))
 def test_a_job_goes_on_with_another_number_of_replicas(gang, small_config, tmp_path, kind):
-    """Experts of one process, two ranks, then four ranks, two of which share each: one curve."""
+    """Experts of one replica, of two that share them, of one again, of two pipelines of two: one curve."""
     # As above: of Adam rounding errors would change who goes where.
     training = {"optimizer": "sgd", "learningRate": 0.05} if kind == "copies" else {}
     config = small_config(training=training)
@@ -278,7 +279,8 @@ def test_a_job_goes_on_with_another_number_of_replicas(gang, small_config, tmp_p
     config["pipeline"] |= {"microbatches": 4, "globalBatchSize": 8}
     config["checkpoint"] = {"path": str(tmp_path / "saved"), "everySteps": 2}
     losses = {}
-    for steps, data, ranks, dynamics in ((2, 2, 2, shared), (4, 1, 1, alone), (6, 2, 4, shared)):
+    launches = ((1, 1, 1, alone), (3, 2, 2, shared), (4, 1, 2, alone), (6, 2, 4, shared))
+    for steps, data, ranks, dynamics in launches:
         running = gang(
             {**config, "totalSteps": steps, "dynamics": dynamics, "parallelism": {"data": data}}, ranks=ranks
         )
@@ -291,15 +293,15 @@ def test_a_job_goes_on_with_another_number_of_replicas(gang, small_config, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [0, 1])
-def test_a_forecast_has_the_bytes_of_a_rank_with_its_experts(stage):
-    """What `simulate` prints as held is within 5 % of a replica's own, and far below that of all experts."""
+@pytest.mark.parametrize(("stage", "count"), [(0, 8), (1, 8), (0, 6)])
+def test_a_forecast_has_the_bytes_of_a_rank_with_its_experts(stage, count):
+    """What `simulate` prints as held is within 5 % of the fullest replica's, and far below all experts'."""
     config = {
         "totalSteps": 1,
         "model": {"name": "gpt", "layers": 4, "args": {"dim": 24, "heads": 2, "context": 6}},
         "pipeline": {"microbatches": 4, "globalBatchSize": 4},
         "parallelism": {"data": 4, "zeroStage": stage},
-        "dynamics": experts(count=8),
+        "dynamics": experts(count=count),
     }
     job = read_job_config(config)
     rows = ForecastInput(config_path=Path()).layers(config, job)
@@ -315,9 +317,48 @@ def test_a_forecast_has_the_bytes_of_a_rank_with_its_experts(stage):
         with_state(layers)
         return sum(layer.byte_count() for layer in layers)
 
-    own = counted(Axis(ranks=(0, 1, 2, 3), index=1))
+    own = counted(Axis(ranks=(0, 1, 2, 3), index=0))
     assert forecast.ranks[0].held_bytes == pytest.approx(own, rel=0.05)
     assert own < 0.5 * counted(Axis())
+
+
+def exchanged_by_experts(world):
+    """Bytes of two microbatches: what this replica put into all-to-alls, and what its profile has."""
+    torch.manual_seed(0)
+    part = Experts(torch.nn.Linear(8, 8), 8, ExpertsSettings(count=3, top_k=2, parallel=True))
+    share_experts(part, world.data)
+    for microbatch in range(2):
+        CURRENT_FORWARD.set(0, microbatch)
+        part(torch.randn(3, 6, 8, requires_grad=True)).sum().backward()
+    forward, backward = routed_both_ways(part.routed_bytes, False)
+    return world.data.bytes["all_to_all"], 2 * int(forward + backward)
+
+
+@pytest.mark.processes
+def test_a_profile_has_the_bytes_that_experts_exchange():
+    """To the byte those of replicas over gloo; of a step they take the part that leaves a replica."""
+    # A replica sends its tokens there, and back as many as came to its experts.
+    measured, profiled = map(sum, zip(*on_ranks(exchanged_by_experts, 2, mesh=Mesh(data=2)), strict=True))
+    assert measured == profiled > 0
+    config = {
+        "totalSteps": 1,
+        "model": {"name": "gpt", "layers": 4, "args": {"dim": 24, "heads": 2, "context": 6}},
+        "pipeline": {"microbatches": 4, "globalBatchSize": 8},
+        "parallelism": {"data": 2},
+        "dynamics": experts(count=3),
+    }
+    job = read_job_config(config)
+    rows = ForecastInput(config_path=Path()).layers(config, job)
+    # Two samples of six tokens, two experts each; not of the embedding, nor of the head.
+    assert [row.routed_bytes for row in rows] == [0, *[2 * 6 * 2 * 24 * 4] * 2, 0]
+    assert [row.experts for row in rows] == [0, 3, 3, 0]
+
+    def seconds(times):
+        routed = [row.replace(routed_bytes=times * row.routed_bytes) for row in rows]
+        return forecasts(job, routed, ranks=2, machines=Machines(bandwidth=1e5))[0].step_seconds
+
+    away = 2 * 4 * sum(row.routed_bytes for row in rows) / 2
+    assert seconds(1) - seconds(0) == pytest.approx(away / 1e5)
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ class Experts(ChangingModule):
         bias: added to the router's scores in the choice, by expert.
         shared: the ranks that share the experts; None: this one computes all of them.
         counts: choices by expert since the last optimizer step, where the bias follows them.
+        routed_bytes: of all choices' inputs in the newest forward.
     """
 
     bias: torch.Tensor
@@ -77,6 +78,7 @@ class Experts(ChangingModule):
         self.register_buffer("bias", torch.zeros(settings.count))
         self.register_buffer("counts", torch.zeros(settings.count, dtype=torch.int64))
         self.shared: SharedExperts | None = None
+        self.routed_bytes = 0
         self._newest: torch.Tensor | None = None
 
     @property
@@ -122,6 +124,7 @@ class Experts(ChangingModule):
         most = self._capacity(len(expert))
         if settings.drop_tokens:
             expert, place, position, gate = (of[place < most] for of in (expert, place, position, gate))
+        self.routed_bytes = len(expert) * flat.shape[-1] * flat.element_size()
         if self.shared is not None:
             out = self.shared.run(flat[position], expert, self._compute)
         else:
@@ -159,6 +162,7 @@ class OwnExperts:
     def __init__(self, part: nn.Module) -> None:
         """Compute in the place of ``part``, whose weights keep their names."""
         self.shared: SharedExperts | None = None
+        self.routed_bytes = 0
         self.count: int = part.num_experts  # type: ignore[assignment]
         self.part, self._alone = part, part.forward
         self._arguments = inspect.signature(part.forward)
@@ -166,12 +170,13 @@ class OwnExperts:
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Hidden states [N, D], their experts [N, k] and weights [N, k] -> [N, D]."""
-        if self.shared is None:
-            alone: torch.Tensor = self._alone(*args, **kwargs)
-            return alone
         hidden: torch.Tensor
         hidden, chosen, weights = self._arguments.bind(*args, **kwargs).arguments.values()
         flat = hidden.reshape(-1, hidden.shape[-1])
+        self.routed_bytes = chosen.numel() * flat.shape[-1] * flat.element_size()
+        if self.shared is None:
+            alone: torch.Tensor = self._alone(*args, **kwargs)
+            return alone
         rows = flat.repeat_interleave(chosen.shape[-1], 0)
         out = self.shared.run(rows, chosen.flatten(), self._compute)
         mixed: torch.Tensor = (out.view(*chosen.shape, -1) * weights.unsqueeze(-1)).sum(-2)
@@ -315,9 +320,16 @@ def _to_share(module: nn.Module) -> list[Experts | OwnExperts]:
     ]
 
 
-def experts_bytes(module: nn.Module) -> int:
-    """Bytes of the parameters of a layer's experts that replicas are to share."""
-    return sum(parameter.nbytes for experts in _to_share(module) for parameter in experts.part.parameters())
+def experts_row(module: nn.Module) -> dict[str, int]:
+    """The fields of a profile on the experts of a layer that replicas are to share, after a forward."""
+    parts = _to_share(module)
+    if not parts:
+        return {}
+    return {
+        "expertBytes": sum(parameter.nbytes for of in parts for parameter in of.part.parameters()),
+        "experts": sum(of.count for of in parts),
+        "routedBytes": sum(of.routed_bytes for of in parts),
+    }
 
 
 def share_experts(module: nn.Module, replicas: Axis) -> nn.Module:

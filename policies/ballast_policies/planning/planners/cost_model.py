@@ -32,7 +32,14 @@ from ballast_policies.planning.partition import PlanningError, sums_of
 from ballast_policies.planning.planners.layout import Devices, Groups, Layout
 from ballast_policies.planning.planners.one_f_one_b import backward_ends, check_playable, step_of_many
 from ballast_policies.planning.planners.plan_memory import PlanMemory
-from ballast_policies.planning.profile import LayerProfile, held_by_replica, repeated_layers, zero_shares
+from ballast_policies.planning.profile import (
+    LayerProfile,
+    fullest_part,
+    held_by_replica,
+    repeated_layers,
+    routed_both_ways,
+    zero_shares,
+)
 from ballast_policies.planning.schedules.builders.synchronous import one_forward_one_backward_replicated
 from ballast_policies.planning.schedules.costs import StageCosts
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE
@@ -248,6 +255,11 @@ class CostModel:
                 update = np.where(there, np.maximum(update, own[2]), update)
             exchange = exchange + update
         backward = backward + forward if degrees.recompute == 1 else backward
+        if any(self.profile.routed_bytes):
+            routed = map(sums_of, routed_both_ways(self.profile.routed_bytes, again))
+            once, repeated = (of[end] - of[first] for of in routed)
+            each = (r - 1) / r * scale / gpus.data_link
+            forward, backward = forward + each * once, backward + each * repeated
         return forward + in_forward * half, backward + in_backward * half, exchange
 
     def stage_bytes(self, degrees: Degrees, stages: int, schedule: str = DEFAULT_SCHEDULE) -> StageBytes:
@@ -367,14 +379,13 @@ class CostModel:
             self.profile.weight_bytes,
             self.profile.activation_bytes,
             self.profile.expert_bytes,
+            fullest_part(self.profile.experts, self.devices.count).tolist(),
             strict=True,
         )
-        for layer, (whole, weights, activations, expert_bytes) in enumerate(each):
+        for layer, (whole, weights, activations, expert_bytes, part) in enumerate(each):
             kept = scale * activations
             held = float(
-                held_by_replica(
-                    whole, weights, *shares, expert_bytes=expert_bytes, experts=self.devices.count
-                )
+                held_by_replica(whole, weights, *shares, expert_bytes=expert_bytes, expert_part=part)
             )
             needed = (held + kept) / most_tensor
             # Of one microbatch, gradients are not there before the backward.

@@ -21,7 +21,13 @@ from ballast_policies.planning.memory.rank_bytes import LayerSums
 from ballast_policies.planning.memory.stage_bytes import StageBytes
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.planners.layout import Layout
-from ballast_policies.planning.profile import LayerProfile, held_by_replica, recomputed_bytes, zero_shares
+from ballast_policies.planning.profile import (
+    LayerProfile,
+    fullest_part,
+    held_by_replica,
+    recomputed_bytes,
+    zero_shares,
+)
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE, SCHEDULES
 from ballast_policies.planning.schedules.schedule import ScheduleError
 
@@ -71,17 +77,18 @@ class PlanMemory:
         repeated = scale * np.asarray(profile.repeated_bytes, dtype=float) / tensor
         kept, repeated = recomputed_bytes(kept, repeated, outputs, recompute)
         shares, experts = zero_shares(self.zero_stage, data), np.asarray(profile.expert_bytes, dtype=float)
+        part = fullest_part(profile.experts, data)
         held = held_by_replica(
-            profile.held_bytes, profile.weight_bytes, *shares, expert_bytes=experts, experts=data
+            profile.held_bytes, profile.weight_bytes, *shares, expert_bytes=experts, expert_part=part
         )
         return LayerSums(
             held=held / tensor,
-            weights=(profile.weight_bytes - experts + experts / data) / tensor,
+            weights=(profile.weight_bytes - experts + experts * part) / tensor,
             activations=kept,
             outputs=outputs,
             repeated=repeated,
             gradients=scale * np.asarray(profile.gradient_bytes, dtype=float) / tensor,
-            experts=experts / data / tensor,
+            experts=experts * part / tensor,
         )
 
 

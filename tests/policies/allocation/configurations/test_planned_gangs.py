@@ -51,12 +51,16 @@ def drawn(family, draw):
             "heldBytes": float(4 * held),
             "weightBytes": float(held),
             "expertBytes": float(draw.uniform(0, 1) * held) if everything else 0.0,
+            "experts": 3 if everything else 0,
+            "routedBytes": 0.02 * float(held) if everything else 0.0,
             "activationBytes": float(draw.uniform(0, 2) * held),
             "outputBytes": float(draw.uniform(0, 0.1) * held),
         }
         for seconds, held in zip(work, weights, strict=True)
     ]
-    halves = [{name: value * 0.6 for name, value in row.items()} for row in rows]
+    halves = [
+        {name: value if name == "experts" else value * 0.6 for name, value in row.items()} for row in rows
+    ]
     degrees = (1, 2) if everything or family == "tensor degrees" else (1,)
     limited = everything or family == "little memory"
     return PlannedGang(
@@ -107,11 +111,17 @@ def seconds_of_the_best_plan(gang, gpus, order=1):
         # A gather or a scatter takes half of the all-reduce that replicas without parts have once a step.
         half = (1 - 1 / data) * np.subtract(profile.weight_bytes, profile.expert_bytes) / bandwidth
         in_microbatch, in_step = ((0, 2), (0, 2), (1, 1), (3, 0))[zero]
-        cut_by = seconds + in_microbatch * half * min(capacity.speeds)
+        # Tokens go to their experts and come back in each forward and each backward.
+        passes = np.full(profile.layers, 2.0)
+        if again:
+            passes[again - 1 :: again] += 1
+        routed = 2 * passes * (1 - 1 / data) * size / SIZE * np.array(profile.routed_bytes) / bandwidth
+        sent_in_microbatch = in_microbatch * half + routed
+        cut_by = seconds + sent_in_microbatch * min(capacity.speeds)
         steps = {}
         for cut in filter(capacity.fits, all_partitions(profile.layers, len(ranks))):
             even = cut.loads(cut_by, capacity.speeds)
-            loads = (cut.loads(seconds, capacity.speeds) + in_microbatch * cut.loads(half)) * count
+            loads = (cut.loads(seconds, capacity.speeds) + cut.loads(sent_in_microbatch)) * count
             sent = [2 * size / SIZE * profile.output_bytes[end - 1] / bandwidth for end in cut.bounds[1:-1]]
             exchanged = in_step * cut.loads(half).max()
             step = predict_step_seconds(loads, count, boundary_seconds=sent, fixed_seconds=exchanged)

@@ -1,5 +1,6 @@
 """The one cost model against the simulator of schedules, and against arithmetic by hand."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -103,6 +104,30 @@ def test_seconds_and_bytes_by_hand():
     # The second layer alone.
     assert some.bytes == (cost.bytes[0], again.bytes[1])
     assert again.seconds > some.seconds == cost.seconds + 2 * 1.0
+
+
+def test_tokens_travel_to_their_experts_in_each_microbatch():
+    """One stage of two replicas, two microbatches each: half of 4 bytes leaves, four times, at 8 bytes/s."""
+    profile = LayerProfile(
+        forward_seconds=(1.0,),
+        backward_seconds=(2.0,),
+        held_bytes=(16.0,),
+        weight_bytes=(8.0,),
+        activation_bytes=(3.0,),
+        output_bytes=(0.0,),
+        expert_bytes=(8.0,),
+        experts=(3,),
+        routed_bytes=(4.0,),
+    )
+    devices = devices_of([GpuKind(gpu_type="a", count=2)], gpus_per_server=2, inside=8.0)
+    model = CostModel(profile, (0.0,), 1, devices)
+    layout = Layout.of((0, 1), [((0,), (1,))], microbatch_size=1, microbatches=4)
+    cost = model.judge(layout)
+    assert cost.seconds == pytest.approx(2 * (3.0 + 4 * 2 / 8))
+    # Two of three experts, gradients included; and the activations.
+    assert cost.bytes == (pytest.approx(16 * 2 / 3 + 3.0),)
+    again = model.judge(dataclasses.replace(layout, recompute=1))
+    assert again.seconds == pytest.approx(2 * (4.0 + 6 * 2 / 8))
 
 
 @pytest.mark.parametrize(("zero_stage", "halves"), [(1, 2), (2, 2 + 1), (3, 2 * 3)])
