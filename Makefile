@@ -74,9 +74,10 @@ test-e2e: setup ## run the product's promises on a local cluster with process no
 # The tests of curves, moves and checkpoints on a GPU. Pods of several ranks would need a GPU for each of them.
 CUDA_TESTS ?= tests/trainer/loop/test_same_curve.py tests/trainer/loop/test_rebalance.py tests/trainer/loop/test_evaluation.py \
 	tests/trainer/loop/test_asynchronous.py tests/trainer/layers/test_precision.py tests/trainer/checkpoints
-test-cuda: $(STAMP) ## run the trainer's tests on this machine's GPU over NCCL; its ranks may share one
+test-cuda: $(STAMP) ## run the trainer's tests on this machine's GPU over NCCL; its ranks may share one; into out/cuda/CARD.xml
 	@nvidia-smi --list-gpus
-	@BALLAST_TEST_DEVICE=cuda $(PYTEST) $(DAILY) $(ARGS) $(CUDA_TESTS)
+	@card=$$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1 | tr -c '[:alnum:]\n' -); \
+	BALLAST_TEST_DEVICE=cuda $(PYTEST) $(DAILY) --junitxml=out/cuda/$$card.xml $(ARGS) $(CUDA_TESTS)
 
 e2e-nodes: setup ## run the chart, images and trainers on real kubelets (root; containerd, buildah; a quarter of an hour)
 	@$(BIN)/python -m ballast_localcluster.setup --kubelets

@@ -1,7 +1,9 @@
 """The commands of the Makefile exist, and are told by `make help`."""
 
 import importlib
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -53,3 +55,21 @@ def test_tests_of_a_group_are_kept_in_one_worker(request):
     """
     if request.config.getoption("loadgroup", False):
         assert request.node.nodeid.endswith("@kept together")
+
+
+def test_the_results_on_a_gpu_are_kept_under_the_cards_name(tmp_path):
+    """Beside those of other cards; pytest's file has each test."""
+    programs = tmp_path / "venv" / "bin"
+    programs.mkdir(parents=True)
+    for name, says in (("nvidia-smi", "NVIDIA H200"), ("python", "$BALLAST_TEST_DEVICE $@")):
+        (programs / name).write_text(f'#!/bin/sh\necho "{says}"\n')
+        (programs / name).chmod(0o755)
+    (tmp_path / "venv" / ".ballast-setup").touch()
+    path = f"{programs}:{os.environ['PATH']}"
+    command = ["make", "test-cuda", f"VENV={tmp_path / 'venv'}"]
+    ran = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True
+    )
+    assert re.search(
+        r"^cuda .*--junitxml=out/cuda/NVIDIA-H200.xml .*test_same_curve", ran.stdout, re.MULTILINE
+    )
