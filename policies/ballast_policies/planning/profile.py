@@ -222,7 +222,7 @@ class ProfiledLayer(Settings):
     experts: int = Field(0, ge=0, le=1_000_000)
     """Number of these; 0: not known, they divide evenly."""
     routed_bytes: _Bytes = 0.0
-    """Activations sent to experts, and as many back; in the backward their gradients."""
+    """Sent to experts, and back."""
     activation_bytes: _Bytes = 0.0
     """Kept for the backward, of each microbatch in flight."""
     repeated_bytes: _Bytes = 0.0

@@ -1,5 +1,6 @@
 """Calls on a GPU that would make training wait, or connect late, seen in what is asked of torch."""
 
+import itertools
 import os
 import types
 
@@ -8,6 +9,7 @@ import torch
 import torch.distributed as dist
 from ballast_policies.contract import Directive, Plan, Rank
 from ballast_policies.contract.job.training import TrainingConfig
+from ballast_trainer.config import read_job_config
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import World, join
@@ -15,15 +17,19 @@ from ballast_trainer.layers import packing
 from ballast_trainer.layers.layer import Layer
 from ballast_trainer.layers.optimizer_state import from_tensor
 from ballast_trainer.layers.packing import as_bytes, pack, unpack
+from ballast_trainer.loop.batches import Batches
+from ballast_trainer.models.protocol import Model
 from ballast_trainer.pipeline.executor import links
 from ballast_trainer.pipeline.gradients import squared_norm_once
 from ballast_trainer.pipeline.layout import ScheduleRequest
+from ballast_trainer.tensor_parallel.product import GemmTimer, product
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainer.layers.trained_layers import CPU, trained_layers
 
 GPU = torch.device("cuda", 1)
+PIPELINE = {"microbatches": 2, "globalBatchSize": 4}
 
 
 def a_world(mesh):
@@ -105,6 +111,46 @@ def test_weights_that_move_stay_on_their_device(monkeypatch):
     unpacked = unpack(pack(tensors))
     assert all(torch.equal(unpacked[name], tensor) for name, tensor in tensors.items())
     assert sum(read) < 1024
+
+
+def test_products_are_timed_without_waiting_for_each(monkeypatch):
+    """By events, which are read once a step; where a slower device is emulated it is padded to its time."""
+    now, waited = itertools.count(), []
+
+    class Event:
+        def __init__(self, *, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = next(now)
+
+        def synchronize(self):
+            waited.append(self)
+
+        def elapsed_time(self, end):
+            return 1000.0 * (end.at - self.at)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    timer = GemmTimer(GPU)
+    timer.running = True
+    value, weight = (torch.ones(2, 2, requires_grad=True) for _ in range(2))
+    product(value, weight, None, selection=None, clock=timer).sum().backward()
+    assert not waited
+    assert timer.seconds == 2.0 == timer.seconds
+    assert len(waited) == 2
+    timer.start_step()
+    assert timer.seconds == 0.0
+
+
+def test_samples_are_known_by_what_the_host_has_read():
+    """Outputs of frozen layers are kept by the bytes of an input: no batch comes back from the GPU for it."""
+    batch = torch.ones(4, 2), torch.zeros(4)
+    model = Model(layer_count=1, build_layer=None, loss=None, batch=lambda *_: batch)
+    config = read_job_config({"totalSteps": 1, "model": {"name": "gpt"}, "pipeline": PIPELINE})
+    batches = Batches(config, model, torch.device("meta"))
+    inputs = batches.inputs_on_host(0, a_world(Mesh()))
+    assert (inputs.device, batches.of(0, a_world(Mesh()))[0].device.type) == (CPU, "meta")
 
 
 class ToHost(TorchDispatchMode):

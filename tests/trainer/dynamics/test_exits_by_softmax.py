@@ -8,6 +8,8 @@ from ballast_trainer.errors import TrainerError
 from ballast_trainer.layers.running import CURRENT_FORWARD
 from ballast_trainer.models.gpt import Block
 
+from tests.trainer.distributed.waits import Waits
+
 CLASSES = 8
 
 
@@ -49,6 +51,18 @@ def test_positions_leave_where_their_class_is_told_apart(running):
     block(marked)
     assert 0 < block.left <= 0.75
     assert block.exit_head(known).argmax(-1).eq(targets).float().mean() > 0.9
+
+
+def test_an_exit_waits_for_the_device_where_it_has_to_choose(running):
+    """Whether all are out, how many are not, and which; its share where it is told."""
+    block = exiting()
+    running(torch.randint(0, CLASSES, (2, 6)))
+    with Waits() as waits:
+        block(torch.cat([torch.randn(2, 6, 16), torch.zeros(2, 6, 1)], -1))
+    assert waits.found == ["scalar", "scalar", "nonzero"]
+    with Waits() as waits:
+        assert block.left == 0.0
+    assert waits.found == ["scalar"]
 
 
 def test_the_exits_loss_trains_the_blocks_too(running):

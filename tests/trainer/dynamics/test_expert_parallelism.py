@@ -36,6 +36,7 @@ from hypothesis import strategies as st
 
 from tests.support.examples import first_daily
 from tests.support.gang import assert_same_curve
+from tests.trainer.distributed.waits import Waits
 from tests.trainer.layers.trained_layers import ALONE, all_layers
 from tests.trainer.models import families
 from tests.trainer.tensor_parallel.ranks import on_ranks
@@ -387,7 +388,8 @@ def test_experts_that_replicas_cannot_share_are_refused(data, optimizer, words):
         ValidatedJob.from_mapping(config)
 
 
-def test_routing_waits_for_the_device_once(monkeypatch):
+@pytest.mark.parametrize("drops", [False, True])
+def test_routing_waits_for_the_device_once(monkeypatch, drops):
     """A layer and microbatch: the sizes of the messages, or those of the experts' queues, are the host's."""
     axis = Axis(ranks=(0, 1))
     # Of two replicas that route alike.
@@ -405,8 +407,11 @@ def test_routing_waits_for_the_device_once(monkeypatch):
 
         monkeypatch.setattr(torch.Tensor, name, told)
     for replicas, expected in ((axis, ["cpu"]), (Axis(), ["__int__"])):
-        part = Experts(torch.nn.Linear(8, 8), 8, ExpertsSettings(count=4, top_k=2, parallel=True))
+        settings = ExpertsSettings(count=4, top_k=2, parallel=True, drop_tokens=drops, capacity_factor=0.5)
+        part = Experts(torch.nn.Linear(8, 8), 8, settings)
         share_experts(part, replicas)
         waits.clear()
-        part(torch.randn(6, 8)).sum().backward()
-        assert waits == expected
+        with Waits() as others:
+            part(torch.randn(6, 8)).sum().backward()
+        # The host's own tensors have masks, too.
+        assert waits == expected and "masked" not in others.found

@@ -68,7 +68,7 @@ class ExitHead(nn.Module):
             TrainerError: the targets are no classes of positions, or outside of V.
         """
         targets = CURRENT_FORWARD.targets()
-        if targets is None or not bool(still_in.any()):
+        if targets is None:
             return None
         if targets.shape != logits.shape[:2] or targets.dtype != torch.int64:
             raise TrainerError(
@@ -76,16 +76,18 @@ class ExitHead(nn.Module):
                 f"{list(logits.shape[:2])}; the targets are {targets.dtype} {list(targets.shape)}. "
                 "To fix: exits: {confidence: saturation}, or head"
             )
-        wanted = targets[still_in]
+        places = still_in.nonzero(as_tuple=True)
+        wanted = targets[places]
         # Positions without a target, as torch marks them.
-        if int(wanted.max()) >= logits.shape[-1] or bool(((wanted < 0) & (wanted != -100)).any()):
+        has_one = wanted != -100
+        wrong = has_one & ((wanted < 0) | (wanted >= logits.shape[-1]))
+        is_wrong, learns = torch.stack([wrong.any(), has_one.any()]).tolist()
+        if is_wrong:
             raise TrainerError(
                 f"earlyExit: targets from {int(wanted.min())} to {int(wanted.max())} are no classes of "
                 f"exits.vocabulary: {logits.shape[-1]}. To fix: the number of classes of the model's head"
             )
-        if bool((wanted == -100).all()):
-            return None
-        return functional.cross_entropy(logits[still_in], wanted)
+        return functional.cross_entropy(logits[places], wanted) if learns else None
 
 
 _FIRST_DOUBT = 3.0
@@ -98,15 +100,12 @@ class ExitingBlock(ChangingModule):
 
     The last channel is 1 where a position has left, else 0; with probability ``hazard`` one leaves because it
     was drawn.
-
-    Attributes:
-        left: fraction of the positions that are out after the block, in the newest forward.
     """
 
     def __init__(self, block: nn.Module, settings: ExitsSettings, *, hazard: float) -> None:
         super().__init__()
         self.block = block
-        self.left = 0.0
+        self._newest: torch.Tensor | None = None
         self._settings = settings
         self._hazard = hazard
         # Of a block that tells it, as those do in which a head is learnt.
@@ -129,7 +128,7 @@ class ExitingBlock(ChangingModule):
             logits = self.head(before.detach()).squeeze(-1).float()
             out = out | self._leaving(torch.sigmoid(logits.detach()), out)
         if bool(out.all()):
-            self.left = 1.0
+            self._newest = out
             return torch.cat([before, out.to(before.dtype).unsqueeze(-1)], dim=-1)
         states, after = run_at(self.block, before, ~out)
         alike = functional.cosine_similarity(before.detach().float(), after.detach().float(), dim=-1)
@@ -145,8 +144,13 @@ class ExitingBlock(ChangingModule):
             unchanged = (alike >= self._settings.saturation).float()
             loss = functional.binary_cross_entropy_with_logits(logits[~out], unchanged[~out])
             states = with_side_loss(states, self._settings.head_weight * loss)
-        self.left = float(out.float().mean())
+        self._newest = out
         return torch.cat([states, out.to(states.dtype).unsqueeze(-1)], dim=-1)
+
+    @property
+    def left(self) -> float:
+        """Fraction of the positions that are out, in the newest forward; waits for the device."""
+        return 0.0 if self._newest is None else float(self._newest.float().mean())
 
     def _leaving(self, confidence: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Mask of the positions that leave [B, S]: the most confident first, as many as may still leave."""

@@ -62,7 +62,6 @@ class Experts(ChangingModule):
         bias: added to the router's scores in the choice, by expert.
         shared: the ranks that share the experts; None: this one computes all of them.
         counts: choices by expert since the last optimizer step, where the bias follows them.
-        routed_bytes: of all choices' inputs in the newest forward.
     """
 
     bias: torch.Tensor
@@ -78,7 +77,7 @@ class Experts(ChangingModule):
         self.register_buffer("bias", torch.zeros(settings.count))
         self.register_buffer("counts", torch.zeros(settings.count, dtype=torch.int64))
         self.shared: SharedExperts | None = None
-        self.routed_bytes = 0
+        self._row_bytes = 0
         self._newest: torch.Tensor | None = None
 
     @property
@@ -96,6 +95,12 @@ class Experts(ChangingModule):
         """Fraction of these choices that were above the capacity; waits for the device."""
         loads, most = self.loads, self._capacity(sum(self.loads))
         return 1 - sum(min(load, most) for load in loads) / max(1, sum(loads))
+
+    @property
+    def routed_bytes(self) -> int:
+        """Of the inputs of all experts, in the newest forward; waits for the device."""
+        loads = self.loads
+        return sum(min(load, self._capacity(sum(loads))) for load in loads) * self._row_bytes
 
     def _capacity(self, choices: int) -> int:
         """Positions that an expert takes at most, of so many choices."""
@@ -123,17 +128,19 @@ class Experts(ChangingModule):
         place[order] = torch.arange(len(expert), device=flat.device) - first[expert[order]]
         most = self._capacity(len(expert))
         if settings.drop_tokens:
-            expert, place, position, gate = (of[place < most] for of in (expert, place, position, gate))
-        self.routed_bytes = len(expert) * flat.shape[-1] * flat.element_size()
+            # Those above go to none; how many there are the host need not know.
+            expert = torch.where(place < most, expert, count)
+            place = torch.where(place < most, place, 0)
+        self._row_bytes = flat.shape[-1] * flat.element_size()
         if self.shared is not None:
             out = self.shared.run(flat[position], expert, self._compute)
         else:
             slots = min(most, int(counts.max()))
             row = expert * slots + place
-            queue = flat.new_zeros(count * slots, flat.shape[-1]).index_copy(0, row, flat[position])
-            parts = queue.split(slots)
+            queue = flat.new_zeros(count * slots + 1, flat.shape[-1]).index_copy(0, row, flat[position])
+            parts = queue[:-1].split(slots)
             done = [expert_output(one, part) for one, part in zip(self.experts.values(), parts, strict=True)]
-            out = torch.cat(done)[row]
+            out = torch.cat([*done, done[0].new_zeros(1, done[0].shape[-1])])[row]
         weighted = out * gate.unsqueeze(-1).to(out.dtype)
         mixed = out.new_zeros(flat.shape).index_add(0, position, weighted)
         if torch.is_grad_enabled():

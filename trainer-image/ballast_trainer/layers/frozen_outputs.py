@@ -44,7 +44,7 @@ class FrozenOutputs:
 
     @contextlib.contextmanager
     def during(self, inputs: Tree, microbatches: int) -> Iterator[None]:
-        """A step of training runs with these inputs; outside of it nothing is kept or looked up."""
+        """A step of training runs with these inputs, of the host; outside of it nothing is kept."""
         self._microbatches = chunks(inputs, microbatches)
         self._names.clear()
         try:
@@ -108,7 +108,7 @@ class FrozenOutputs:
 
     def _names_of(self, microbatch: int) -> list[bytes]:
         if microbatch not in self._names:
-            inputs = [one.detach().cpu().contiguous() for one in tensors_of(self._microbatches[microbatch])]
+            inputs = [one.detach().contiguous() for one in tensors_of(self._microbatches[microbatch])]
             self._names[microbatch] = [
                 hashlib.blake2b(
                     b"".join(row.reshape(-1).view(torch.uint8).numpy().tobytes() for row in rows),

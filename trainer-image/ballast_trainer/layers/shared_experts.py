@@ -147,16 +147,16 @@ class SharedExperts:
 
         Args:
             rows: tokens [N, D].
-            expert: of each row, int64 [N].
+            expert: of each row, int64 [N]; ``count``: none, and the output is 0.
             compute: outputs [n, D] of rows [n, D], given these experts in turn and how many rows each has.
         """
         count, size = self.count, self.axis.size
         # Experts by rank, and each rank's in ascending order: the order in which rows travel.
         travel = sorted(range(count), key=lambda e: (self.placement[e], e))
-        place = torch.empty(count, dtype=torch.int64)
+        place = torch.full((count + 1,), count, dtype=torch.int64)
         place[torch.tensor(travel)] = torch.arange(count)
         order = torch.sort(place.to(expert.device)[expert], stable=True).indices
-        mine = torch.bincount(expert, minlength=count)
+        mine = torch.bincount(expert, minlength=count + 1)[:count]
         # The one wait for the device: the sizes of messages are the host's.
         by_rank = torch.stack(self.axis.all_gather(mine)).cpu()
         self._count_tokens(by_rank)
@@ -166,6 +166,7 @@ class SharedExperts:
         received = pieces.sum(1).tolist()
         there = functools.partial(all_to_all, sent=sent, received=received, axis=self.axis)
         back = functools.partial(all_to_all, sent=received, received=sent, axis=self.axis)
+        order = order[: sum(sent)]
         arrived = exchanged(rows[order], there, back)
         # From each rank, one piece for each expert: put together by expert.
         by_source = torch.tensor(own, dtype=torch.int64).repeat(size).repeat_interleave(pieces.flatten())
@@ -173,7 +174,8 @@ class SharedExperts:
         # A rank without rows returns nothing, in the same type as the others.
         results = compute(arrived[together], own, pieces.sum(0).tolist()).to(rows.dtype)
         results = results[torch.argsort(together)]
-        return exchanged(results, back, there)[torch.argsort(order)]
+        returned = exchanged(results, back, there)
+        return returned.new_zeros(len(rows), *returned.shape[1:]).index_copy(0, order, returned)
 
     def _count_tokens(self, by_rank: torch.Tensor) -> None:
         newest: list[int] = by_rank.sum(0).tolist()

@@ -17,7 +17,7 @@ from ballast_trainer.distributed.process_group import World
 from ballast_trainer.errors import CheckpointError, DataError
 from ballast_trainer.models.loss_weights import weights_of
 from ballast_trainer.models.protocol import Model
-from ballast_trainer.trees import mapped
+from ballast_trainer.trees import Tree, mapped
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +83,7 @@ class Batches:
         self._factors: dict[int, list[float]] = {}
         self._digests: dict[int, float] = {}
         self._newest: tuple[tuple[int, int, int], Batch] | None = None
+        self._on_host: Tree = None
         self._ahead: ReadAhead | None = None
         if config.training.dataloader_num_workers > 0:
             self._ahead = ReadAhead(
@@ -105,6 +106,11 @@ class Batches:
         if self._newest is None or self._newest[0] != key:
             self._newest = key, self._moved(step, world)
         return self._newest[1]
+
+    def inputs_on_host(self, step: int, world: World) -> Tree:
+        """The inputs of :meth:`of` in the host's memory, where they were read."""
+        self.of(step, world)
+        return self._on_host
 
     def targets(self, step: int, world: World) -> tuple[torch.Tensor, ...]:
         """Targets of this replica's microbatches of ``step``; those of the newest few steps are kept."""
@@ -226,6 +232,7 @@ class Batches:
     def _moved(self, step: int, world: World) -> Batch:
         with ACTIVITY.doing(f"the batch of step {step + 1}"):
             inputs, targets = self._read(step) if self._ahead is None else self._read_ahead(step, self._ahead)
+        self._on_host, _ = own_part((inputs, targets), world, torch.device("cpu"))
         found = own_part((inputs, targets), world, self._device, pinned=self._ahead is not None)
         self._targets[step] = found[1]
         for old in sorted(self._targets)[:-_KEPT_TARGETS]:

@@ -134,7 +134,7 @@ class ModelState:
             self.batch(step)
         if self.frozen_outputs is None:
             return self.pipeline.run(lambda: self.batch(step))
-        with self.frozen_outputs.during(self.batch(step)[0], self.microbatches):
+        with self.frozen_outputs.during(self.batches.inputs_on_host(step, self.world), self.microbatches):
             return self.pipeline.run(lambda: self.batch(step))
 
     def prepare_data(self, step: int) -> None:

@@ -30,7 +30,6 @@ class GemmTimer:
 
     Attributes:
         running: whether products are timed.
-        seconds: of this step, multiplied by the emulated slow-down.
         extra: the part that only an emulated straggler adds, which no meter of whole stages measures.
     """
 
@@ -38,6 +37,7 @@ class GemmTimer:
         # Where a slower device is emulated, each product is padded to its time there, so that the other ranks
         # wait for it where they would.
         self.running = speed is not None
+        self._on_events = device.type == "cuda" and speed is None
         self.start_step()
         self._device = device
         self._speed = speed.of_products() if speed is not None else None
@@ -47,7 +47,17 @@ class GemmTimer:
 
     def start_step(self) -> None:
         """Count from zero."""
-        self.seconds = self.extra = 0.0
+        self._seconds = self.extra = 0.0
+        self._unread: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    @property
+    def seconds(self) -> float:
+        """Of this step, multiplied by the emulated slow-down; on a GPU waits for the newest product."""
+        for began, ended in self._unread:
+            ended.synchronize()
+            self._seconds += began.elapsed_time(ended) / 1000
+        self._unread.clear()
+        return self._seconds
 
     def now(self) -> float:
         """Seconds on the clock that products are timed by."""
@@ -61,13 +71,20 @@ class GemmTimer:
         if not self.running:
             yield
             return
+        if self._on_events:
+            events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            events[0].record()
+            yield
+            events[1].record()
+            self._unread.append(events)
+            return
         wall, began = time.perf_counter(), self.now()
         yield
         spent = self.now() - began
         if self._speed is None:
-            self.seconds += spent
+            self._seconds += spent
         else:
-            self.seconds += self._speed.factor * spent
+            self._seconds += self._speed.factor * spent
             self.extra += self._extra * self._speed.factor * spent
             self._speed.pad(wall, spent)
 
