@@ -98,7 +98,9 @@ def curves(world, names):
     ids=" ".join,
 )
 def test_families_that_are_cut_learn_as_in_one_process(names):
-    """To 1e-5, on each of two ranks; a layer's parameters take little more than half of the memory there.
+    """To a few of the last digits of a loss of 4, on each of two ranks, as its rows in another order would.
+
+    A layer's parameters take little more than half of the memory there.
 
     Grouped queries, norms of heads, gathered columns, experts; fused matrices, latent heads, MLPs alone,
     transposed weights, encoders; state spaces, norms of all heads, sinks, biases of experts.
@@ -106,7 +108,7 @@ def test_families_that_are_cut_learn_as_in_one_process(names):
     for found in on_ranks(curves, 2, names):
         for name in names:
             (losses, part), (expected, whole) = found[name, True], found[name, False]
-            assert_same_curve(dict(enumerate(losses)), dict(enumerate(expected)))
+            assert_same_curve(dict(enumerate(losses)), dict(enumerate(expected)), within=3e-6)
             assert part < (0.85 if name in LITTLE_CUT else 0.7) * whole, name
 
 
