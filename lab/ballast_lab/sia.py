@@ -9,9 +9,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from ballast_policies.allocation.problem import Configuration
-from ballast_policies.elastic.assignment import Option, best_assignment
 from ballast_policies.elastic.completion_time import ElasticPolicyKind
-from ballast_policies.elastic.job import ElasticCluster, JobState
+from ballast_policies.elastic.job import ElasticCluster, JobState, Option, best_assignment
 
 POWER = -0.5
 WAITING = 1.1

@@ -294,7 +294,6 @@ class Allocator:
             nodes=nodes,
             pods=pods,
             jobs=jobs,
-            measurements=self.decider.measurements,
             spent=spent,
             regions={name: info.region for name, info in pools.items()},
             avoided=findings.avoided_by_all,

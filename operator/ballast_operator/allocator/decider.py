@@ -321,7 +321,7 @@ class Decider:
         ``policy`` has the prices of feeds. ``item``: the ClusterPolicy as it is stored. ``left_out``: jobs
         at fault, with their errors.
         """
-        snapshot = take_snapshot(policy.spec, seen, self._admissions, left_out=left_out)
+        snapshot = take_snapshot(policy.spec, seen, self.measurements, self._admissions, left_out=left_out)
         snapshot = spot_seen(snapshot, policy.spec.node_pools, (item or {}).get("status"))
         faulty = {job.view.key for job in snapshot.faulty}
         considered = [view for view in seen.jobs if view.key not in faulty]

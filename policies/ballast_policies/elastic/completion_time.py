@@ -21,8 +21,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from ballast_policies.allocation.problem import Configuration
-from ballast_policies.elastic.assignment import Option, best_assignment, combinations
-from ballast_policies.elastic.job import ElasticCluster, ElasticJob, JobState
+from ballast_policies.elastic.job import (
+    ElasticCluster,
+    ElasticJob,
+    JobState,
+    Option,
+    best_assignment,
+    combinations,
+)
 from ballast_policies.registry import Registry
 
 

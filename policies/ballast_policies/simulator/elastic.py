@@ -20,9 +20,8 @@ from ballast_policies.allocation.problem import Configuration, Job
 from ballast_policies.contract.decode import decode_text
 from ballast_policies.contract.errors import ContractError, Problem, shown
 from ballast_policies.contract.limits import FILE, Limits
-from ballast_policies.elastic.assignment import sizes_of
 from ballast_policies.elastic.completion_time import ELASTIC_POLICIES, advanced, changed, seconds_left
-from ballast_policies.elastic.job import ElasticCluster, ElasticJob, JobState
+from ballast_policies.elastic.job import ElasticCluster, ElasticJob, JobState, sizes_of
 from ballast_policies.rounds.gangs import ElasticGang, SpreadGang, speeds_where_it_is
 from ballast_policies.rounds.values import Node, Placement
 from ballast_policies.scheduling.decision import SchedulingPolicy

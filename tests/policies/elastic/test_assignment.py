@@ -4,9 +4,8 @@ import itertools
 
 import pytest
 from ballast_policies.allocation.problem import Configuration
-from ballast_policies.elastic import assignment
-from ballast_policies.elastic.assignment import Option, best_assignment, sizes_of
-from ballast_policies.elastic.job import ElasticCluster
+from ballast_policies.elastic import job as elastic_job
+from ballast_policies.elastic.job import ElasticCluster, Option, best_assignment, sizes_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,7 +57,7 @@ def test_the_choice_is_the_best_of_all(jobs):
 def test_prices_never_give_out_what_is_not_there(jobs):
     """On clusters too large for the exact choice."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assignment, "MOST_CELLS", 1)
+        patch.setattr(elastic_job, "MOST_CELLS", 1)
         chosen = best_assignment(jobs, CLUSTER)
     assert CLUSTER.fits(sizes_of(chosen))
     assert all(
@@ -84,7 +83,7 @@ def test_by_prices_the_choice_is_nearly_the_best_one():
     ]
     exact = best_assignment(jobs, cluster)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assignment, "MOST_CELLS", 1)
+        patch.setattr(elastic_job, "MOST_CELLS", 1)
         chosen = best_assignment(jobs, cluster)
     assert worth_of(jobs, chosen) >= 0.99 * worth_of(jobs, exact)
 

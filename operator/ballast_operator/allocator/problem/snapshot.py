@@ -318,7 +318,6 @@ class Observed:
     nodes: Mapping[str, NodeView]
     pods: Sequence[Object]
     jobs: Sequence[JobView]
-    measurements: Measurements
     spent: Mapping[str, SpentBudget] = dataclasses.field(default_factory=dict)
     regions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     avoided: Mapping[str, AvoidedNode] = dataclasses.field(default_factory=dict)
@@ -328,18 +327,20 @@ class Observed:
 def take_snapshot(
     spec: ClusterPolicySpec,
     seen: Observed,
+    measurements: Measurements,
     admissions: Admissions | None = None,
     *,
     left_out: Mapping[Key, Exception] | None = None,
 ) -> Snapshot:
     """Input of a decision under ``spec``, without the jobs for which that raises.
 
-    ``admissions``: of earlier snapshots. ``left_out``: jobs that are known to be at fault, with their errors.
+    ``measurements``: of trainers. ``admissions``: of earlier snapshots. ``left_out``: jobs that are known to
+    be at fault, with their errors.
     """
     admissions, out = admissions or Admissions(), dict(left_out or {})
     while True:
         try:
-            return _take(spec, seen, admissions, out)
+            return _take(spec, seen, measurements, admissions, out)
         except JobFaults as faults:
             if faults.by_job.keys() <= out.keys():
                 raise
@@ -347,9 +348,13 @@ def take_snapshot(
 
 
 def _take(
-    spec: ClusterPolicySpec, seen: Observed, admissions: Admissions, left_out: Mapping[Key, Exception]
+    spec: ClusterPolicySpec,
+    seen: Observed,
+    measurements: Measurements,
+    admissions: Admissions,
+    left_out: Mapping[Key, Exception],
 ) -> Snapshot:
-    now, measurements = seen.now, seen.measurements
+    now = seen.now
     at_fault = [view for view in seen.jobs if view.key in left_out]
     jobs = [view for view in seen.jobs if view.key not in left_out]
     wants = each_job(jobs, lambda view: wants_gpus(view, now), lambda view: view.key)

@@ -261,7 +261,6 @@ def _decided_on(caches: "Caches", item: "Object") -> LiveCluster:
         nodes=nodes,
         pods=caches[POD].of_no_job(),
         jobs=jobs,
-        measurements=decider.measurements,
         spent=decider.look(policy, jobs, seen=[], started=now, item=item, pools=pools),
         regions={name: info.region for name, info in pools.items()},
     )

@@ -185,10 +185,9 @@ class Decisions(RuleBasedStateMachine):
             nodes=self.observer.nodes(),
             pods=self.observer.caches[POD].of_no_job(),
             jobs=self.observer.jobs(),
-            measurements=self.measurements,
         )
-        kept = take_snapshot(spec, seen, self.memory)
-        fresh = take_snapshot(spec, seen)
+        kept = take_snapshot(spec, seen, self.measurements, self.memory)
+        fresh = take_snapshot(spec, seen, self.measurements)
         assert kept == fresh
 
 
@@ -212,8 +211,8 @@ def test_a_decision_looks_at_the_jobs_that_have_changed_and_no_others(monkeypatc
         spec = read_cluster_policy(policy(*POOLS)).spec
         observer, measurements = decisions.observer, decisions.measurements
         jobs, nodes = observer.jobs(), observer.nodes()
-        seen = Observed(now=START, nodes=nodes, pods=[], jobs=jobs, measurements=measurements)
-        take_snapshot(spec, seen, decisions.memory)
+        seen = Observed(now=START, nodes=nodes, pods=[], jobs=jobs)
+        take_snapshot(spec, seen, measurements, decisions.memory)
         return list(looked_at)
 
     for number in range(100):

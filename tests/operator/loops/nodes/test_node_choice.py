@@ -316,8 +316,8 @@ def test_a_snapshot_of_thousands_of_tainted_nodes_and_jobs_looks_at_each_kind_on
         return original(*arguments)
 
     monkeypatch.setattr(taints, "tolerates", counted)
-    seen = Observed(now=START, nodes=nodes, pods=[], jobs=jobs, measurements=Measurements())
-    snapshot = take_snapshot(spec, seen)
+    seen = Observed(now=START, nodes=nodes, pods=[], jobs=jobs)
+    snapshot = take_snapshot(spec, seen, Measurements())
     assert len(snapshot.problem.jobs) == 2000
     assert len({asks.barred for asks in snapshot.asks.values()}) == 4
     assert len(compared) <= 5000 + 4 * 5
