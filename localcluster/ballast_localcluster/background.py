@@ -13,6 +13,7 @@ from ballast_localcluster.binaries import find_binaries
 from ballast_localcluster.cluster import LocalCluster
 from ballast_localcluster.components import Layout
 from ballast_localcluster.errors import LocalClusterError
+from ballast_localcluster.go_builds import user_folder
 from ballast_localcluster.nodes.node import ProcessNode
 from ballast_localcluster.rest import Rest
 from ballast_localcluster.supervision.warden import await_end, warden_pid
@@ -43,8 +44,7 @@ class BackgroundCluster:
 
 def clusters_folder() -> Path:
     """Folder that holds them: ``$XDG_STATE_HOME`` or ``~/.local/state``, then ``ballast/clusters``."""
-    base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "ballast" / "clusters"
+    return user_folder("XDG_STATE_HOME", ".local/state") / "ballast" / "clusters"
 
 
 def up(

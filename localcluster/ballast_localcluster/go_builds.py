@@ -29,8 +29,17 @@ def print_progress(line: str) -> None:
 
 def cache_base() -> Path:
     """``$XDG_CACHE_HOME`` or ``~/.cache``, then ``ballast``."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "ballast"
+    return user_folder("XDG_CACHE_HOME", ".cache") / "ballast"
+
+
+def user_folder(variable: str, at_home: str) -> Path:
+    """The folder that a variable names, or one of the home folder. Raises BinariesError: there is neither."""
+    if base := os.environ.get(variable):
+        return Path(base)
+    try:
+        return Path.home() / at_home
+    except RuntimeError as error:  # without $HOME, a user whom no list of users has
+        raise BinariesError(f"there is no home folder. To fix: set HOME or {variable}") from error
 
 
 def build_once(folder: Path, what: str, build: Callable[[Path], None], progress: Progress) -> None:
@@ -40,7 +49,14 @@ def build_once(folder: Path, what: str, build: Callable[[Path], None], progress:
     """
     if folder.is_dir():
         return
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder.parent).close()
+    except OSError as error:
+        raise BinariesError(
+            f"{what} is kept in {folder.parent}, which cannot be written: {error.strerror}. "
+            "To fix: set XDG_CACHE_HOME to a folder that can"
+        ) from error
     with _locked(folder.with_name(folder.name + ".lock"), what, progress):
         if folder.is_dir():
             return

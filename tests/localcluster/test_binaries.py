@@ -121,6 +121,19 @@ def test_a_failed_build_shows_the_compilers_words_and_leaves_nothing(fake_go, tm
     assert kept == {".lock"}
 
 
+@pytest.mark.parametrize("cache", ["/proc/1/none", "a file", ""], ids=["unwritable", "file", "no home"])
+def test_a_folder_that_cannot_be_written_is_named(fake_go, tmp_path, monkeypatch, cache):
+    """As a home folder of another user, or none at all; by `make setup`, in one line."""
+    (tmp_path / "a file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", cache and str(tmp_path / cache))
+    monkeypatch.delenv("HOME", raising=False)
+    without = "import os, runpy; os.getuid = lambda: 2**31; "
+    code = without + "runpy.run_module('ballast_localcluster.setup', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "set XDG_CACHE_HOME" in done.stderr or "set HOME or XDG_CACHE_HOME" in done.stderr
+
+
 def test_without_go_it_is_said_what_to_install(fake_go, monkeypatch, tmp_path):
     """One message, with the version and the way around."""
     monkeypatch.setenv("PATH", str(tmp_path))
