@@ -38,7 +38,7 @@ from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.conditions import PolicyCondition, PolicyReason, some_of
 from ballast_operator.api.read import unknown_fields
 from ballast_operator.api.training_job_status import plain
-from ballast_operator.errors import Conflict, NotFound, Rejected, Unavailable, for_good
+from ballast_operator.errors import Conflict, Fenced, NotFound, Rejected, Unavailable, for_good
 from ballast_operator.history.recording import Decided, TwinResult
 from ballast_operator.history.writer import HistoryWriter
 from ballast_operator.kube.caches import Caches
@@ -445,7 +445,8 @@ class PolicyReporter:
         try:
             await self._write(item, report)
         except (Conflict, NotFound, Unavailable) as error:
-            logger.info("report on ClusterPolicy %s repeated: %s", name, error)
+            known = isinstance(error, Fenced)  # a lapse is told once, by who renews the Lease
+            logger.log(logging.DEBUG if known else logging.INFO, "report on %s repeated: %s", name, error)
             of, waiting = self._waiting.get(name, (uid, ()))
             if of == uid:
                 self._await_turn(name, uid, (report, *waiting))

@@ -6,7 +6,7 @@ import contextlib
 import pytest
 from ballast_operator.allocator import policy_status as reporting
 from ballast_operator.allocator.policy_status import PolicyReport, PolicyReporter, least_status
-from ballast_operator.errors import Forbidden, Rejected, Unavailable
+from ballast_operator.errors import Fenced, Forbidden, Rejected, Unavailable
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.client import DroppedFields
 from ballast_operator.kube.kinds import POLICY
@@ -77,6 +77,14 @@ async def test_a_report_that_is_not_taken_does_not_end_the_reporting(error, monk
     """One that the API server could not answer is written again; of what it refuses, plain texts are."""
     written = await write_all([error, "ok"], ["only \U0001f917"], monkeypatch=monkeypatch)
     assert written == ["only \U0001f917" if isinstance(error, Unavailable) else "only ?"]
+
+
+async def test_a_lapse_of_the_lease_is_not_told_again_with_each_report(monkeypatch, caplog):
+    """Reports are tried once a second for as long as the API server is away."""
+    caplog.set_level("INFO")
+    lapses = [Fenced("lease a/b is not renewed for now")] * 3
+    assert await write_all([*lapses, "ok"], ["only"], monkeypatch=monkeypatch) == ["only"]
+    assert "not renewed" not in caplog.text
 
 
 async def test_a_right_that_is_missing_is_not_answered_with_another_status(monkeypatch):
