@@ -126,6 +126,16 @@ def test_the_api_server_accepts_an_example(api: client.ApiClient, path: Path) ->
         send(api, "POST", item, **AS_KUBECTL)
 
 
+def test_two_that_apply_the_network_policies_do_not_conflict(api: client.ApiClient) -> None:
+    """As with kubectl first, by a GitOps controller later: a default inside a list makes two lists of it."""
+    path = "/apis/networking.k8s.io/v1/namespaces/default/networkpolicies?dryRun=All"
+    for item in yaml.safe_load_all((FOLDER / "networkpolicy.yaml").read_text()):
+        status, stored = call(api, "POST", path, item)
+        assert status == 201, stored
+        for rules in ("ingress", "egress"):
+            assert stored["spec"].get(rules) == item["spec"].get(rules)
+
+
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [

@@ -108,6 +108,12 @@ def test_the_default_objects_are_what_an_operator_needs(chart: Any) -> None:
     )
 
 
+def test_a_switch_of_the_pod_that_is_set_to_null_is_off(chart: Any) -> None:
+    """As an older release's values file may have it, or `--set hostNetwork=null`."""
+    (deployment,) = of_kind(render(chart, {"hostNetwork": None}), "Deployment")
+    assert not {"hostNetwork", "dnsPolicy"} & deployment["spec"]["template"]["spec"].keys()
+
+
 def test_the_chart_is_clean() -> None:
     """Helm's own lint finds nothing but the missing icon."""
     report = helm.lint(str(CHART), strict=True)
