@@ -60,8 +60,8 @@ program.main()"""
 def test_closed_standard_input_is_empty_and_closed_output_no_fault(tmp_path):
     """As under a supervisor: ``ballast ... <&-``, and ``>&-``."""
 
-    def run(closed, *words):
-        program = [sys.executable, "-m", "ballast_operator.cli", *words]
+    def run(closed, *words, module="ballast_operator.cli"):
+        program = [sys.executable, "-m", module, *words]
         return subprocess.run(
             ["sh", "-c", f'exec "$@" {closed}', "sh", *program], capture_output=True, text=True, check=False
         )
@@ -70,6 +70,9 @@ def test_closed_standard_input_is_empty_and_closed_output_no_fault(tmp_path):
     assert "holds no manifest" in run("<&-", "submit", "-f", "-").stderr
     written = run(">&- 2>&-", "crds", "--output-dir", str(tmp_path / "crds"))
     assert written.returncode == 0 and len(list((tmp_path / "crds").iterdir())) == 2
+    config, short = str(ROOT / "examples/trainer/1f1b.yaml"), ("--set", "totalSteps=1")
+    trained = run("<&- >&-", "run", "--config", config, *short, module="ballast_trainer")
+    assert (trained.returncode, trained.stderr) == (0, "")
 
 
 @pytest.mark.slow
