@@ -38,6 +38,7 @@ from ballast_operator.local_operator import api_client
 from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes.aio import client
+from kubernetes.aio.config import ConfigException
 
 from tests.support.waiting import WAIT_SECONDS
 
@@ -355,6 +356,12 @@ async def test_the_environments_kubeconfig_is_that_of_the_moment(tmp_path, serve
     async with await connect() as cluster:
         await cluster.get(LEASE, "ns", "x")
     assert len(asked) == 1
+
+
+async def test_a_file_nested_too_deeply_is_no_kubeconfig(tmp_path):
+    (tmp_path / "deep").write_text("[" * 3000)
+    with pytest.raises(ConfigException, match="is not a kubeconfig: maximum recursion depth"):
+        await connect(str(tmp_path / "deep"))
 
 
 async def test_of_several_files_the_first_current_context_is_used(tmp_path, server, monkeypatch):
