@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from ballast_policies.contract import ExitCode, ExitReason
 from ballast_policies.contract.job.output import CallbackConfig, CallbackError
 from ballast_trainer.causes import describe, explains_itself
@@ -193,14 +194,14 @@ def test_all_ranks_end_after_the_step_that_one_was_told_of(gang, small_config):
 
 
 class Held(nn.Module):
-    """A layer that waits in evaluations."""
+    """A layer that waits in evaluations, on the last rank."""
 
     def __init__(self, folder):
         super().__init__()
         self.folder = folder
 
     def forward(self, value):
-        if not self.training:
+        if not self.training and dist.get_rank() == dist.get_world_size() - 1:
             hold(self.folder)
         return value
 
@@ -244,6 +245,15 @@ OVERDUE = {
         {
             "model": {"name": f"{__name__}:held_model", "args": IN},
             "evaluation": {"everySteps": 1, "batches": 1, "timeoutSeconds": 15},
+        },
+        "evaluation.timeoutSeconds",
+        "an evaluation's forward of layer 1",
+    ),
+    "an evaluation, whose weights are gathered": (
+        {
+            "model": {"name": f"{__name__}:held_model", "args": IN},
+            "evaluation": {"everySteps": 1, "batches": 1, "timeoutSeconds": 15},
+            "parallelism": {"data": 2, "zeroStage": 3},
         },
         "evaluation.timeoutSeconds",
         "an evaluation's forward of layer 1",

@@ -49,6 +49,15 @@ class Activity:
         finally:
             self.now = before
 
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Inside, this rank waits for others in the midst of its work, which goes on anew then."""
+        before, self.now = self.now, None
+        try:
+            yield
+        finally:
+            self.now = before
+
 
 ACTIVITY = Activity()
 """Of this process."""

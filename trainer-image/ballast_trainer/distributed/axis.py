@@ -2,11 +2,13 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from ballast_trainer.distributed.activity import ACTIVITY
 
 Exchange = Callable[[torch.Tensor], torch.Tensor]
 
@@ -55,7 +57,9 @@ class Axis:
         """Sum (or largest) over the axis, element-wise, in place; contiguous tensors only."""
         if self.size > 1:
             self.count("all_reduce", tensor.nbytes)
-            dist.all_reduce(tensor, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=self.group)
+            operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+            with ACTIVITY.waiting():
+                dist.all_reduce(tensor, operation, group=self.group)
         return tensor
 
     def begin_sum(
@@ -85,20 +89,22 @@ class Axis:
         """The one-dimensional parts of all ranks, of these lengths, one after the other."""
         self.count("all_gather", own.nbytes)
         parts = own.new_empty(sum(lengths))
-        if len(set(lengths)) == 1:
-            dist.all_gather_single(parts, own, group=self.group)
-            return parts
-        for rank, part in zip(self.ranks, parts.split(list(lengths)), strict=True):
-            if rank == self.ranks[self.index]:
-                part.copy_(own)
-            dist.broadcast(part, src=rank, group=self.group)
+        with ACTIVITY.waiting():
+            if len(set(lengths)) == 1:
+                dist.all_gather_single(parts, own, group=self.group)
+                return parts
+            for rank, part in zip(self.ranks, parts.split(list(lengths)), strict=True):
+                if rank == self.ranks[self.index]:
+                    part.copy_(own)
+                dist.broadcast(part, src=rank, group=self.group)
         return parts
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
         """The tensor of the rank with index ``source``, in place on the others."""
         if self.size > 1:
             self.count("broadcast", tensor.nbytes)
-            dist.broadcast(tensor, src=self.ranks[source], group=self.group)
+            with ACTIVITY.waiting():
+                dist.broadcast(tensor, src=self.ranks[source], group=self.group)
         return tensor
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -107,7 +113,8 @@ class Axis:
             return [tensor]
         self.count("all_gather", tensor.nbytes)
         gathered = [torch.empty_like(tensor) for _ in self.ranks]
-        dist.all_gather(gathered, tensor.contiguous(), group=self.group)
+        with ACTIVITY.waiting():
+            dist.all_gather(gathered, tensor.contiguous(), group=self.group)
         return gathered
 
     def largest(self, values: list[float], device: torch.device) -> list[float]:
@@ -129,6 +136,13 @@ class Axis:
         if self.size > 1:
             dist.all_gather_object(values, value, group=self.group)
         return values
+
+
+def wait_for(works: Iterable[Any]) -> None:
+    """Wait for what was started on an axis."""
+    with ACTIVITY.waiting():
+        for work in works:
+            work.wait()
 
 
 class _Exchange(torch.autograd.Function):

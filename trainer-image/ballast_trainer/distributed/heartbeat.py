@@ -17,6 +17,7 @@ import dataclasses
 import faulthandler
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -175,7 +176,7 @@ class RankHeartbeat:
         try:
             yield
         except PeerLost as error:
-            if "timed out" not in str(error).lower():
+            if not re.search("timed out|timeout", str(error), re.IGNORECASE):
                 raise
             said = self._limits.exceeded(self._busy())
             self._show_all_stacks()

@@ -47,11 +47,12 @@ _PEER_FAILURES = (
     "Timed out waiting",
     "timed out",
     "failed to recv, got 0 bytes",
+    "Application timeout caused pair closure",
     "NCCL",
 )
 """Texts of gloo, the store and NCCL when another rank is gone; they have no exception type for it."""
 
-_FAILURES_IN_LAYERS = ("gloo/transport", "NCCL")
+_FAILURES_IN_LAYERS = ("gloo/transport", "Application timeout caused pair closure", "NCCL")
 """The same where a layer of the user's has failed, whose own errors may time out, too."""
 
 

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ballast_trainer.distributed.activity import ACTIVITY
 from ballast_trainer.distributed.axis import Axis, exchanged
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.layers.running import CURRENT_FORWARD
@@ -75,7 +76,8 @@ def all_to_all(rows: torch.Tensor, sent: list[int], received: list[int], axis: A
     """Rows to the ranks of an axis, [sum(sent), ...] -> [sum(received), ...]."""
     out = rows.new_empty(sum(received), *rows.shape[1:])
     axis.count("all_to_all", rows.nbytes)
-    dist.all_to_all_single(out, rows.contiguous(), received, sent, group=axis.group)
+    with ACTIVITY.waiting():
+        dist.all_to_all_single(out, rows.contiguous(), received, sent, group=axis.group)
     return out
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ballast_trainer.distributed.axis import Axis
+from ballast_trainer.distributed.axis import Axis, wait_for
 from ballast_trainer.layers.optimizer_state import is_plain, kept_elsewhere
 from ballast_trainer.seeding import host_seeded
 
@@ -199,8 +199,7 @@ class WholeWeights:
             else:
                 source = self._replicas.ranks[share.owner]
                 works.append(dist.broadcast(whole, src=source, group=self._replicas.group, async_op=True))
-        for work in works:
-            work.wait()
+        wait_for(works)
         self._layer = shares
 
     def release(self) -> None:

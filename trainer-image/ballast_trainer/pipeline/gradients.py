@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ballast_trainer.distributed.axis import Axis
+from ballast_trainer.distributed.axis import Axis, wait_for
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.errors import TrainerError
 from ballast_trainer.layers.buffers import StepBuffers
@@ -63,8 +63,7 @@ class _Bucket:
 
     def settle(self) -> torch.Tensor:
         """The sum of what has begun so far; waits for it."""
-        for work in self._works:
-            work.wait()
+        wait_for(self._works)
         if self._sum is None:
             self._sum = self._coming
         elif self._coming is not None:

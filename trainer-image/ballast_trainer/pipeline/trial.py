@@ -20,7 +20,7 @@ from torch import nn
 
 from ballast_trainer.causes import describe
 from ballast_trainer.data.collate import Batch
-from ballast_trainer.distributed.axis import Axis
+from ballast_trainer.distributed.axis import Axis, wait_for
 from ballast_trainer.errors import ConfigurationError, TrainerError
 from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.layers.buffers import attributes_back, copies_of, in_place
@@ -161,7 +161,7 @@ class _Shared:
 
 
 def _heard(flag: torch.Tensor, work: Any) -> bool:
-    work.wait()
+    wait_for([work])
     return bool(flag.item())
 
 
