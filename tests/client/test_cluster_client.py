@@ -118,6 +118,23 @@ async def test_a_token_that_ran_out_is_read_again(answers):
     await connection.close()
 
 
+def test_nobody_in_particular_is_not_asked_for(answers):
+    """Where no token can be read again: such requests are forbidden, and it is to log in that is needed."""
+    asked = []
+
+    def answer(path):
+        asked.append(path)
+        file.write_text(without)
+        return b"{}", 401
+
+    file = Path(answers(answer))
+    without = file.read_text()
+    file.write_text(without.replace("user: {}", "user: {token: secret}"))
+    with Client(kubeconfig=str(file)) as client, pytest.raises(LoggedOut):
+        client.get("job")
+    assert len(asked) == 1
+
+
 @pytest.mark.parametrize("command", ["top", "cost", "whatif"])
 @pytest.mark.parametrize(
     ("status", "message", "fix"),

@@ -95,11 +95,17 @@ def _context(kubeconfigs: str) -> str | None:
     return None
 
 
-async def configuration(kubeconfig: str | None) -> Any:
+def _has_credentials(found: Any) -> bool:
+    return bool(found.api_key or found.cert_file)
+
+
+async def configuration(kubeconfig: str | None, *, before: Any = None) -> Any:
     """Address and credentials by a file, ``$KUBECONFIG``, the pod's account, or ``~/.kube/config``.
 
+    ``before``: what it was, where it is read again.
+
     Raises:
-        kubernetes.aio.config.ConfigException: none of them can be used.
+        kubernetes.aio.config.ConfigException: none of them can be used, or there are no credentials any more.
     """
     found = kubernetes_client.Configuration()
     if kubeconfig is None and not os.environ.get("KUBECONFIG") and in_pod():
@@ -117,6 +123,13 @@ async def configuration(kubeconfig: str | None) -> Any:
             told = isinstance(error, yaml.YAMLError | ValueError | OSError | RecursionError)
             why = error if told else "it has no clusters"
             raise kubernetes_config.ConfigException(f"{name} is not a kubeconfig: {why}") from error
+        except aiohttp.ClientError as error:
+            raise kubernetes_config.ConfigException(f"{name}: its provider of tokens: {error}") from error
+        # The loader goes on where a plugin fails, and an API server answers nobody in particular with 403.
+        if before is not None and _has_credentials(before) and not _has_credentials(found):
+            raise kubernetes_config.ConfigException(
+                f"{name} has no credentials now, or its plugin gives none"
+            )
     # What the environment says of proxies is looked up here. With trust_env, aiohttp asks a thread for it and
     # for ~/.netrc at each request, which on a busy event loop takes longer than the request.
     found.client_session_kwargs = {"trust_env": False}
@@ -293,8 +306,9 @@ class Connection:
     async def _log_in_again(self) -> bool:
         """Read the token again: a cloud's plugin makes one for minutes. Says whether it can be read."""
         with contextlib.suppress(kubernetes_config.ConfigException):
-            found = await configuration(self._kubeconfig)
-            self._api.configuration.api_key = found.api_key
+            known = self._api.configuration
+            found = await configuration(self._kubeconfig, before=known)
+            known.api_key, known.refresh_api_key_hook = found.api_key, found.refresh_api_key_hook
             return True
         return False
 

@@ -5,6 +5,7 @@ Everything that reaches the API server from the operator's own code goes through
 
 import asyncio
 import contextlib
+import functools
 import http.client
 import json
 import logging
@@ -161,7 +162,7 @@ MOST_LINE = 2**25
 """Bytes of one event; objects have a few million at most."""
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
-"""After address and credentials were read again; doubles until the API server answers."""
+"""After address and credentials were read again; doubles while that does not help."""
 
 logger = logging.getLogger(__name__)
 
@@ -184,12 +185,10 @@ def _reached(found: Any) -> tuple[object, ...]:
 
 async def connect(kubeconfig: str | None = None, *, request_seconds: float = 10.0) -> "Cluster":
     """Connect as ``ballast.client.connection.configuration`` says, with what it raises."""
-
-    async def said() -> Any:
-        return await configuration(kubeconfig)
-
-    api = kubernetes_client.ApiClient(await said())
-    return Cluster(api, request_seconds=request_seconds, read_again=said)
+    read = functools.partial(configuration, kubeconfig)
+    return Cluster(
+        kubernetes_client.ApiClient(await read()), request_seconds=request_seconds, read_again=read
+    )
 
 
 class Cluster:
@@ -215,7 +214,7 @@ class Cluster:
         api: kubernetes_client.ApiClient,
         *,
         request_seconds: float,
-        read_again: Callable[[], Awaitable[Any]] | None = None,
+        read_again: Callable[..., Awaitable[Any]] | None = None,
     ) -> None:
         self._api = api
         self._read_again = read_again
@@ -249,20 +248,25 @@ class Cluster:
     def _doubt_credentials(self) -> None:
         """Read address and credentials again, beside what goes on; seldom where that does not help."""
         busy = self._reading is not None and not self._reading.done()
-        if self._read_again is None or busy or time.monotonic() - self._read_at < self._pause:
+        since = time.monotonic() - self._read_at
+        if self._read_again is None or busy or since < self._pause:
             return
-        self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
+        # Not after an answer: of a slow API server some requests are answered all the time.
+        long_ago = since > 2 * LONGEST_PAUSE_SECONDS
+        self._pause = FIRST_PAUSE_SECONDS if long_ago else min(2 * self._pause, LONGEST_PAUSE_SECONDS)
         self._reading = asyncio.create_task(self._reconnect(self._read_again))
 
-    async def _reconnect(self, read_again: Callable[[], Awaitable[Any]]) -> None:
+    async def _reconnect(self, read_again: Callable[..., Awaitable[Any]]) -> None:
         old = self._api
         try:
-            found = await read_again()
+            async with asyncio.timeout(LONGEST_PAUSE_SECONDS):
+                found = await read_again(before=old.configuration)
             reached = _reached(found)
             same = reached == self._reached
             new = old if same else kubernetes_client.ApiClient(found)
         except (ConfigException, OSError) as error:
-            logger.warning("address and credentials of the API server cannot be read: %s", error)
+            why = str(error) or f"the kubeconfig's plugin has not ended in {LONGEST_PAUSE_SECONDS:g} s"
+            logger.warning("address and credentials of the API server cannot be read: %s", why)
             return
         finally:
             self._read_at = time.monotonic()
@@ -542,7 +546,6 @@ class Cluster:
             failed = Unavailable(f"{verb} {path}: {type(error).__name__} {error}")
             self.on_answer(verb, kind, failed)
             raise failed from error
-        self._pause = FIRST_PAUSE_SECONDS
         self.on_answer(verb, kind, None)
 
 

@@ -8,12 +8,14 @@ import json
 import os
 import sys
 import time
+import types
 import weakref
 from pathlib import Path
 
 import pytest
 import yaml
 from aiohttp import web
+from ballast.client.connection import configuration as read_configuration
 from ballast_operator.errors import (
     Conflict,
     Expired,
@@ -24,6 +26,7 @@ from ballast_operator.errors import (
     Unavailable,
     Unreachable,
 )
+from ballast_operator.kube import client as kube_client
 from ballast_operator.kube.client import (
     IN_ONE_PIECE_SECONDS,
     METADATA,
@@ -383,7 +386,9 @@ class Guarded:
 
     async def answer(self, request):
         self.asked += 1
-        if request.headers.get("Authorization") != f"Bearer {self.token}":
+        if "Authorization" not in request.headers:  # as most API servers answer system:anonymous
+            return web.json_response({"message": "forbidden"}, status=403)
+        if request.headers["Authorization"] != f"Bearer {self.token}":
             return web.json_response({"message": "Unauthorized"}, status=401)
         return web.json_response({"metadata": {"name": "x"}})
 
@@ -406,15 +411,18 @@ async def answered_in_the_end(cluster):
 
 
 @pytest.mark.parametrize("kind", ["token", "tokenFile", "exec"])
-async def test_a_token_that_ran_out_is_read_again(tmp_path, kind):
-    """Wherever it comes from: a cloud's plugin makes one for minutes, and nobody restarts an operator."""
+async def test_a_token_that_ran_out_is_read_again(tmp_path, caplog, kind):
+    """Wherever it comes from: a cloud's plugin makes one for minutes, and nobody restarts an operator.
+
+    Where there is none for a while, nobody in particular would be forbidden everything from then on.
+    """
     server, token = Guarded(), tmp_path / "token"
 
     def put(text):
         token.write_text(text)
         made = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"}
         made["status"] = {"token": text}
-        (tmp_path / "made.json").write_text(json.dumps(made))
+        (tmp_path / "made.json").write_text(json.dumps(made if text else {}))
         users = {
             "token": {"token": text},
             "tokenFile": {"tokenFile": str(token)},
@@ -432,10 +440,53 @@ async def test_a_token_that_ran_out_is_read_again(tmp_path, kind):
     async with server.serving() as address, await connect(put("first")) as cluster:
         await cluster.get(LEASE, "ns", "x")
         server.token = "second"
-        with pytest.raises(Unavailable, match="401"):
-            await cluster.get(LEASE, "ns", "x")
+        put("")
+        async with asyncio.timeout(WAIT_SECONDS):
+            while "has no credentials now" not in caplog.text:
+                with pytest.raises(Unavailable, match="401"):
+                    await cluster.get(LEASE, "ns", "x")
         put("second")
         assert await answered_in_the_end(cluster) == {"metadata": {"name": "x"}}
+
+
+async def test_a_plugin_that_hangs_is_run_again(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(kube_client, "LONGEST_PAUSE_SECONDS", 0.2)
+    server = Guarded()
+    async with (
+        server.serving() as address,
+        await connect(kubeconfig(tmp_path, address, {"token": "first"})) as cluster,
+    ):
+        server.token = "second"
+        waits = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sleep", "args": ["1000"]}
+        kubeconfig(tmp_path, address, {"exec": waits})
+        async with asyncio.timeout(WAIT_SECONDS):
+            while "plugin has not ended" not in caplog.text:
+                with pytest.raises(Unavailable):
+                    await cluster.get(LEASE, "ns", "x")
+        kubeconfig(tmp_path, address, {"token": "second"})
+        await answered_in_the_end(cluster)
+
+
+async def test_credentials_are_read_seldom_where_that_does_not_help(tmp_path, monkeypatch):
+    """Though other requests are answered, as by an API server that is slow."""
+    server, clock, read = Guarded(), [0.0], []
+    stub = types.SimpleNamespace(monotonic=lambda: clock[0], time=time.time)
+    monkeypatch.setattr(kube_client, "time", stub)
+    async with server.serving() as address:
+        path = kubeconfig(tmp_path, address, {"token": "first"})
+
+        async def read_again(before):
+            read.append(clock[0])
+            return before
+
+        api = client.ApiClient(await read_configuration(path))
+        async with Cluster(api, request_seconds=10.0, read_again=read_again) as cluster:
+            for _ in range(120):
+                clock[0] += 0.5
+                for server.token in ("second", "first"):
+                    with contextlib.suppress(Unavailable):
+                        await cluster.get(LEASE, "ns", "x")
+    assert read[0] == 0.5 and len(read) <= 7, read
 
 
 async def test_an_api_server_that_has_moved_is_found_by_the_changed_kubeconfig(tmp_path):
