@@ -209,6 +209,31 @@ def test_the_trainers_image_has_torch_and_no_kubernetes_client(context):
     assert not others & {"kubernetes", "kopf", "cvxpy", "highspy", "scipy", "pytest"}
 
 
+STANDS_FOR = {
+    "id": "echo 0",
+    "buildah": "",
+    "mmdebstrap": "",
+    "df": "echo 99999",
+    "unshare": 'while [[ $1 == --* ]]; do shift; done; test -x "$1" && echo "$2"',
+}
+
+
+def test_images_are_built_from_any_folder(tmp_path):
+    """The script starts itself again, and its folder is named as seen from where it is called."""
+    programs, called = tmp_path / "programs", tmp_path / "called"
+    programs.mkdir()
+    called.mkdir()
+    for name, body in STANDS_FOR.items():
+        (programs / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
+        (programs / name).chmod(0o755)
+    script = os.path.relpath(ROOT / "scripts" / "build-images", called)
+    path = {"PATH": f"{programs}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [script, "made", "operator"], cwd=called, env=path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, f"{(called / 'made').resolve()}\n"), done.stderr
+
+
 def test_archives_have_the_names_that_chart_and_examples_give_images():
     """What nodes have is not pulled: a job of the examples runs as it is."""
     (group,) = re.findall(
