@@ -56,6 +56,12 @@ def test_a_large_file_of_json_is_read_and_a_broken_one_named_by_its_fault():
         parse_yaml(text)
 
 
+def test_documents_of_json_are_read_as_json():
+    """With tabs, and with characters whose halves are escaped, as Python's json writes them."""
+    assert parse_documents('{\n\t"a": "\\ud83d\\ude00"\n}') == [{"a": "\N{GRINNING FACE}"}]
+    assert parse_documents("{a: b}\n---\n{a: c}") == [{"a": "b"}, {"a": "c"}]
+
+
 def test_merges_and_aliases_of_people_are_kept():
     (document,) = parse_documents("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}\n---\n")
     assert document == yaml.safe_load("a: {x: 1, y: 2}\nb: {x: 3, y: 2}")

@@ -78,13 +78,6 @@ def parse_yaml(text: str, *, limits: Limits = OBJECT) -> Any:
     Raises:
         ContractError: neither YAML nor JSON, several documents, above the limits, or a key is given twice.
     """
-    if text[:80].lstrip().startswith("{"):
-        try:
-            return parse_json(text)
-        except ContractError:
-            if len(text) > limits.most_bytes:
-                raise
-            # A mapping of YAML may begin so, too.
     documents = parse_documents(text, limits=limits)
     if len(documents) > 1:
         raise ContractError(f"{len(documents)} documents where one is read. To fix: a file for each")
@@ -93,6 +86,13 @@ def parse_yaml(text: str, *, limits: Limits = OBJECT) -> Any:
 
 def parse_documents(text: str, *, limits: Limits = OBJECT) -> list[Any]:
     """The documents of a text that are not empty. Raises ContractError, as :func:`parse_yaml`."""
+    if text[:80].lstrip().startswith("{"):
+        try:
+            return [parse_json(text)]  # in which tabs indent, and escapes may be halves of characters
+        except ContractError:
+            if len(text) > limits.most_bytes:
+                raise
+            # A mapping of YAML may begin so, too.
     if len(text) > limits.most_bytes:
         raise ContractError(f"more than {limits.most_bytes >> 20} MiB. To fix: a smaller file")
     try:
