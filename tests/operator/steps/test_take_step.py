@@ -23,6 +23,7 @@ from ballast_policies.protocol.observed import Cause
 from tests.operator.steps.contexts import (
     PODS,
     a_context,
+    a_pod,
     a_running_view,
     after,
     an_idle_view,
@@ -43,6 +44,15 @@ def test_a_launch_whose_gpus_another_job_has_taken_is_given_up_before_a_pod_is_m
     assert ending.cause is Cause.NOT_BOUND and "0 of 4 GPUs are free" in ending.message
     begun = dataclasses.replace(view, pods=a_running_view().pods[:1])
     assert take_step(a_context(begun, shortage="0 of 4 GPUs are free")).status.allocation.ending is None
+
+
+def test_a_pod_of_an_earlier_launch_is_deleted_while_the_next_one_trains():
+    """A creation that arrives late must not hold a GPU until the end."""
+    late = dataclasses.replace(a_pod("job-0-7", 7), launch=0)
+    view = a_running_view()
+    result = take_step(a_context(dataclasses.replace(view, pods=(late, *view.pods)), assignment=place()))
+    assert [action.name for action in result.actions] == ["job-0-7"]
+    assert result.status.allocation.ending is None
 
 
 def test_an_old_acknowledgement_is_not_taken_for_one_of_the_next_plan():

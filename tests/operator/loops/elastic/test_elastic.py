@@ -122,6 +122,21 @@ async def test_a_trainer_that_never_shrinks_is_no_longer_asked_to():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("point", first_fast(range(8), 2))
+async def test_an_operator_that_dies_at_any_write_of_an_asked_shrink_is_succeeded_without_loss(point):
+    """One launch each, no pod of a name twice, whatever write was the last."""
+    simulation = await alone_on_four()
+    start = simulation.world.writes
+    simulation.die_at(start + point)
+    simulation.add_job("two", stages=(2, 2), **ENDLESS)
+    await simulation.until(lambda: sizes(simulation) == {"one": 2, "two": 2})
+    assert simulation.restarts == 1
+    await simulation.running("two")
+    assert simulation.never_restarted("one", "two")
+    assert all(len(found) == 1 for found in simulation.world.uids_of_pods.values())
+
+
+@pytest.mark.slow
 async def test_gangs_with_tensor_groups_shrink_and_grow_by_whole_groups():
     """Two ranks at each position stay or leave together."""
     simulation = Simulation(nodes={"a": ("fast", 6)}, roundSeconds=30)
