@@ -11,7 +11,7 @@ from ballast_policies.contract.job.dynamics import DynamicConfig
 from ballast_policies.contract.job.training import TrainingConfig
 from ballast_trainer.checkpoints import tensors
 from ballast_trainer.data.corpus import text_batch
-from ballast_trainer.distributed.activity import Limit
+from ballast_trainer.distributed.activity import ACTIVITY, Limit
 from ballast_trainer.distributed.heartbeat import HangLimits, RankHeartbeat
 from ballast_trainer.dynamics.freezing import Freezing
 from ballast_trainer.dynamics.schedule import ChangeSteps
@@ -291,6 +291,28 @@ def test_a_rank_that_stops_counting_is_hung(monkeypatch, capfd, tmp_path):
     assert (tmp_path / "trace-3").read_bytes() == b"recorded"
     watcher.close()
     alive.close()
+
+
+@pytest.mark.parametrize("patient", [False, True])
+def test_ranks_that_wait_for_data_wait_as_long_as_they_live(monkeypatch, patient):
+    """Those that wait for other work end by its limit, where that is not the longest."""
+    monkeypatch.setattr("ballast_trainer.distributed.heartbeat.BEAT_SECONDS", 0.01)
+    store, found = FakeStore(), []
+    limits = HangLimits(1000, {Limit.ANY: 5, Limit.COMPILE: 100})
+
+    def beats():
+        return int(store.get("heartbeat/watcher", b"0").split()[0])
+
+    store["heartbeat/busy"] = f"1 {Limit.ANY} 6.0 the batch of step 1".encode()
+    watcher = RankHeartbeat(store, process="watcher", limits=limits, lost=found.append, clock=lambda: 0.0)
+    with ACTIVITY.waiting(patient=patient):
+        watcher.watch(["busy", "watcher"])
+        start = beats()
+        eventually(lambda: found or (patient and beats() > start + 9), "it ends, or waits on")
+    watcher.close()
+    assert [text.startswith("busy is busy with the batch of step 1") for text in found] == [True] * (
+        not patient
+    )
 
 
 @pytest.mark.parametrize("recompute", [False, True])

@@ -36,9 +36,13 @@ Work = tuple[Limit, *tuple[object, ...]]
 
 @dataclasses.dataclass(slots=True)
 class Activity:
-    """Work of the main thread ``now``, a new tuple each time; None: it may wait for others."""
+    """Work of the main thread ``now``, a new tuple each time; None: it may wait for others.
+
+    ``patient``: it waits for as long as they live, whatever they do.
+    """
 
     now: Work | None = None
+    patient: bool = False
 
     @contextlib.contextmanager
     def doing(self, *words: object, limit: Limit = Limit.ANY) -> Iterator[None]:
@@ -50,13 +54,13 @@ class Activity:
             self.now = before
 
     @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
+    def waiting(self, *, patient: bool = False) -> Iterator[None]:
         """Inside, this rank waits for others in the midst of its work, which goes on anew then."""
-        before, self.now = self.now, None
+        before, self.now, self.patient = self.now, None, patient
         try:
             yield
         finally:
-            self.now = before
+            self.now, self.patient = before, False
 
 
 ACTIVITY = Activity()

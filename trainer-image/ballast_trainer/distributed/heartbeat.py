@@ -235,7 +235,7 @@ class RankHeartbeat:
 
     def _ends_overdue(self) -> bool:
         """End the process where it has nothing to do, and others take longer than it waits for them."""
-        before, self._idle = self._idle, ACTIVITY.now is None
+        before, self._idle = self._idle, ACTIVITY.now is None and not ACTIVITY.patient
         late = self._limits.overdue(self._busy()) if before and self._idle else ()
         if not late:
             return False

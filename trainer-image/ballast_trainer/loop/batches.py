@@ -145,7 +145,9 @@ class Batches:
         while True:
             if reads:
                 self.of(step, world)
-            if not source.agree(world.gather(source.told(), patient=True)):
+            with ACTIVITY.waiting(patient=True):
+                told = world.gather(source.told(), patient=True)
+            if not source.agree(told):
                 break
             self._newest = None
 

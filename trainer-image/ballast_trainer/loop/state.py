@@ -9,6 +9,7 @@ from ballast_policies.contract.job.pipeline import StragglerPolicy
 
 from ballast_trainer.data.collate import Batch
 from ballast_trainer.data.sources import has_one_shape, is_read_in_order
+from ballast_trainer.distributed.activity import ACTIVITY
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.freezing import Freezing, frozen_layers
@@ -170,7 +171,8 @@ class ModelState:
         if self.world.rank == 0 or self._reads:
             shape = tuple(tuple(one.shape) for one in tensors_of(self.batch(step)[0]))
         if not is_read_in_order(self.definition.batch):
-            shape = self.world.from_rank_0(shape, patient=True)
+            with ACTIVITY.waiting(patient=True):
+                shape = self.world.from_rank_0(shape, patient=True)
         return shape
 
     @property
