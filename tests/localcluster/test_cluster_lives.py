@@ -192,7 +192,10 @@ def test_a_component_that_cannot_start_is_named_with_its_log(tmp_path, monkeypat
     """The error says which ended, with what code, why, and of a full disk what to do; no stacks of Go."""
     crash = tmp_path / "crash"
     stack = "".join(f"main.f{n}(0x{n}, {{...}})\n\t/src/main.go:{n} +0x1\n" for n in range(30))
-    crash.write_text(f"broken on purpose: no space left on device\n\ngoroutine 1 [running]:\n{stack}")
+    endless = "x" * 300_000  # is looked at once, not as often as it is long
+    crash.write_text(
+        f"{endless}\nbroken on purpose: no space left on device\n\ngoroutine 1 [running]:\n{stack}"
+    )
     for name in ("etcd", "kube-controller-manager", "kube-scheduler", "kubectl", "kube-apiserver"):
         program = tmp_path / name
         program.write_text(f"#!/bin/sh\n[ ${{0##*/}} = etcd ] && exec sleep 1000\ncat {crash}; exit 7\n")

@@ -13,7 +13,7 @@ from ballast_localcluster.errors import StartError
 from ballast_localcluster.supervision.warden import EXITS_NAME, await_end
 
 _LOG_TAIL_LINES = 15
-_STACK = re.compile(r"goroutine \d+ |created by |\t\S+\.go:\d+|[\w./]+[\w./()*]*\(.*\)$")
+_STACK = re.compile(r"goroutine \d+ |created by |\t\S+\.go:\d+|[\w./][\w./()*]*\(.*\)$")
 _NO_SPACE_FIX = "\nTo fix: free some space, or set $XDG_STATE_HOME to a folder of another disk"
 
 

@@ -61,6 +61,10 @@ def explain_placement(*, share: float, received_fraction: float, extended: bool)
     return Reason("no job with a share needs them", lead)
 
 
+_LAST = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC).timestamp()
+"""Latest time that has a text; clocks of simulations may be later."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRoom:
     """A pool's nodes after a round's decision.
@@ -98,7 +102,8 @@ def _starting(question: Question, placements: Mapping[str, Placement]) -> dict[s
                 found.setdefault(part.pool, []).append(name)
     texts = {}
     for pool, (first, *others) in found.items():
-        at = datetime.datetime.fromtimestamp(question.state.running_since.get(first, 0.0), datetime.UTC)
+        since = min(question.state.running_since.get(first, 0.0), _LAST)
+        at = datetime.datetime.fromtimestamp(since, datetime.UTC)
         more = f", and {len(others)} more gangs later" if others else ""
         texts[pool] = f"{first} has been starting there since {at:%Y-%m-%dT%H:%M:%SZ}{more}"
     return texts

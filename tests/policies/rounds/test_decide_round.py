@@ -246,6 +246,9 @@ def test_a_gang_that_waits_is_told_which_one_starts_where_it_could_run():
         "waits for 1 GPUs of one pool: 0 of 2 v100 free in pool a, first has been starting there since "
         "1970-01-01T00:01:00Z, and 1 more gangs later"
     )
+    since = dict.fromkeys(state.running, 1e12)  # on the clock of a simulation, after the year 9999
+    late = dataclasses.replace(asked, now=1e12, state=dataclasses.replace(state, running_since=since))
+    assert "first has been starting" in decide_round(late).reasons["behind"]
     trains = dataclasses.replace(state, trains_from={"first": 70.0, "second": 95.0})
     assert "starting" not in decide_round(dataclasses.replace(asked, state=trains)).reasons["behind"]
 
