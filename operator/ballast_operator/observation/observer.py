@@ -18,6 +18,7 @@ from ballast_operator.kube.kinds import (
     LEASE,
     NODE,
     POD,
+    POLICY,
     Key,
     Kind,
     Object,
@@ -26,7 +27,7 @@ from ballast_operator.kube.kinds import (
 )
 from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.observation.findings import Findings
-from ballast_operator.views.assignment import Decided
+from ballast_operator.views.assignment import Decided, PoolInfo, billed_pools
 from ballast_operator.views.clock import OPERATORS, Clock, Time, parse
 from ballast_operator.views.job import PLAN_WRITTEN_ANNOTATION, QUEUE_LABEL, JobView
 from ballast_operator.views.lease import LeaseReader, LeaseView
@@ -146,6 +147,14 @@ class Observer:
         for kind, store in caches.stores.items():
             for item in store:
                 self._invalidate(kind, None, item)
+
+    @property
+    def pools(self) -> Mapping[str, PoolInfo]:
+        """What is known of each pool; until the allocator has looked at them what they cost by the bill.
+
+        A pass that comes before the first decision sums up a job's cost, too.
+        """
+        return self.decided.pools or billed_pools(self.caches[POLICY])
 
     def job(self, key: Key) -> JobView | None:
         """The job as known now; None: there is no such job. Raises ValueError: its status cannot be read."""

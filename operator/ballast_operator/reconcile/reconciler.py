@@ -266,7 +266,7 @@ class Reconciler:
             allocation = allocation.named_as(placement)
             view = dataclasses.replace(view, status=view.status.replace(allocation=allocation))
             placement = allocation.placement
-        pools = self._observer.decided.pools
+        pools = self._observer.pools
         sharer, partner_left = on_the_same_gpu(self._observer, view, assignment)
         around = Surroundings(
             shortage=capacity_shortfall(self._observer, view, assignment, placement=placement, pools=pools),

@@ -1,15 +1,16 @@
 """Decisions of the allocator: the only thing that passes from the allocator to a job's pass."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.prices.egress import NO_DATA_PRICES, DataPrices
 from ballast_policies.scheduling.assignments import JobAssignment
 
 from ballast_operator.api.base import Verdict
+from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
 from ballast_operator.api.node_pool import NodePool
-from ballast_operator.kube.kinds import Key
+from ballast_operator.kube.kinds import Key, Object
 from ballast_operator.views.clock import Time
 
 
@@ -93,6 +94,21 @@ UNKNOWN_POOL = PoolInfo(
     pool=NodePool.model_construct(name="", node_selector={}, gpu_type="", start_seconds=0.0)
 )
 """A pool of which nothing is known."""
+
+
+def billed_pools(policies: Iterable[Object]) -> dict[str, PoolInfo]:
+    """The pools at the prices of the ``policies``' bills: what is known before the first decision."""
+    oldest_first = sorted(policies, key=lambda item: item["metadata"].get("creationTimestamp", ""))
+    prices: dict[str, float] = {}
+    for item in oldest_first:
+        read = ClusterPolicyStatus.written(item.get("status"), "bill")
+        for entry in () if read is None else read.bill:
+            prices.setdefault(entry.pool, entry.price_per_gpu_hour)
+    return {
+        name: PoolInfo(pool=UNKNOWN_POOL.pool.model_copy(update={"name": name, "price_per_gpu_hour": price}))
+        for name, price in prices.items()
+    }
+
 
 MOST_EARLIER = 64
 """Earlier prices of a pool that are kept: those since a job's cost was summed up last are needed."""

@@ -15,6 +15,7 @@ from ballast_policies.contract import JOB_LABEL
 
 from tests.operator.loops.simulated.machines import node
 from tests.operator.loops.simulated.simulation import NAMESPACE, START, Simulation, throughput
+from tests.operator.loops.simulated.world import as_sent
 from tests.support.examples import first_daily
 
 
@@ -227,3 +228,43 @@ async def test_launches_preemptions_and_failovers(number_of_launches):
     assert total["bill"] - total["idle"] == pytest.approx(sum(meter.jobs.values()), abs=0.01)
     assert total["bill"] == pytest.approx(meter.nodes, abs=0.01)
     assert total["idle"] >= 0
+
+
+async def start_late(simulation: Simulation) -> None:
+    """A new operator whose jobs have passes before its first decision."""
+    simulation.start_operator()
+    await simulation.look()
+    for name in simulation.present():
+        await simulation.reconciler.reconcile((NAMESPACE, name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", first_daily(range(8)))
+async def test_a_backup_that_comes_back_counts_each_gpu_second_once(seed: int):
+    """What jobs held by the backup they hold until an operator comes; one that was deleted since is back."""
+    rng, simulation = random.Random(seed), cluster()
+    for number in range(4):
+        steps = rng.choice((100, 10**6))
+        simulation.add_job(f"j{number}", stages=(1, 2), totalSteps=steps)
+    held = 0.0
+
+    async def pass_time(ticks: int) -> None:
+        nonlocal held
+        for _ in range(ticks):
+            seconds, gpus = rng.choice((0.2, 0.5, 1.3)), paid_nodes(simulation).total()
+            await simulation.tick(seconds=seconds)
+            held += gpus * seconds * PRICE / 3600
+
+    await pass_time(rng.randint(5, 40))
+    backup = {key: as_sent(item) for key, item in simulation.world.objects.items()}
+    then, held_then, gpus_then = simulation.now, held, paid_nodes(simulation).total()
+    if rng.random() < 0.5:
+        simulation.world.drop(JOB, NAMESPACE, rng.choice(simulation.present()))
+    await pass_time(rng.randint(1, 60))
+    simulation.world.objects = backup
+    held = held_then + gpus_then * (simulation.now - then).total_seconds() * PRICE / 3600
+    await start_late(simulation)
+    await pass_time(10)
+    total = simulation.costs().to_dict()["total"]
+    assert (total["jobs"], total["deleted_jobs"]) == pytest.approx((held, 0.0), abs=1e-6)
+    assert total["bill"] - total["idle"] == pytest.approx(held, abs=1e-6)
