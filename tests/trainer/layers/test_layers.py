@@ -295,7 +295,10 @@ def test_a_rank_that_stops_counting_is_hung(monkeypatch, capfd, tmp_path):
 
 @pytest.mark.parametrize("patient", [False, True])
 def test_ranks_that_wait_for_data_wait_as_long_as_they_live(monkeypatch, patient):
-    """Those that wait for other work end by its limit, where that is not the longest."""
+    """Those that wait for other work end by its limit, where that is not the longest.
+
+    A rank of a release that tells its work otherwise is watched, too.
+    """
     monkeypatch.setattr("ballast_trainer.distributed.heartbeat.BEAT_SECONDS", 0.01)
     store, found = FakeStore(), []
     limits = HangLimits(1000, {Limit.ANY: 5, Limit.COMPILE: 100})
@@ -304,9 +307,10 @@ def test_ranks_that_wait_for_data_wait_as_long_as_they_live(monkeypatch, patient
         return int(store.get("heartbeat/watcher", b"0").split()[0])
 
     store["heartbeat/busy"] = f"1 {Limit.ANY} 6.0 the batch of step 1".encode()
+    store["heartbeat/older"] = b"1 busy with callback.name hooks:told for 7 s"
     watcher = RankHeartbeat(store, process="watcher", limits=limits, lost=found.append, clock=lambda: 0.0)
     with ACTIVITY.waiting(patient=patient):
-        watcher.watch(["busy", "watcher"])
+        watcher.watch(["busy", "older", "watcher"])
         start = beats()
         eventually(lambda: found or (patient and beats() > start + 9), "it ends, or waits on")
     watcher.close()

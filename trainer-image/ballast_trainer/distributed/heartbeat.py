@@ -75,6 +75,10 @@ class HangLimits:
         """That of waits inside torch, which do not know for what they wait."""
         return max(self.busy_seconds, key=self.busy_seconds.__getitem__)
 
+    def known(self, limit: Limit) -> Limit:
+        """The limit, or that of any work where it has none of its own."""
+        return limit if limit in self.busy_seconds else Limit.ANY
+
     def overdue(self, busy: Iterable["_Busy"]) -> list["_Busy"]:
         """The works that take longer than their limit, where torch would wait on."""
         limits, most = self.busy_seconds, self.busy_seconds[self.longest]
@@ -218,8 +222,7 @@ class RankHeartbeat:
         if doing is None:
             return ""
         limit, *words = doing
-        if limit not in self._limits.busy_seconds:
-            limit = Limit.ANY
+        limit = self._limits.known(limit)
         own = _Busy(self._process, limit, now - self._doing_since, " ".join(map(str, words)))
         most = self._limits.busy_seconds[limit]
         if not self._told and own.seconds > _TELLS_AFTER * most:
@@ -231,7 +234,12 @@ class RankHeartbeat:
         """The other ranks' work."""
         with self._lock:
             told = {name: beat.decode().split(" ", 3)[1:] for name, (beat, _) in self._seen.items()}
-        return [_Busy(name, Limit(work[0]), float(work[1]), work[2]) for name, work in told.items() if work]
+        busy = []
+        for name, work in told.items():
+            with contextlib.suppress(ValueError):  # idle, or of another release
+                limit, seconds, words = work
+                busy.append(_Busy(name, self._limits.known(Limit(limit)), float(seconds), words))
+        return busy
 
     def _ends_overdue(self) -> bool:
         """End the process where it has nothing to do, and others take longer than it waits for them."""
