@@ -43,6 +43,7 @@ from ballast_trainer.gpu_emulation import EMULATED_STRAGGLER_ENV, EmulatedSpeed
 from ballast_trainer.launch import ValidatedJob, train
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.loop.rank_launch import RankLaunch
+from ballast_trainer.tensor_parallel import straggler_mitigation
 from tensor_group.collectives import TABLE_I, table_one
 from tensor_group.recorded import SETTLED, TIMED_STEPS, Recorder, Segments, slowest_between_collectives
 from tensor_group.shape import BASE_SLOWDOWN, BATCH, CONTEXT, HEADS, LATE, RANKS
@@ -109,7 +110,7 @@ def accuracy_of(job):
     return right / total
 
 
-def run_case(rank, store, number, stragglers, chi, steps, folder, size, *, sleeping):
+def run_case(rank, store, number, stragglers, chi, steps, folder, size, segments, *, sleeping):
     members = tuple(
         Rank(rank=r, pod=f"rank-{r}", address="127.0.0.1", gpu_type="local") for r in range(RANKS)
     )
@@ -119,6 +120,8 @@ def run_case(rank, store, number, stragglers, chi, steps, folder, size, *, sleep
     pad = EmulatedSpeed.pad
     if not sleeping:
         EmulatedSpeed.pad = lambda self, began, cpu_seconds: None
+    segments.counts = not sleeping
+    straggler_mitigation.step_clock = time.perf_counter if sleeping else segments.passed
     recorder, job = Recorder(), job_of(stragglers, steps, folder, size)
     try:
         train(
@@ -152,11 +155,29 @@ def one_policy(rank, store, number, name, chi, size, wall, segments):
         timed = None
         if wall:
             timed, _ = run_case(
-                rank, store, 2 * number, POLICIES[name], chi, TIMED_STEPS, folders[0], size, sleeping=True
+                rank,
+                store,
+                2 * number,
+                POLICIES[name],
+                chi,
+                TIMED_STEPS,
+                folders[0],
+                size,
+                segments,
+                sleeping=True,
             )
         segments.steps = []
         learnt, job = run_case(
-            rank, store, 2 * number + 1, POLICIES[name], chi, steps, folders[1], size, sleeping=False
+            rank,
+            store,
+            2 * number + 1,
+            POLICIES[name],
+            chi,
+            steps,
+            folders[1],
+            size,
+            segments,
+            sleeping=False,
         )
         store.set(f"segments-{number}-{rank}", json.dumps(segments.steps))
         row = None

@@ -3,6 +3,7 @@
 import statistics
 import time
 
+import torch
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.tensor_parallel.product import GemmTimer
 from tensor_group.shape import BASE_SLOWDOWN, RANKS
@@ -26,10 +27,15 @@ class Recorder:
 
 
 class Segments:
-    """Emulated seconds of this rank between collectives of its tensor group, by step."""
+    """Emulated seconds of this rank between collectives of its tensor group, by step.
+
+    Attributes:
+        counts: the group's seconds are counted, for :meth:`passed`, at the price of a collective for each.
+    """
 
     def __init__(self):
         self.steps = []
+        self.counts, self._passed = False, 0.0
         self._clock, self._mark = None, 0.0
 
     def watch(self):
@@ -47,6 +53,9 @@ class Segments:
                 if self.steps and axis.size > 1 and axis.ranks == tuple(range(RANKS)):
                     now = self._seconds(self._clock)
                     self.steps[-1].append(now - self._mark)
+                    if self.counts:
+                        passed = torch.tensor([self._passed + now - self._mark], dtype=torch.float64)
+                        self._passed = float(all_reduce(axis, passed, largest=True))
                 result = collective(axis, *arguments, **named)
                 if self.steps:
                     self._mark = self._seconds(self._clock)
@@ -56,6 +65,10 @@ class Segments:
 
         GemmTimer.start_step = starting
         Axis.all_reduce, Axis.broadcast = before(all_reduce), before(broadcast)
+
+    def passed(self):
+        """Counted seconds of the group, of which each rank waits for the slowest at each collective."""
+        return self._passed + self._seconds(self._clock) - self._mark
 
     @staticmethod
     def _seconds(clock):

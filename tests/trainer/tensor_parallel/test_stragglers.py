@@ -14,6 +14,7 @@ from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.gpu_emulation import emulated_speed
 from ballast_trainer.models.gpt import Block
+from ballast_trainer.tensor_parallel import straggler_mitigation
 from ballast_trainer.tensor_parallel.layers import split_layer
 from ballast_trainer.tensor_parallel.parallel_pair import computing_whole, pairs
 from ballast_trainer.tensor_parallel.product import GemmTimer
@@ -200,10 +201,10 @@ class TwoRanks(Axis):
 
     def gather_values(self, values, device):
         """What this rank says, and what the other one always says; costs are alike."""
-        if len(values) > 2:
+        if len(values) > 3:
             return [values, values]
         exchanges.append(values)
-        return [values, [1.0, 0.5]]
+        return [values, [1.0, 0.5, values[2]]]
 
     def broadcast(self, tensor, source):
         """Nothing comes from the other rank."""
@@ -211,14 +212,17 @@ class TwoRanks(Axis):
 
 
 exchanges = []
+passed = [0.0]
+"""Seconds of the clock that steps are compared by."""
 
 
-def steps(seconds, held=lambda step: 1, **stragglers):
+def steps(seconds, held=lambda step: 1, least=0.0, **stragglers):
     """The mitigation, its layers and whether it wanted an exchange before, after each step of this rank.
 
     Args:
         seconds: of each step.
         held: how many layers there are in it.
+        least: seconds that pass in a step, however few this rank takes.
         stragglers: what is done about late ranks, beyond leaving columns out.
     """
     exchanges.clear()
@@ -235,6 +239,7 @@ def steps(seconds, held=lambda step: 1, **stragglers):
         yield mitigation, now
         for layer in now:
             layer.module(torch.randn(2, 4, 32, requires_grad=True)).sum().backward()
+        passed[0] += max(taken, least)
         mitigation.finish_step(taken, microbatches=1)
 
 
@@ -253,18 +258,20 @@ def test_times_are_exchanged_only_where_a_ranks_own_have_changed_by_a_tenth():
 
 @pytest.fixture
 def ticking(monkeypatch):
-    """Every look at the clock of products takes a tenth of a second."""
+    """Every look at the clock of products takes a tenth of a second; a step waits for the late rank alone."""
     clock = itertools.count()
+    monkeypatch.setattr(straggler_mitigation, "step_clock", lambda: passed[0])
     monkeypatch.setattr(GemmTimer, "now", lambda self: next(clock) / 10)
 
 
 @pytest.mark.usefixtures("ticking")
-@pytest.mark.parametrize(("after", "acts"), [(1.6, True), (2.0, False)])
-def test_a_decision_after_which_steps_are_no_shorter_is_taken_back(after, acts):
-    """And is not taken again of ranks that are as late as they were, only of other ones."""
+@pytest.mark.parametrize(("after", "least", "acts"), [(1.6, 0, True), (2.0, 0, False), (1.6, 2, False)])
+def test_a_decision_after_which_steps_are_no_shorter_is_taken_back(after, least, acts):
+    """Three steps later, whatever the late rank itself wins; and tried again only of ranks late otherwise."""
+    taken = [2.0] * 3 + [after] * 3 + [after if acts else 2.0] * 12 + [3.0] * 4
     acted = [
         mitigation.decision is not None and mitigation.decision.acts
-        for mitigation, _ in steps([2.0] * 3 + [after] * 3 + [after if acts else 2.0] * 12 + [3.0] * 4)
+        for mitigation, _ in steps(taken, least=least)
     ]
     assert acted[3:6] == [True] * 3
     assert acted[6:18] == [acts] * 12

@@ -2,7 +2,7 @@
 
 Each rank measures its own seconds (T) and those of its products (M).  Where one of them finds that its
 own have changed by a tenth, all exchange theirs; from the same numbers each then computes the same
-decision (:func:`ballast_policies.planning.tensor_parallel.workload.decide_workload`), and no further message
+decision (:class:`ballast_policies.planning.tensor_parallel.workload.WorkloadTrial`), and no further message
 is needed to act on it.
 """
 
@@ -25,14 +25,8 @@ from ballast_policies.planning.tensor_parallel.semi import (
     SemiDecision,
     fit_cost,
     mean_is_stale,
-    stragglers,
 )
-from ballast_policies.planning.tensor_parallel.workload import (
-    decide_workload,
-    left_alone,
-    measured_no_faster,
-    own_work_seconds,
-)
+from ballast_policies.planning.tensor_parallel.workload import WorkloadTrial
 
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.gpu_emulation import EmulatedSpeed
@@ -50,6 +44,9 @@ MEASURED_STEPS = 3
 COLUMNS = 1000
 """Columns of a rank's whole work in a decision, which is therefore exact to a thousandth."""
 
+
+step_clock = time.perf_counter
+"""Seconds that pass, by which steps with a decision are compared with those without."""
 
 PATIENCE = 3
 """Epochs after which a column that was left out comes first: the published rule has no such bound."""
@@ -203,7 +200,6 @@ class StragglerMitigation:
 
     Attributes:
         wants_exchange: this rank's seconds are not those that the decision in force was made from.
-        decision: the one in force; None before the first exchange.
         changed: the decision was made before the step that runs.
     """
 
@@ -216,21 +212,20 @@ class StragglerMitigation:
         self._seed = seed
         self._clock = GemmTimer(device, speed)
         self._clock.running = speed is not None or self.active
-        self._measured: deque[tuple[float, float]] = deque(maxlen=MEASURED_STEPS)
+        self._measured: deque[tuple[float, float, float]] = deque(maxlen=MEASURED_STEPS)
+        """T, M and the seconds of the whole step."""
         self._baseline: float | None = None
-        self._unjudged = False
-        """True if the ranks have yet to tell what the newest decision has changed."""
-        self._moved = False
-        """True if layers have come or gone since the newest decision."""
         self._costs: MoveCosts | None = None
-        self._before: tuple[float, ...] = ()
-        """T of each rank before the decision in force, where that acts."""
-        self._in_vain: tuple[float, ...] = ()
-        """T of each rank for which the policy's decision has measured no faster than none."""
+        self._trial = WorkloadTrial(policy=config.policy, tolerance=config.tolerance)
+        self._began = 0.0
         self._held: dict[int, _Held] = {}
         self.wants_exchange = False
-        self.decision: SemiDecision | None = None
         self.changed = False
+
+    @property
+    def decision(self) -> SemiDecision | None:
+        """The decision in force; None before the first exchange."""
+        return self._trial.in_force
 
     @property
     def active(self) -> bool:
@@ -270,6 +265,7 @@ class StragglerMitigation:
             return
         if exchange:
             self._exchange(held, axis, microbatches)
+        self._began = step_clock()
         epoch = step % self._config.epoch_steps == 0
         resizes = self._config.policy in {"resize", "semi"}
         if resizes and epoch and self._config.selection == "priority":
@@ -300,7 +296,8 @@ class StragglerMitigation:
         if self._held and (arrived or held.keys() != self._held.keys()):
             # Seconds of other layers tell neither whether a rank is late nor whether a decision has helped.
             self._measured.clear()
-            self._baseline, self._unjudged, self._moved = None, False, True
+            self._baseline = None
+            self._trial.move()
         self._held = held
         return [held[index] for index in sorted(held)], arrived
 
@@ -312,57 +309,26 @@ class StragglerMitigation:
         }
 
     def _exchange(self, held: list[_Held], axis: Axis, microbatches: int) -> None:
-        seconds, products = (
-            (statistics.median(column) for column in zip(*self._measured, strict=True))
-            if self._measured
-            else (0.0, 0.0)
-        )
-        rows = axis.gather_values([seconds, products], self._device)
-        columns = (COLUMNS,) * axis.size
-        if all(row[1] > 0 for row in rows):
-            total, products_ = own_work_seconds(
-                [row[0] for row in rows], [row[1] for row in rows], columns, self.decision
-            )
-            if self._costs is None and stragglers(total, tolerance=self._config.tolerance):
+        own = [statistics.median(column) for column in zip(*self._measured, strict=True)] or [0.0] * 3
+        rows = axis.gather_values(own, self._device)
+
+        def costs() -> MoveCosts:
+            if self._costs is None:
                 every = [pair for layer in held for pair in layer.pairs]
                 self._costs = measure_costs(
                     every, axis, COLUMNS, microbatches=microbatches, slowdown=self._slowdown
                 )
-            decision = self._decided([row[0] for row in rows], total, products_, columns)
-            self.changed = decision != self.decision
-            self.decision = decision
+            return self._costs
+
+        if all(row[1] > 0 for row in rows):
+            seconds, products, steps = zip(*rows, strict=True)
+            before, columns = self.decision, (COLUMNS,) * axis.size
+            decision = self._trial.decide(seconds, products, columns, step_seconds=max(steps), costs=costs)
+            self.changed = decision != before
             if self.changed and axis.index == 0:
                 logger.info("tensor group of rank %d: %s", axis.ranks[0], decision.why)
         self._measured.clear()
-        self._baseline, self._moved, self.wants_exchange = None, False, False
-
-    def _decided(
-        self,
-        measured: Sequence[float],
-        own: tuple[float, ...],
-        products: tuple[float, ...],
-        columns: tuple[int, ...],
-    ) -> SemiDecision:
-        """The policy's decision; none where that has measured no faster, until the ranks' seconds change."""
-        costs, tolerance = self._costs or MoveCosts(), self._config.tolerance
-        in_force, unjudged = self.decision, self._unjudged
-        self._unjudged = False
-        acts = in_force is not None and in_force.acts
-        if in_force is not None and acts and unjudged:
-            if measured_no_faster(in_force, measured, self._before, costs=costs):
-                # The ranks may have changed meanwhile: without the decision, they tell.
-                self._in_vain, self._unjudged = self._before, True
-                why = "steps are no shorter than before: late ranks are left alone"
-                return left_alone(self._before, why, tolerance=tolerance)
-        elif not acts and self._in_vain and not any(map(mean_is_stale, self._in_vain, own)):
-            why = "ranks are as late as when it did not help: they are left alone"
-            return left_alone(own, why, tolerance=tolerance)
-        decided = decide_workload(
-            self._config.policy, own, products, columns, costs=costs, tolerance=tolerance
-        )
-        if decided.acts and (not acts or self._moved or mean_is_stale(max(self._before), max(own))):
-            self._before, self._unjudged = own, True
-        return decided
+        self._baseline, self.wants_exchange = None, False
 
     def _resize(self, held: list[_Held], axis: Axis) -> None:
         assert self.decision is not None
@@ -404,11 +370,11 @@ class StragglerMitigation:
         seconds = busy_seconds + self._clock.extra
         if self._device.type == "cuda":
             seconds = self._clock.seconds
-        self._measured.append((seconds, self._clock.seconds))
+        self._measured.append((seconds, self._clock.seconds, step_clock() - self._began))
         if len(self._measured) < MEASURED_STEPS:
             return
         median = statistics.median(row[0] for row in self._measured)
         if self._baseline is None:
             self._baseline = median
         stale = mean_is_stale(self._baseline, median)
-        self.wants_exchange = self.decision is None or stale or self._unjudged or self._moved
+        self.wants_exchange = self.decision is None or stale or self._trial.awaits_seconds

@@ -193,6 +193,35 @@ def migration_gain(
     return float(T[x - 1] - least) - communicate(moved) - slowest_helper
 
 
+def level_seconds(
+    seconds: Sequence[float],
+    product_seconds: Sequence[float],
+    columns: Sequence[int],
+    givers: Collection[int],
+    *,
+    help_fixed: float,
+) -> float:
+    """Seconds that ``givers`` can migrate down to before a helper takes longer than they do.
+
+    The largest t, of helpers h: t = T_h + fixed + M_h / L_h / (e - x) sum over givers of (T_i - t) L_i / M_i.
+
+    Args:
+        seconds: T, by rank.
+        product_seconds: M, by rank.
+        columns: L, by rank.
+        givers: the x ranks that migrate and do not help.
+        help_fixed: see :class:`MoveCosts`.
+    """
+    rates = [count / products for count, products in zip(columns, product_seconds, strict=True)]
+    helpers = [rank for rank in range(len(seconds)) if rank not in givers]
+    given, rate = sum(seconds[i] * rates[i] for i in givers), sum(rates[i] for i in givers)
+    shares = [1 / (rates[h] * len(helpers)) for h in helpers]
+    return max(
+        (seconds[h] + help_fixed + share * given) / (1 + share * rate)
+        for h, share in zip(helpers, shares, strict=True)
+    )
+
+
 def decide_semi(
     seconds: Sequence[float],
     product_seconds: Sequence[float],

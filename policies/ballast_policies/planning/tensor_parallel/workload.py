@@ -5,7 +5,7 @@ seconds of every rank's own work alone, so that a successful decision does not u
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ballast_policies.planning.tensor_parallel.resizing import excess_columns, resize_ratios
 from ballast_policies.planning.tensor_parallel.semi import (
@@ -13,6 +13,8 @@ from ballast_policies.planning.tensor_parallel.semi import (
     MoveCosts,
     SemiDecision,
     decide_semi,
+    level_seconds,
+    mean_is_stale,
     semi_seconds,
     stragglers,
 )
@@ -23,8 +25,8 @@ POLICIES = ("none", "resize", "migrate", "semi")
 LEAST_GAIN = 0.02
 """Fraction by which a step must be expected to fall: what is gained less than that, noise takes away."""
 
-_SHARES = (1.0, 0.75, 0.5, 0.25)
-"""Parts of the excess columns that are tried beside the published splits."""
+_LARGEST_CHANGE = 0.8
+"""Relative; a trial after many in vain waits for no larger one."""
 
 _NEAR = 0.01
 """Of splits that are expected to take as long, to this fraction, the one that loses least is chosen."""
@@ -69,9 +71,10 @@ def decide_workload(
 ) -> SemiDecision:
     """Columns that each rank of the group prunes and migrates.
 
-    ``resize`` brings late ranks to the mean of the group (equation 1), ``migrate`` to the fastest rank;
-    ``semi`` is the best, by the measured costs, of Algorithm 2's split, of these two, and of parts of the
-    excess.  Where none makes a step shorter by :data:`LEAST_GAIN`, nothing is done; the paper does not check.
+    ``resize`` brings late ranks to the mean of the group (equation 1), ``migrate`` to the fastest rank or, of
+    the slowest alone, to the level of their helpers.  ``semi`` is the best, by the measured costs, of
+    Algorithm 2's split, of these, and of each number of ranks that migrate while the rest is left out.  Where
+    none makes a step shorter by :data:`LEAST_GAIN`, nothing is done; the paper does not check.
 
     Args:
         policy: one of :data:`POLICIES`.
@@ -93,7 +96,7 @@ def decide_workload(
     def expected(decision: SemiDecision) -> float:
         return semi_seconds(decision, seconds, product_seconds, columns, costs=costs)
 
-    found = list(_candidates(policy, late, seconds, product_seconds, columns))
+    found = list(_candidates(policy, late, seconds, product_seconds, columns, help_fixed=costs.help_fixed))
     if policy == "semi":
         found.insert(0, decide_semi(seconds, product_seconds, columns, costs=costs, tolerance=tolerance))
     least = min(map(expected, found))
@@ -105,19 +108,91 @@ def decide_workload(
     return left_alone(seconds, why, tolerance=tolerance)
 
 
-def measured_no_faster(
-    decision: SemiDecision, measured: Sequence[float], before: Sequence[float], *, costs: MoveCosts
-) -> bool:
-    """True if a step under a decision takes as long as before it: the expected gain has not come true.
+@dataclasses.dataclass(slots=True, kw_only=True)
+class WorkloadTrial:
+    """Decisions of a tensor group, each on trial until it has helped.
 
-    Args:
-        decision: in force.
-        measured: T under it, by rank.
-        before: T before it, by rank.
-        costs: of sending columns, which T does not contain.
+    The expected seconds leave out what no product tells: packing, larger messages, ranks that are the
+    slowest in turn.  So the steps after a decision are compared with those before.  One that has not made
+    them shorter by :data:`LEAST_GAIN` is taken back, until the ranks' seconds have changed by a tenth, and
+    by twice as much after each further trial in vain.
+
+    Attributes:
+        policy: one of :data:`POLICIES`.
+        tolerance: see :func:`stragglers`.
+        in_force: the newest decision; None before the first.
+        awaits_seconds: True if the ranks have yet to tell what the newest decision has changed.
     """
-    moved = sum(decision.migrated)
-    return max(measured) + (costs.communicate(moved) if moved else 0.0) >= max(before)
+
+    policy: str
+    tolerance: float = TOLERANCE
+    in_force: SemiDecision | None = None
+    awaits_seconds: bool = False
+    _own: tuple[float, ...] = ()
+    """T of each rank's own work, of which the decision in force was made."""
+    _without: float = 0.0
+    """Seconds of a step without it."""
+    _moved: bool = False
+    _in_vain: tuple[float, ...] = ()
+    """T of each rank's own work in the last trial in vain."""
+    _failed: int = 0
+    """Trials in vain since the last that was not."""
+
+    def move(self) -> None:
+        """Layers have come or gone: seconds of others tell nothing about the decision in force."""
+        self._moved = self.awaits_seconds = True
+
+    def decide(
+        self,
+        seconds: Sequence[float],
+        product_seconds: Sequence[float],
+        columns: Sequence[int],
+        *,
+        step_seconds: float,
+        costs: Callable[[], MoveCosts],
+    ) -> SemiDecision:
+        """The decision from now on: :func:`decide_workload`'s, the one in force, or none.
+
+        Args:
+            seconds: T, by rank, measured under the decision in force.
+            product_seconds: M, by rank, likewise.
+            columns: L, by rank.
+            step_seconds: of a whole step, waiting included, likewise.
+            costs: of resizing and migrating; measured where a rank is late.
+        """
+        own, products = own_work_seconds(seconds, product_seconds, columns, self.in_force)
+        moved, judged = self._moved, self.awaits_seconds and not self._moved
+        self._moved = self.awaits_seconds = False
+        acted = self.in_force is not None and self.in_force.acts
+        if self.in_force is not None and acted:
+            if judged and step_seconds > self._without * (1 - LEAST_GAIN):
+                # The ranks may have changed meanwhile: without the decision, they tell.
+                self._in_vain, self._failed, self.awaits_seconds = self._own, self._failed + 1, True
+                why = "steps are no shorter than before: late ranks are left alone"
+                self.in_force = left_alone(self._own, why, tolerance=self.tolerance)
+                return self.in_force
+            self._failed = 0 if judged else self._failed
+            if not moved and not any(map(mean_is_stale, self._own, own)):
+                return self.in_force
+        elif self._failed:
+            change = min(_LARGEST_CHANGE, 0.1 * 2 ** (self._failed - 1))
+            if not any(mean_is_stale(*pair, change=change) for pair in zip(self._in_vain, own, strict=True)):
+                why = "ranks are as late as when it did not help: they are left alone"
+                self.in_force = left_alone(own, why, tolerance=self.tolerance)
+                return self.in_force
+        late = stragglers(own, tolerance=self.tolerance)
+        self.in_force = decide_workload(
+            self.policy,
+            own,
+            products,
+            columns,
+            costs=costs() if late else MoveCosts(),
+            tolerance=self.tolerance,
+        )
+        if self.in_force.acts:
+            self._without = self._without + max(own) - max(self._own) if acted else step_seconds
+            self._own, self.awaits_seconds = own, True
+        return self.in_force
 
 
 def left_alone(seconds: Sequence[float], why: str, *, tolerance: float = TOLERANCE) -> SemiDecision:
@@ -133,29 +208,34 @@ def _candidates(
     seconds: Sequence[float],
     product_seconds: Sequence[float],
     columns: Sequence[int],
+    *,
+    help_fixed: float,
 ) -> Iterator[SemiDecision]:
-    """Candidates of a policy: all of the excess moved; for SEMI also parts of it."""
+    """Candidates of a policy: all of the excess, or of the x slowest down to a level, for each x."""
     none = (0,) * len(seconds)
 
     def excess(reference: float | None) -> tuple[int, ...]:
         ratios = resize_ratios(seconds, product_seconds, reference_seconds=reference)
         return tuple(excess_columns(columns[r], ratios[r]) if r in late else 0 for r in range(len(seconds)))
 
-    def named(counts: tuple[int, ...]) -> str:
-        return ", ".join(f"rank {rank}: {counts[rank]} of {columns[rank]} columns" for rank in late)
+    def candidate(moved: Sequence[int], out: Sequence[int]) -> SemiDecision:
+        parts = [
+            f"{what}, {', '.join(f'rank {rank}: {counts[rank]} of {columns[rank]} columns' for rank in late)}"
+            for what, counts in (("computed by others", moved), ("left out", out))
+            if any(counts)
+        ]
+        return SemiDecision(stragglers=late, migrated=tuple(moved), pruned=tuple(out), why="; ".join(parts))
 
     if policy in {"resize", "semi"}:
-        out = excess(None)
-        yield SemiDecision(stragglers=late, migrated=none, pruned=out, why=f"left out, {named(out)}")
+        yield candidate(none, excess(None))
     if policy not in {"migrate", "semi"}:
         return
     whole = excess(min(seconds))
-    for share in _SHARES if policy == "semi" else (1.0,):
-        moved = tuple(round(share * count) for count in whole)
-        yield SemiDecision(
-            stragglers=late, migrated=moved, pruned=none, why=f"computed by others, {named(moved)}"
-        )
+    yield candidate(whole, none)
+    for x in range(len(late) + 1):
+        parts = excess(level_seconds(seconds, product_seconds, columns, late[:x], help_fixed=help_fixed))
+        # Of the x slowest, those faster than the level hand over one column, so that they do not help.
+        moved = [min(whole[rank], max(1, part)) if rank in late[:x] else 0 for rank, part in enumerate(parts)]
+        yield candidate(moved, none)
         if policy == "semi":
-            rest = tuple(count - part for count, part in zip(whole, moved, strict=True))
-            why = f"computed by others, {named(moved)}; left out, {named(rest)}"
-            yield SemiDecision(stragglers=late, migrated=moved, pruned=rest, why=why)
+            yield candidate(moved, [count - part for count, part in zip(whole, moved, strict=True)])
