@@ -15,7 +15,6 @@ from ballast_lab.prices.logs.azure_prices import parse_azure_prices
 from ballast_lab.prices.logs.folder import parse_aws_prices, read_market
 from ballast_lab.prices.logs.gcp_prices import parse_gcp_prices
 from ballast_localcluster.errors import NodesFileError
-from ballast_localcluster.nodes.node import read_nodes
 from ballast_operator.allocator.saved_state import decode as read_saved_state
 from ballast_operator.api.read import (
     InvalidObject,
@@ -24,6 +23,7 @@ from ballast_operator.api.read import (
     read_training_job,
 )
 from ballast_operator.cli.allocate.command import read_problem
+from ballast_operator.cli.local.up import read_nodes
 from ballast_operator.cli.plan import input as plan_input
 from ballast_operator.cli.simulate.input import read_amounts, window_of
 from ballast_operator.desired import pod_object
@@ -401,7 +401,7 @@ PARSERS = (
         name="nodes-file",
         make=yaml_text(seeds.NODES),
         read=read_file(read_nodes),
-        errors=(NodesFileError,),
+        errors=(NodesFileError, click.ClickException),
     ),
     Parser(name="manifest", make=text(seeds.MANIFEST), read=Manifest.from_json, errors=(ValueError,)),
     Parser(name="checkpoint-index", make=_index, read=_read_a_checkpoints_index, errors=(CheckpointError,)),

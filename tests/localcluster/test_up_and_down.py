@@ -39,6 +39,27 @@ def test_what_cannot_be_done_is_one_line(tmp_path, command, words, message):
     assert message in done.stderr and done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nodes: [{name: a, gpus: 2, gpus: 3}]", "'gpus' is given twice"),
+        (
+            "n0: &n0 {a: 1}\n" + "".join(f"n{i + 1}: &n{i + 1} {{<<: [*n{i}, *n{i}]}}\n" for i in range(60)),
+            "keys, with merged ones",
+        ),
+        ("nodes: [", "not YAML"),
+        (" " * 2**21, "more than 1 MiB"),
+    ],
+    ids=["twice", "merges", "torn", "large"],
+)
+def test_a_file_of_nodes_is_read_as_every_yaml_of_people(tmp_path, text, message):
+    """Of two equal keys the last would win silently, and merges of merges would take hours."""
+    (tmp_path / "nodes.yaml").write_text(text)
+    done = CliRunner().invoke(up, ["--nodes", str(tmp_path / "nodes.yaml"), "--name", "never"])
+    assert done.exit_code == 1 and done.stderr.startswith(f"Error: {tmp_path}/nodes.yaml: ")
+    assert message in done.stderr
+
+
 def test_a_cluster_whose_api_server_is_not_there_is_not_said_to_run(monkeypatch, tmp_path):
     """Its warden is: it is being started, or has lost a part of it."""
     monkeypatch.setattr("ballast_localcluster.background.warden_pid", lambda folder: 1)

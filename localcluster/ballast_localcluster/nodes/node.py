@@ -163,24 +163,17 @@ DEFAULT_NODES = Path(__file__).with_name("default-nodes.yaml")
 
 def default_nodes() -> tuple[ProcessNode, ...]:
     """Three pools of different emulated speed, and one of spot machines."""
-    return read_nodes(DEFAULT_NODES)
-
-
-def read_nodes(path: Path) -> tuple[ProcessNode, ...]:
-    """Read a YAML file: ``nodes``, a list of objects with the attributes of :class:`ProcessNode`.
-
-    Raises:
-        NodesFileError: no such file, not YAML, or a node that cannot be; the text names it.
-    """
     import yaml
 
-    try:
-        content = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise NodesFileError(f"{path}: {error.strerror}") from error
-    # What is no text, an impossible date, a number of thousands of digits, or nested too deeply.
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise NodesFileError(f"{path} is not YAML: {error}") from error
+    return nodes_of(yaml.safe_load(DEFAULT_NODES.read_text()), DEFAULT_NODES)
+
+
+def nodes_of(content: Any, path: Path) -> tuple[ProcessNode, ...]:
+    """The nodes of a file: ``nodes``, a list of objects with the attributes of :class:`ProcessNode`.
+
+    Raises:
+        NodesFileError: it is something else, or has a node that cannot be; the text names it.
+    """
     if not isinstance(content, dict) or set(content) != {"nodes"} or not isinstance(content["nodes"], list):
         raise NodesFileError(f"{path}: expected one key, nodes, with a list. See {DEFAULT_NODES}.")
     nodes = []

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from ballast_policies.contract.errors import ContractError
+from ballast_policies.contract.limits import OBJECT
+from ballast_policies.contract.yaml_text import parse_yaml
 
 if TYPE_CHECKING:
     from ballast_localcluster import LocalCluster
@@ -96,7 +99,7 @@ def up(
     """
     from ballast_localcluster.background import up as start
     from ballast_localcluster.errors import LocalClusterError
-    from ballast_localcluster.nodes.node import default_nodes, read_nodes
+    from ballast_localcluster.nodes.node import default_nodes
 
     from ballast_operator.local_operator import write_definitions
 
@@ -153,6 +156,18 @@ Next:
 Nodes: {kubectl} get nodes -L ballast.dev/pool,ballast.dev/capacity-type
 Logs: {cluster.folder / "logs"}
 Stop: ballast down{"" if name == "ballast" else f" --name {name}"}""")
+
+
+def read_nodes(path: Path) -> "tuple[ProcessNode, ...]":
+    """The nodes that a YAML file describes. Raises ClickException: it cannot be read; NodesFileError."""
+    from ballast_localcluster.nodes.node import nodes_of
+
+    try:
+        return nodes_of(parse_yaml(OBJECT.read(path)), path)
+    except OSError as error:
+        raise click.ClickException(f"{path}: {error.strerror}. To fix: name a file of nodes") from error
+    except ContractError as error:
+        raise click.ClickException(f"{path}: {error}") from error
 
 
 def _run_by(
