@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from ballast.client.connection import reaches_itself
+from ballast.client.connection import kubeconfig_errors, reaches_itself
 from kubernetes import client, config
 from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.exceptions import NotFoundError
@@ -91,7 +91,8 @@ def operator_command(kubeconfig: Path, *, settings: Mapping[str, str] = LIVELY) 
 def api_client(kubeconfig: Path) -> client.ApiClient:
     """Client by a file. Of a cluster on this machine without the proxies of its environment, as kubectl's."""
     found = client.Configuration()
-    config.load_kube_config(str(kubeconfig), client_configuration=found)
+    with kubeconfig_errors(str(kubeconfig), config.ConfigException):
+        config.load_kube_config(str(kubeconfig), client_configuration=found)
     if reaches_itself(urllib.parse.urlsplit(found.host).hostname or ""):
         found.proxy = None
     return client.ApiClient(found)

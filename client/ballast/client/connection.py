@@ -7,7 +7,7 @@ import os
 import re
 import urllib.parse
 import urllib.request
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,9 @@ MOST_LEVELS = 100
 MOST_OF_A_PAGE, LEAST_OF_A_PAGE = 500, 25
 """Items of a list that are asked for at a time; the fewest, where the API server is slow."""
 
+MOST_OF_A_KUBECONFIG = 2**23
+"""Bytes of a file, of thousands of clusters."""
+
 LATE_FIX = "check the connection; of a busy API server ask for less (one namespace), or later"
 """Remedy for an answer that did not come in time."""
 
@@ -77,20 +80,34 @@ def in_pod() -> bool:
     return _ACCOUNT.exists()
 
 
-def _there(kubeconfigs: str) -> bool:
-    return any(Path(file).expanduser().exists() for file in kubeconfigs.split(os.pathsep))
+def _files(kubeconfigs: str) -> list[Path]:
+    """Those of several that exist. As in the loaders of the Kubernetes clients, a user may have no home."""
+    files = [Path(os.path.expanduser(file)) for file in kubeconfigs.split(os.pathsep) if file]  # noqa: PTH111
+    return [file for file in files if file.exists()]
 
 
-_NO_KUBECONFIG = (ValueError, TypeError, AttributeError, LookupError, OSError, RecursionError)
+_TOLD = (yaml.YAMLError, ValueError, OSError, RecursionError)
+
+
+@contextlib.contextmanager
+def kubeconfig_errors(name: str, refusal: type[Exception]) -> Iterator[None]:
+    """Within it, a file that is no kubeconfig, or far too large for one, is a ``refusal``, in words.
+
+    The loaders of the Kubernetes clients let most errors through, and take minutes for tens of megabytes.
+    """
+    try:
+        if any(file.is_file() and file.stat().st_size > MOST_OF_A_KUBECONFIG for file in _files(name)):
+            raise ValueError(f"more than {MOST_OF_A_KUBECONFIG >> 20} MiB")
+        yield
+    except (TypeError, AttributeError, LookupError, *_TOLD) as error:
+        why = error if isinstance(error, _TOLD) else "it has no clusters"
+        raise refusal(f"{name} is not a kubeconfig: {why}") from error
 
 
 def _context(kubeconfigs: str) -> str | None:
     """The current context of several files: the first that is stated, as kubectl has it; of one: its own."""
-    files = [Path(file).expanduser() for file in kubeconfigs.split(os.pathsep) if file]
-    for file in files if len(files) > 1 else ():
-        if file.exists() and (
-            stated := (yaml.safe_load(file.read_text("utf-8")) or {}).get("current-context")
-        ):
+    for file in _files(kubeconfigs) if os.pathsep in kubeconfigs else ():
+        if stated := (yaml.safe_load(file.read_text("utf-8")) or {}).get("current-context"):
             return str(stated)
     return None
 
@@ -112,19 +129,16 @@ async def configuration(kubeconfig: str | None, *, before: Any = None) -> Any:
         kubernetes_config.load_incluster_config(client_configuration=found)
     else:
         name = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
-        if not _there(name):
+        if not _files(name):
             raise kubernetes_config.ConfigException(f"there is no kubeconfig: {name} does not exist")
-        try:
-            await kubernetes_config.load_kube_config(
-                config_file=name, context=_context(name), client_configuration=found, persist_config=False
-            )
-        # What the loader lets through where a file is no kubeconfig at all, or names files that are none.
-        except (yaml.YAMLError, *_NO_KUBECONFIG) as error:
-            told = isinstance(error, yaml.YAMLError | ValueError | OSError | RecursionError)
-            why = error if told else "it has no clusters"
-            raise kubernetes_config.ConfigException(f"{name} is not a kubeconfig: {why}") from error
-        except aiohttp.ClientError as error:
-            raise kubernetes_config.ConfigException(f"{name}: its provider of tokens: {error}") from error
+        with kubeconfig_errors(name, kubernetes_config.ConfigException):
+            context = _context(name)
+            try:
+                await kubernetes_config.load_kube_config(
+                    config_file=name, context=context, client_configuration=found, persist_config=False
+                )
+            except aiohttp.ClientError as error:
+                raise kubernetes_config.ConfigException(f"{name}: its provider of tokens: {error}") from error
         # The loader goes on where a plugin fails, and an API server answers nobody in particular with 403.
         if before is not None and _has_credentials(before) and not _has_credentials(found):
             raise kubernetes_config.ConfigException(

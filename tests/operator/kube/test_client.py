@@ -16,6 +16,7 @@ import pytest
 import yaml
 from aiohttp import web
 from ballast.client.connection import configuration as read_configuration
+from ballast_operator.cli.main import main
 from ballast_operator.errors import (
     Conflict,
     Expired,
@@ -38,8 +39,10 @@ from ballast_operator.kube.client import (
 )
 from ballast_operator.kube.kinds import JOB, LEASE
 from ballast_operator.local_operator import api_client
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from kubernetes import config
 from kubernetes.aio import client
 from kubernetes.aio.config import ConfigException
 
@@ -361,10 +364,33 @@ async def test_the_environments_kubeconfig_is_that_of_the_moment(tmp_path, serve
     assert len(asked) == 1
 
 
-async def test_a_file_nested_too_deeply_is_no_kubeconfig(tmp_path):
-    (tmp_path / "deep").write_text("[" * 3000)
-    with pytest.raises(ConfigException, match="is not a kubeconfig: maximum recursion depth"):
-        await connect(str(tmp_path / "deep"))
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b"[" * 3000, "maximum recursion depth"),
+        (b"- a", "it has no clusters"),
+        (b"contexts: 3", "it has no clusters"),
+        (b"\xff\xfe\xff", "can't decode"),
+        (b" " * (2**23 + 1), "more than 8 MiB"),
+    ],
+    ids=["deep", "list", "number", "bytes", "large"],
+)
+async def test_what_is_no_kubeconfig_is_refused_in_words(tmp_path, text, reason):
+    """By commands, and by the demo, which uses another client."""
+    (tmp_path / "file").write_bytes(text)
+    with pytest.raises(ConfigException, match=f"file is not a kubeconfig: .*{reason}"):
+        await connect(str(tmp_path / "file"))
+    with pytest.raises(config.ConfigException, match=f"file is not a kubeconfig: .*{reason}"):
+        api_client(tmp_path / "file")
+
+
+def test_a_user_without_a_home_is_asked_for_a_kubeconfig(monkeypatch):
+    """A container's, whom no list of users has."""
+    for variable in ("HOME", "KUBECONFIG", "XDG_STATE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    done = CliRunner().invoke(main, ["jobs"])
+    assert done.exit_code == 1 and "Error: there is no kubeconfig: ~/.kube/config" in done.stderr
 
 
 async def test_of_several_files_the_first_current_context_is_used(tmp_path, server, monkeypatch):

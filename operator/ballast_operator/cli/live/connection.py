@@ -20,14 +20,18 @@ Found = TypeVar("Found")
 
 def _of_local_cluster(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
     """The file of ``ballast up``'s cluster, where no other is given and none is at its usual place."""
-    usual = Path("~/.kube/config").expanduser()
-    if value is not None or os.environ.get("KUBECONFIG") or usual.exists():
+    usual = os.path.expanduser("~/.kube/config")  # noqa: PTH111 - a user may have no home
+    if value is not None or os.environ.get("KUBECONFIG") or Path(usual).exists():
         return value
     try:
         from ballast_localcluster.background import clusters_folder
+        from ballast_localcluster.errors import LocalClusterError
     except ModuleNotFoundError:
         return None
-    found = clusters_folder() / "ballast" / "credentials" / "admin.kubeconfig"
+    try:
+        found = clusters_folder() / "ballast" / "credentials" / "admin.kubeconfig"
+    except LocalClusterError:
+        return None
     return str(found) if found.exists() else None
 
 

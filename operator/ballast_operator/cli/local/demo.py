@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 from kubernetes.client import ApiException
 from kubernetes.config import ConfigException
 from rich.console import Console, Group, RenderableType
@@ -78,7 +77,7 @@ def demo(
     except DemoError as error:
         console.print("[red]demo:[/red]", Text(str(error)))
         sys.exit(1)
-    except (ApiException, ConfigException, HTTPError, yaml.YAMLError) as error:
+    except (ApiException, ConfigException, HTTPError) as error:
         raise click.ClickException(_refusal(error)) from error
     summary = summarise(recorder.story)
     if picture is not None:
