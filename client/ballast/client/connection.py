@@ -104,11 +104,11 @@ def kubeconfig_errors(name: str, refusal: type[Exception]) -> Iterator[None]:
         raise refusal(f"{name} is not a kubeconfig: {why}") from error
 
 
-def _context(kubeconfigs: str) -> str | None:
-    """The current context of several files: the first that is stated, as kubectl has it; of one: its own."""
-    for file in _files(kubeconfigs) if os.pathsep in kubeconfigs else ():
+def _context(kubeconfigs: str) -> Any:
+    """The current context; of several files the first that is stated, as kubectl has it; None: none is."""
+    for file in filter(Path.is_file, _files(kubeconfigs)):  # a pipe can be read once only
         if stated := (yaml.safe_load(file.read_text("utf-8")) or {}).get("current-context"):
-            return str(stated)
+            return stated
     return None
 
 
@@ -119,7 +119,7 @@ def _has_credentials(found: Any) -> bool:
 async def configuration(kubeconfig: str | None, *, before: Any = None) -> Any:
     """Address and credentials by a file, ``$KUBECONFIG``, the pod's account, or ``~/.kube/config``.
 
-    ``before``: what it was, where it is read again.
+    ``before``: what it was, where it is read again: then of the same context, whichever is current now.
 
     Raises:
         kubernetes.aio.config.ConfigException: none of them can be used, or there are no credentials any more.
@@ -132,10 +132,10 @@ async def configuration(kubeconfig: str | None, *, before: Any = None) -> Any:
         if not _files(name):
             raise kubernetes_config.ConfigException(f"there is no kubeconfig: {name} does not exist")
         with kubeconfig_errors(name, kubernetes_config.ConfigException):
-            context = _context(name)
+            found.context = _context(name) if before is None else before.context
             try:
                 await kubernetes_config.load_kube_config(
-                    config_file=name, context=context, client_configuration=found, persist_config=False
+                    config_file=name, context=found.context, client_configuration=found, persist_config=False
                 )
             except aiohttp.ClientError as error:
                 raise kubernetes_config.ConfigException(f"{name}: its provider of tokens: {error}") from error

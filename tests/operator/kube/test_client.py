@@ -393,6 +393,18 @@ def test_a_user_without_a_home_is_asked_for_a_kubeconfig(monkeypatch):
     assert done.exit_code == 1 and "Error: there is no kubeconfig: ~/.kube/config" in done.stderr
 
 
+async def test_a_kubeconfig_may_come_from_a_pipe(tmp_path, server):
+    """As of a shell's ``<(...)``: it is read once."""
+    address, asked = server
+    read, write = os.pipe()
+    os.write(write, Path(kubeconfig(tmp_path, address)).read_bytes())  # noqa: ASYNC240
+    os.close(write)
+    async with await connect(f"/dev/fd/{read}") as cluster:
+        await cluster.get(LEASE, "ns", "x")
+    os.close(read)
+    assert len(asked) == 1
+
+
 async def test_of_several_files_the_first_current_context_is_used(tmp_path, server, monkeypatch):
     """As kubectl does; the client's loader has the last."""
     address, asked = server
@@ -473,6 +485,31 @@ async def test_a_token_that_ran_out_is_read_again(tmp_path, caplog, kind):
                     await cluster.get(LEASE, "ns", "x")
         put("second")
         assert await answered_in_the_end(cluster) == {"metadata": {"name": "x"}}
+
+
+async def test_another_current_context_is_for_who_connects_later(tmp_path):
+    """`kubectl config use-context` hands nobody's jobs, and no token, to another cluster."""
+    server, other = Guarded(), Guarded()
+    async with (
+        server.serving() as address,
+        other.serving() as elsewhere,
+        await connect(path := kubeconfig(tmp_path, address, {"token": "first"})) as cluster,
+    ):
+        await cluster.get(LEASE, "ns", "x")
+        server.token = "second"
+        file = Path(kubeconfig(tmp_path, address, {"token": "second"}))
+        content = yaml.safe_load(file.read_text())  # noqa: ASYNC240
+        content["current-context"] = "b"
+        content["contexts"].append({"name": "b", "context": {"cluster": "b", "user": "b"}})
+        content["clusters"].append({"name": "b", "cluster": {"server": elsewhere}})
+        content["users"].append({"name": "b", "user": {"token": "other"}})
+        file.write_text(yaml.safe_dump(content))  # noqa: ASYNC240
+        await answered_in_the_end(cluster)
+        assert other.asked == 0
+        async with await connect(path) as later:
+            with pytest.raises(Unavailable):
+                await later.get(LEASE, "ns", "x")
+        assert other.asked == 1
 
 
 async def test_a_plugin_that_hangs_is_run_again(tmp_path, caplog, monkeypatch):
