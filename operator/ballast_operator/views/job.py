@@ -191,8 +191,13 @@ class JobView:
         has, planned = allocation.degrees, self.spec.degrees_on(allocation.by_pool)
         if has is None or planned is None:
             return has is planned and not self.spec.plans
-        kept = self.live_plans.get(allocation.gpus)
-        return any(has.divides_as(plan) for plan in (planned, kept) if plan is not None)
+        plans, planner = (planned, self.live_plans.get(allocation.gpus)), self.spec.asked.planner
+        tried = planner is not None and planner.trial is not None
+        return any(
+            has.divides_as(plan) and (tried or has.repeated == plan.repeated)
+            for plan in plans
+            if plan is not None
+        )
 
     @property
     def name(self) -> str:

@@ -25,6 +25,7 @@ from ballast_policies.rounds.values import PoolPart
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.operator.steps.contexts import a_running_view
 from tests.support.examples import first_daily
 
 BATCH, TYPES = 16, ("a", "b")
@@ -160,6 +161,32 @@ def test_no_more_forwards_are_repeated_than_memory_asks_for():
         layers = 8 // repeated[memory] if repeated[memory] else 0
         assert planned.step_seconds == pytest.approx(8 * 0.3 + layers * 0.1)
     assert repeated == {"40G": 0, "22G": 4, "16G": 2, "5G": 1}
+
+
+@pytest.mark.parametrize("trial", [None, 2])
+def test_a_gang_that_repeats_other_forwards_is_not_as_planned(trial):
+    """Its speed is none of the edited planner's, unless it tries several: then it kept the fastest."""
+    row = {"forwardSeconds": 0.1, "backwardSeconds": 0.2, "overheadSeconds": 0.3, "activationBytes": 3e9}
+    profile = {"microbatchSize": 8, "layers": [{"repeat": 8, "heldBytes": 1e6, **row}]}
+    specs = {}
+    for memory in ("40G", "6G"):
+        planned = {"profiles": [profile], "gpus": [{"gpuType": "a", "memory": memory}]}
+        job = a_job(
+            planned if trial is None else {**planned, "trial": trial},
+            pipeline={"minStages": 2, "maxStages": 2, "microbatches": 2, "globalBatchSize": 8},
+            parallelism={"data": 1},
+        )
+        specs[memory], problem = read_spec(job)
+        assert specs[memory] is not None, problem
+    degrees = {memory: spec.plans["a"][2] for memory, spec in specs.items()}
+    assert degrees["40G"].repeated == 0 < degrees["6G"].repeated
+    view = a_running_view()
+    held = view.status.allocation.replace(
+        gpu_type="a", gpus=2, pods=("one-1-0", "one-1-1"), nodes=("n", "n"), degrees=degrees["6G"]
+    )
+    view = dataclasses.replace(view, status=view.status.replace(allocation=held))
+    found = {memory: dataclasses.replace(view, spec=spec).as_planned for memory, spec in specs.items()}
+    assert found == {"6G": True, "40G": trial is not None}
 
 
 @pytest.mark.parametrize("seed", first_daily(range(24), 6))
