@@ -298,8 +298,12 @@ def costs(
                 goodput=_mean_goodput((line.goodput, line.gpu_hours) for line in members),
             )
         )
-    pools = tuple(line for policy in policies for line in _pools(policy, lines, now)) if all_jobs else ()
-    return Costs(at=now.isoformat(timespec="seconds"), jobs=lines, teams=tuple(teams), pools=pools)
+    pools = []
+    for policy in policies if all_jobs else ():
+        at = (policy.get("status") or {}).get("billAt")
+        billed = datetime.datetime.fromisoformat(at) if at else now
+        pools += _pools(policy, lines, [_job(job, prices, billed) for job in filter(is_ours, jobs)], now)
+    return Costs(at=now.isoformat(timespec="seconds"), jobs=lines, teams=tuple(teams), pools=tuple(pools))
 
 
 def _budgets(
@@ -375,7 +379,16 @@ def _job(job: Object, prices: Prices, now: datetime.datetime) -> JobCost:
     )
 
 
-def _pools(policy: Object, jobs: Sequence[JobCost], now: datetime.datetime) -> list[PoolCostLine]:
+def _of_jobs(jobs: Sequence[JobCost], pool: str) -> tuple[float, float]:
+    """(for GPUs of the pool, for data)."""
+    data = sum(job.data_by_pool.get(pool, 0.0) for job in jobs)
+    return sum(job.by_pool.get(pool, 0.0) for job in jobs) - data, data
+
+
+def _pools(
+    policy: Object, jobs: Sequence[JobCost], then: Sequence[JobCost], now: datetime.datetime
+) -> list[PoolCostLine]:
+    """``then``: the jobs as they were when the bill was written."""
     status: Any = policy.get("status") or {}
     seconds = _seconds_since(status.get("billAt"), now)
     found = []
@@ -383,11 +396,11 @@ def _pools(policy: Object, jobs: Sequence[JobCost], now: datetime.datetime) -> l
         price = entry.get("pricePerGpuHour", 0.0)
         gpus = entry.get("gpus", 0)
         bill = entry.get("cost", 0.0) + cost(gpus * seconds, price)
-        data = sum(job.data_by_pool.get(entry["pool"], 0.0) for job in jobs)
-        of_jobs = sum(job.by_pool.get(entry["pool"], 0.0) for job in jobs) - data
-        by_jobs = of_jobs + written_for_gpus(entry, seconds).paid_by_others(of_jobs)
+        of_jobs, data = _of_jobs(jobs, entry["pool"])
+        of_jobs_then, _ = _of_jobs(then, entry["pool"])
+        by_jobs = of_jobs + written_for_gpus(entry, seconds).paid_by_others(of_jobs, of_jobs_then)
         bill = max(bill, entry.get("cost", 0.0) + by_jobs - entry.get("heldCost", 0.0))
-        data_of_others = written_for_data(entry).paid_by_others(data)
+        data_of_others = written_for_data(entry).paid_by_others(data, data)
         found.append(
             PoolCostLine(
                 pool=entry["pool"],

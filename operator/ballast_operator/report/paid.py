@@ -29,15 +29,18 @@ class Written:
     others: float | None = None
     since: float = 0.0
 
-    def paid_by_others(self, jobs: float) -> float:
+    def paid_by_others(self, jobs: float, then: float) -> float:
         """Cost that others have paid than the jobs that exist, which have paid ``jobs``.
 
-        As it was written, unless the jobs and this are less than they were together: then a job was deleted
-        since, and the rates count on.
+        As it was written, unless the jobs had paid less ``then``, when it was, than they were said to: one
+        was deleted since, and of the rates those count on that are not the jobs'. ``then`` may be too high.
         """
-        if self.others is not None and jobs + self.others >= self.total - ROUNDING:
+        if self.others is None:
+            return self.total + self.since - jobs
+        deleted = self.total - self.others - then
+        if deleted <= ROUNDING:
             return self.others
-        return self.total + self.since - jobs
+        return self.others + deleted + max(0.0, self.since - (jobs - then))
 
 
 def written_for_gpus(entry: dict[str, Any], seconds: float) -> Written:

@@ -59,12 +59,14 @@ class Sums:
         keys: Collection[str],
         now: Time,
         *,
+        then: _ByJob,
         from_start: bool = False,
     ) -> "Sums":
         """The same at ``now``, of all jobs that exist.
 
-        ``written``: what was written last; a key that it does not have begins now. ``keys``: that are wanted
-        besides. ``from_start``: a sum that begins has what its jobs have paid before.
+        ``written``: what was written last; a key that it does not have begins now. ``then``: what the jobs
+        had paid when it was. ``keys``: that are wanted besides. ``from_start``: a sum that begins has what
+        its jobs have paid before.
         """
         changed: defaultdict[str, float] = defaultdict(float)
         seconds = (now - self.at).total_seconds() if self.at is not None else 0.0
@@ -82,7 +84,7 @@ class Sums:
             for key in present:
                 # It does not say by key what it has paid, and all of it was another key's until now.
                 changed[key] -= sum(before.values()) if from_start else 0.0
-        total = _sum(by_job)
+        total, total_then = _sum(by_job), _sum(then)
         others = {}
         for key in {*written, *keys, *total}:
             if key not in written and not from_start:
@@ -90,7 +92,7 @@ class Sums:
             elif key in self.others or key not in written:
                 others[key] = self.others.get(key, 0.0) + changed[key]
             else:
-                others[key] = written[key].paid_by_others(total[key])
+                others[key] = written[key].paid_by_others(total[key], total_then[key])
         return Sums(at=now, by_job=by_job, per_second=per_second, by_key=total, others=others)
 
 
@@ -125,12 +127,14 @@ class Paid:
         gpus: dict[str, dict[str, float]] = {}
         data: dict[str, dict[str, float]] = {}
         by_team: dict[str, dict[str, float]] = {}
+        gpus_then, by_team_then = dict[str, dict[str, float]](), dict[str, dict[str, float]]()
         rates: dict[str, dict[str, float]] = {}
         team_rates: dict[str, dict[str, float]] = {}
         for view in jobs:
             uid = view.uid
             try:
                 gpus[uid], data[uid], by_team[uid], rates[uid], team_rates[uid] = _paid_by(view, pools, now)
+                gpus_then[uid], _, by_team_then[uid], *_ = _paid_by(view, pools, written_at or now)
             except Exception:  # it has paid what it had, until that can be read again
                 logger.exception("job=%s/%s what it has paid cannot be read", *view.key)
                 gpus[uid] = dict(self.gpus.by_job.get(uid, {}))
@@ -148,9 +152,9 @@ class Paid:
             for entry in teams
         }
         return Paid(
-            gpus=self.gpus.next(gpus, rates, for_gpus, pools, now),
-            data=self.data.next(data, {}, for_data, pools, now),
-            teams=self.teams.next(by_team, team_rates, of_teams, (), now, from_start=True),
+            gpus=self.gpus.next(gpus, rates, for_gpus, pools, now, then=gpus_then),
+            data=self.data.next(data, {}, for_data, pools, now, then=data),
+            teams=self.teams.next(by_team, team_rates, of_teams, (), now, then=by_team_then, from_start=True),
         )
 
 

@@ -71,6 +71,24 @@ def test_a_job_that_was_deleted_while_no_operator_ran_has_paid():
     assert after.gpus.of("p") == pytest.approx(22.0)
 
 
+def test_jobs_that_ran_on_for_long_do_not_hide_a_deleted_one():
+    """While no operator ran they have paid more than it had: its part is kept, and nothing else is added."""
+    written = PoolBill(
+        pool="p",
+        since=START,
+        gpus=4,
+        gpus_held=2,
+        price_per_gpu_hour=3600.0,
+        held_cost=20.0,
+        deleted_jobs_cost=0.0,
+    )
+    team = TeamCost(team="", since=START, cost=20.0, deleted_jobs_cost=0.0, cost_per_hour=2 * 3600.0)
+    kept = job("a", 8.0, gpus=1, since=9)
+    after = Paid().next([kept], POOLS, [written], [team], at(10), at(110))
+    assert (after.gpus.by_key["p"], after.gpus.others["p"]) == pytest.approx((109.0, 11.0 + 100.0))
+    assert after.gpus.of("p") == after.teams.of("") == pytest.approx(20.0 + 2 * 100.0)
+
+
 def test_a_bill_that_begins_has_nothing_of_what_jobs_paid_before():
     """Another ClusterPolicy: its bill starts from nothing."""
     first = Paid().next([job("a", 12.0)], POOLS, (), (), None, at(0))
