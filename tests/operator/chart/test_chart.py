@@ -307,6 +307,18 @@ def test_a_wrong_value_is_refused_by_name(chart: Any, values: dict[str, Any], wo
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["r" * 53, "r" * 51 + "-r"])
+def test_a_release_has_a_name_as_long_as_helm_takes(chart: Any, name: str) -> None:
+    """The API server takes Services and values of labels of at most 63 characters."""
+    items = render(chart, EVERYTHING, name=name, namespace="n" * 63)
+    services = [item["metadata"]["name"] for item in of_kind(items, "Service")]
+    assert len(services) == 3 and all(re.fullmatch(r"[a-z][-a-z0-9]{,61}[a-z0-9]", each) for each in services)
+    (hook,) = of_kind(items, "ValidatingWebhookConfiguration")
+    assert hook["webhooks"][0]["clientConfig"]["service"]["name"] in services
+    assert all(len(label) <= 63 for item in items for label in item["metadata"].get("labels", {}).values())
+
+
+@pytest.mark.slow
 def test_names_that_yaml_would_read_as_numbers_stay_names(chart: Any) -> None:
     """Namespaces, releases and Secrets may be called 123, on or true."""
     values = {
