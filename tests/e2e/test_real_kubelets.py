@@ -45,6 +45,7 @@ BIND_SECONDS = WAIT_SECONDS / 3
 """Of a launch that does not pull: short, since tests wait for its end."""
 MONITORING = "monitoring"
 KUBELET = "/run/programs/kubelet"
+GIB = 2**30
 _SCRAPERS = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": MONITORING}}}]
 VALUES = {
     "image": {"repository": f"{REGISTRY}/operator"},
@@ -590,22 +591,35 @@ def test_a_node_that_restarts_before_it_is_missed_costs_what_was_not_saved(relea
 
 
 def test_a_gang_leaves_a_node_under_disk_pressure(release):
-    """The kubelet evicts it there, which is no fault of the job's."""
+    """The kubelet evicts it there, which is no fault of the job's; ``kubectl describe`` has its words."""
     node = release.start("pressed")
     saved = release.report("pressed")["checkpointStep"]
-    file = release.disk(node) / "kubelet.json"
-    usual = file.read_text()
-    settings = json.loads(usual)
-    settings["evictionHard"]["nodefs.available"] = "99%"
-    settings["evictionPressureTransitionPeriod"] = "10s"
+    pods = [pod.metadata.name for pod in release.pods("pressed")]
+    settings, filler = release.disk(node) / "kubelet.json", release.disk(node) / "filler"
+    usual = settings.read_text()
+    wanted = json.loads(usual)
+    wanted["evictionHard"]["nodefs.available"] = str(shutil.disk_usage(settings).free - 2 * GIB)
+    wanted["evictionPressureTransitionPeriod"] = "10s"
+
+    def admitted():
+        with contextlib.suppress(client.ApiException):  # the kubelet does not answer yet
+            known = release.core.connect_get_node_proxy_with_path(node, "pods")
+            return all(pod in known for pod in pods)
+
     try:
-        file.write_text(json.dumps(settings))
+        settings.write_text(json.dumps(wanted))
         release.kill(KUBELET, f"--hostname-override={node}")
+        # One that starts under pressure rejects the pods there, in other words.
+        eventually(admitted, f"the kubelet of {node} to know its pods again")
+        with filler.open("wb") as opened:
+            os.posix_fallocate(opened.fileno(), 0, 3 * GIB)
         release.wait_for_next_launch("pressed", saved, node)
     finally:
-        file.write_text(usual)
+        filler.unlink(missing_ok=True)
+        settings.write_text(usual)
         release.kill(KUBELET, f"--hostname-override={node}")
-    assert release.status("pressed")["restarts"].keys() <= {"PodLost", "NodeLeaving"}
+    assert any("The node was low on resource" in event.message for event in release.events("pressed"))
+    assert release.status("pressed")["restarts"] == {"PodLost": 1}
     release.end_job("pressed")
     eventually(lambda: not release.core.read_node(node).spec.taints, "the pressure to pass")
 

@@ -215,7 +215,7 @@ def _reason(status: Object, ended: Object, waiting: Object, scheduled: Object) -
     reason = status.get("reason") or ended.get("reason") or waiting.get("reason") or ""
     if not reason and scheduled.get("status") == "False":
         return scheduled.get("reason", ""), scheduled.get("message", "")
-    return reason, status.get("message") or waiting.get("message") or ""
+    return reason, (status.get("message") or waiting.get("message") or "").rstrip()
 
 
 def _last_line(text: str) -> str:

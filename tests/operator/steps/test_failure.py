@@ -25,6 +25,7 @@ from tests.operator.steps.contexts import (
 from tests.operator.views.builders import a_plan, a_spec
 
 FAILED = TerminationMessage(reason=ExitReason.FAILED, message="ValueError: boom")
+STOPPED = TerminationMessage(reason=ExitReason.STOPPED, message="told to stop; the state is saved")
 QUIET = LeaseView(ack=Ack(epoch=1, step=0), quiet_seconds=61.0)
 AN_END = {"phase": "Failed", "exit_code": 1}
 
@@ -122,6 +123,17 @@ def test_a_rank_that_was_told_to_go_does_not_fail_the_job_by_its_exit_code(told)
 def test_a_launch_fails_by(view, want):
     """None: it has not failed, or the first cause is still waited for."""
     assert cause(a_context(view)) == want
+
+
+def test_ranks_that_stop_with_one_that_is_evicted_are_told_in_the_kubelets_words():
+    """All save and stop where one is told to; the first alone was not told why."""
+    view = a_running_view()
+    for rank in range(4):
+        view = with_pod(view, rank, phase="Failed", exit_code=75, message=STOPPED)
+    why = {"reason": "Evicted", "detail": "The node was low on resource: memory."}
+    ending = take_step(a_context(with_pod(view, 3, disrupted=True, **why))).status.allocation.ending
+    assert ending.cause is Cause.POD_LOST
+    assert f"{PODS[3]} ended with exit code 75 (Evicted): {why['detail']}" in ending.message
 
 
 def test_an_end_is_described_by_pod_exit_code_reason_and_message():
