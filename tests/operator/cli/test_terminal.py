@@ -164,6 +164,28 @@ def run(*arguments):
     return CliRunner().invoke(main, ["gpus", *arguments])
 
 
+@pytest.mark.slow
+@pytest.mark.processes
+def test_control_c_stops_a_rank_that_has_just_begun():
+    """It comes before the rank listens, and would end it by a traceback, the others as those left alone."""
+    code = """if True:
+    import os, signal, sys
+    from ballast_trainer.cli.local_ranks import run_local_ranks
+    from ballast_trainer.distributed.stopping import StopSignal
+
+    def body():
+        os.kill(os.getpid(), signal.SIGINT)
+        stop = StopSignal()
+        stop.install(interactive=True)
+        return 0 if stop.received else 5
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.exit(run_local_ranks(2, body))
+    """
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
 def test_all_gpus_are_listed_with_their_sources():
     """As text for people and as JSON in bytes and FLOP/s."""
     text = run().output

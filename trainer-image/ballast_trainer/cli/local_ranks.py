@@ -165,6 +165,8 @@ def run_local_ranks(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    # A rank that has just begun hears Ctrl-C once it can stop by it (`StopSignal.install`).
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     kept = None if restarts is None else _KeptStore(port, ranks)
     variables = {} if kept is None else {STORE_OUTLIVES_ENV: "1"}
     children = [_fork(rank, ranks, port, body, variables) for rank in range(ranks)]
@@ -179,6 +181,7 @@ def run_local_ranks(
     on_closed_terminal(pass_on)
     # Ctrl-C reaches the ranks by itself; this process waits for them to save.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     left_behind: set[int] = set()
     while any(child.is_alive() for child in children):
         if any(child.exitcode == ExitCode.USAGE for child in children):
