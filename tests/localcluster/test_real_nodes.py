@@ -169,7 +169,7 @@ def test_a_control_group_that_stays_is_named_with_the_reason(monkeypatch, tmp_pa
     monkeypatch.setattr(machine, "_hierarchies", lambda *kinds: [tmp_path])
     machine.remove_cgroups("ballast-1-")
     assert [group.name for group in tmp_path.iterdir()] == ["ballast-2-node"]
-    monkeypatch.setenv("BALLAST_PATIENCE", "0")
+    monkeypatch.setenv("BALLAST_PATIENCE", "0.001")
     (tmp_path / "ballast-2-node" / "cgroup.procs").touch()
     with pytest.raises(LocalClusterError, match=r"ballast-2-node.*To fix: end the processes"):
         machine.remove_cgroups("ballast-2-")

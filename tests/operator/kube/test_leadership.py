@@ -262,12 +262,8 @@ async def test_an_unreachable_api_server_does_not_end_leadership_before_its_time
 async def test_the_lease_is_renewed_again_and_again_while_one_decision_is_computed():
     """Its seconds of Python let the thread of renewals in: no decision is so long that the Lease lapses."""
     world = World()
-    leader = Leadership(
-        FakeCluster(world),
-        namespace="n",
-        identity="first",
-        settings=dataclasses.replace(SETTINGS, renew_seconds=0.001),
-    )
+    # Its clock stands, so that no renewal is late: after a late one it waits longer than a decision takes.
+    leader = replica(world, Clock(), "first", dataclasses.replace(SETTINGS, renew_seconds=0.001))
     jobs = (gang(f"job-{number}", 1 + number % 3) for number in range(6000))
     state, policy = cluster(*jobs, gpus=4000), SchedulingPolicy(objective="fifo")
 
