@@ -147,7 +147,7 @@ class LaunchDegrees(StatusModel):
 
     @property
     def recomputed_as_text(self) -> str:
-        """Which layers repeat their forward, with a comma; empty: none."""
+        """Layers that repeat their forward, with a comma; empty: none."""
         return (", recomputed" + f" 1 layer of {self.repeated}" * (self.repeated > 1)) * self.recompute
 
     def __str__(self) -> str:

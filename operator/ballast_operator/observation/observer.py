@@ -150,7 +150,7 @@ class Observer:
 
     @property
     def pools(self) -> Mapping[str, PoolInfo]:
-        """What is known of each pool; until the allocator has looked at them what they cost by the bill.
+        """Pools as the allocator last saw them; before its first decision, with the prices of the bill.
 
         A pass that comes before the first decision sums up a job's cost, too.
         """

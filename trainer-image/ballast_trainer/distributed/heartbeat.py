@@ -85,7 +85,7 @@ class HangLimits:
         return [one for one in busy if one.seconds > limits[one.limit] < most]
 
     def exceeded(self, busy: Sequence["_Busy"]) -> str:
-        """What to tell where these were waited for too long."""
+        """Message where these were waited for too long: who is busy, and the field that sets the limit."""
         who = ", ".join(one.said for one in busy)
         limits = dict.fromkeys(one.limit for one in busy) or (self.longest,)
         fields = " and ".join(f"{limit} ({self.busy_seconds[limit]:g})" for limit in limits)
