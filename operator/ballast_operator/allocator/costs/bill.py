@@ -65,8 +65,8 @@ class Sums:
         """The same at ``now``, of all jobs that exist.
 
         ``written``: what was written last; a key that it does not have begins now. ``then``: what the jobs
-        had paid when it was. ``keys``: that are wanted besides. ``from_start``: a sum that begins has what
-        its jobs have paid before.
+        had paid when it was, for keys that are in no sum here yet. ``keys``: that are wanted besides.
+        ``from_start``: a sum that begins has what its jobs have paid before.
         """
         changed: defaultdict[str, float] = defaultdict(float)
         seconds = (now - self.at).total_seconds() if self.at is not None else 0.0
@@ -130,16 +130,6 @@ class Paid:
         gpus_then, by_team_then = dict[str, dict[str, float]](), dict[str, dict[str, float]]()
         rates: dict[str, dict[str, float]] = {}
         team_rates: dict[str, dict[str, float]] = {}
-        for view in jobs:
-            uid = view.uid
-            try:
-                gpus[uid], data[uid], by_team[uid], rates[uid], team_rates[uid] = _paid_by(view, pools, now)
-                gpus_then[uid], _, by_team_then[uid], *_ = _paid_by(view, pools, written_at or now)
-            except Exception:  # it has paid what it had, until that can be read again
-                logger.exception("job=%s/%s what it has paid cannot be read", *view.key)
-                gpus[uid] = dict(self.gpus.by_job.get(uid, {}))
-                data[uid] = dict(self.data.by_job.get(uid, {}))
-                by_team[uid] = dict(self.teams.by_job.get(uid, {}))
         entries = {entry.pool: entry.to_dict() for entry in bill}
         for_gpus = {pool: written_for_gpus(entry, seconds) for pool, entry in entries.items()}
         for_data = {pool: written_for_data(entry) for pool, entry in entries.items()}
@@ -151,6 +141,19 @@ class Paid:
             )
             for entry in teams
         }
+        # Only of sums that another leader has written: what is known here already counts on by itself.
+        unknown = for_gpus.keys() - self.gpus.others.keys() or of_teams.keys() - self.teams.others.keys()
+        for view in jobs:
+            uid = view.uid
+            try:
+                gpus[uid], data[uid], by_team[uid], rates[uid], team_rates[uid] = _paid_by(view, pools, now)
+                if unknown:
+                    gpus_then[uid], _, by_team_then[uid], *_ = _paid_by(view, pools, written_at or now)
+            except Exception:  # it has paid what it had, until that can be read again
+                logger.exception("job=%s/%s what it has paid cannot be read", *view.key)
+                gpus[uid] = dict(self.gpus.by_job.get(uid, {}))
+                data[uid] = dict(self.data.by_job.get(uid, {}))
+                by_team[uid] = dict(self.teams.by_job.get(uid, {}))
         return Paid(
             gpus=self.gpus.next(gpus, rates, for_gpus, pools, now, then=gpus_then),
             data=self.data.next(data, {}, for_data, pools, now, then=data),
