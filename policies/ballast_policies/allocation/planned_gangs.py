@@ -276,7 +276,7 @@ class PlannedGang:
         """The plan of GPUs of a type that has these degrees, though others may be faster; None: none fits."""
         return self._search.plan_with(degrees, gpu_type, gpus)
 
-    def scheduled(self, asked: "LivePlans") -> tuple[ShapePlan, ...]:
+    def scheduled(self, asked: LivePlans) -> tuple[ShapePlan, ...]:
         """Plans that ranks can change between as they train: schedules, each with its best cut, and cuts.
 
         First the one to launch: 1F1B's, unless another takes SCHEDULE_GAIN less; then the others by seconds,
@@ -446,7 +446,7 @@ class _Search:
             return None
         return self._plans.planned(degrees, [self._gpu_of[self._types.index(gpu_type)]] * stages)
 
-    def scheduled(self, asked: "LivePlans") -> list[ShapePlan]:
+    def scheduled(self, asked: LivePlans) -> list[ShapePlan]:
         group, ranks = asked.degrees.tensor * asked.degrees.data, list[RankGpu]()
         for gpu_type, count in asked.gpus:
             ranks += [self._gpu_of[self._types.index(gpu_type)]] * (count // group)
@@ -624,7 +624,7 @@ class _Plans:
             weights_shared=weight_shares > 1,
         )
 
-    def scheduled(self, asked: "LivePlans", ranks: Sequence[RankGpu]) -> list[ShapePlan]:
+    def scheduled(self, asked: LivePlans, ranks: Sequence[RankGpu]) -> list[ShapePlan]:
         """Plans as of :meth:`PlannedGang.scheduled`, over ``ranks``."""
         plan, most = asked.degrees, asked.most
         forms = [dataclasses.replace(plan, recompute=again) for again in asked.recomputed] or [plan]

@@ -77,6 +77,11 @@ class Limits:
             return f"nested deeper than {self.depth} levels"
         return ""
 
+    def check_size(self, text: bytes | str) -> None:
+        """Refuse a file that is longer. Raises ContractError."""
+        if len(text) > self.most_bytes:
+            raise ContractError(f"more than {self.most_bytes >> 20} MiB. To fix: a smaller file")
+
     def read(self, path: Path) -> str:
         """The text of a file. Raises OSError; ContractError, as :meth:`text`."""
         with path.open("rb") as file:
@@ -89,8 +94,7 @@ class Limits:
             ContractError: longer, and no more of it was read, or no text.
         """
         data = file.read(self.most_bytes + 1)
-        if len(data) > self.most_bytes:
-            raise ContractError(f"more than {self.most_bytes >> 20} MiB. To fix: a smaller file")
+        self.check_size(data)
         marked = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         try:
             return data.decode("utf-16" if marked else "utf-8-sig")

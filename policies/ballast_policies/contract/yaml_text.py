@@ -93,8 +93,7 @@ def parse_documents(text: str, *, limits: Limits = OBJECT) -> list[Any]:
             if len(text) > limits.most_bytes:
                 raise
             # A mapping of YAML may begin so, too.
-    if len(text) > limits.most_bytes:
-        raise ContractError(f"more than {limits.most_bytes >> 20} MiB. To fix: a smaller file")
+    limits.check_size(text)
     try:
         return [found for found in yaml.load_all(text, _Loader) if found is not None]
     # Impossible tags, what is no text, a number of thousands of digits.
