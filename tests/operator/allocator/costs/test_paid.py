@@ -20,6 +20,12 @@ def at(seconds: float) -> datetime.datetime:
     return START + datetime.timedelta(seconds=seconds)
 
 
+WRITTEN = PoolBill(
+    pool="p", since=START, gpus=4, gpus_held=2, price_per_gpu_hour=3600.0, held_cost=20.0, cost=100.0
+)
+"""Of an earlier version, which wrote no part of deleted jobs."""
+
+
 def job(uid: str, paid: float, *, gpus: int = 0, since: float = 0.0, entity: str | None = None, by_team=()):
     """A job that has paid ``paid`` in the pool, and holds ``gpus`` there since."""
     held = PoolPart(pool="p", gpu_type="v100", gpus=gpus)
@@ -44,44 +50,24 @@ def billed(paid: Paid, before=(), then: float = 0.0, now: float = 0.0, *, gpus: 
 
 def test_a_new_operator_takes_on_what_the_last_one_wrote():
     """Of jobs that are there the sums are their own; the part of deleted jobs is what was written."""
-    written = PoolBill(
-        pool="p", since=START, gpus=4, gpus_held=2, price_per_gpu_hour=3600.0, held_cost=20.0, cost=100.0
-    )
-    known = written.replace(deleted_jobs_cost=8.0)
+    known = WRITTEN.replace(deleted_jobs_cost=8.0)
     after = Paid().next([job("a", 12.0, gpus=2, since=10)], POOLS, [known], (), at(10), at(15))
     assert after.gpus.of("p") == pytest.approx(8.0 + 12.0 + 10.0)
     # An earlier version wrote no such part: the GPUs that were held count on.
-    older = Paid().next([job("a", 12.0, gpus=2, since=10)], POOLS, [written], (), at(10), at(15))
+    older = Paid().next([job("a", 12.0, gpus=2, since=10)], POOLS, [WRITTEN], (), at(10), at(15))
     assert older.gpus.of("p") == pytest.approx(20.0 + 10.0)
 
 
 def test_a_job_that_was_deleted_while_no_operator_ran_has_paid():
     """The sum of the others is less than what was written: the bill does not go back."""
-    written = PoolBill(
-        pool="p",
-        since=START,
-        gpus=4,
-        gpus_held=2,
-        price_per_gpu_hour=3600.0,
-        held_cost=20.0,
-        cost=100.0,
-        deleted_jobs_cost=8.0,
-    )
+    written = WRITTEN.replace(deleted_jobs_cost=8.0)
     after = Paid().next([], POOLS, [written], (), at(10), at(11))
     assert after.gpus.of("p") == pytest.approx(22.0)
 
 
 def test_jobs_that_ran_on_for_long_do_not_hide_a_deleted_one():
     """While no operator ran they have paid more than it had: its part is kept, and nothing else is added."""
-    written = PoolBill(
-        pool="p",
-        since=START,
-        gpus=4,
-        gpus_held=2,
-        price_per_gpu_hour=3600.0,
-        held_cost=20.0,
-        deleted_jobs_cost=0.0,
-    )
+    written = WRITTEN.replace(deleted_jobs_cost=0.0)
     team = TeamCost(team="", since=START, cost=20.0, deleted_jobs_cost=0.0, cost_per_hour=2 * 3600.0)
     kept = job("a", 8.0, gpus=1, since=9)
     after = Paid().next([kept], POOLS, [written], [team], at(10), at(110))
