@@ -7,7 +7,7 @@ import pytest
 from ballast_policies.contract.job.dynamics import DynamicConfig
 from ballast_policies.contract.job.model import DataConfig, ModelConfig
 from ballast_trainer.cli.config_file import read_config
-from ballast_trainer.cli.run import _unpartitioned
+from ballast_trainer.cli.run import unpartitioned
 from ballast_trainer.config import read_job_config
 from ballast_trainer.dynamics.registry import warn_without_effect
 from ballast_trainer.environment import TorchrunRank, seconds_from
@@ -348,6 +348,6 @@ def test_the_reference_in_one_process_shares_its_experts_with_nobody():
     experts = {"kind": "mixtureOfExperts", "experts": {"count": 4, "parallel": True}}
     config = {**PLAIN, "parallelism": {"data": 2}, "dynamics": [experts]}
     assert read_job_config(config).dynamics[0].experts.parallel
-    alone = read_job_config(_unpartitioned(config))
+    alone = read_job_config(unpartitioned(config))
     assert alone.dynamics[0].experts.count == 4
     assert not alone.dynamics[0].experts.parallel

@@ -55,7 +55,7 @@ def _local_plan(ranks: int, per_pod: int) -> Plan:
     return Plan(job="local", epoch=1, launch=1, directive=Directive.RUN, ranks=members)
 
 
-def _unpartitioned(config: dict[str, Any]) -> dict[str, Any]:
+def unpartitioned(config: dict[str, Any]) -> dict[str, Any]:
     """The whole model in one process, the reference for a mesh of ranks; nothing is checked yet."""
     alone = {key: value for key, value in config.items() if key not in ("parallelism", "plan")}
     changes = alone.get("dynamics")
@@ -132,7 +132,7 @@ def _run(config: dict[str, Any], options: _Options) -> int:
     stop = StopSignal()
     stop.install(interactive=True, seconds=stop_seconds(), overdue=end_on_lost_peer())
     if options.single_process:
-        config = _unpartitioned(config)
+        config = unpartitioned(config)
     job = ValidatedJob.from_mapping(config)
     launched = TorchrunRank() if options.single_process else TorchrunRank.from_environment(os.environ)
     rank, ranks = launched.rank, launched.ranks
