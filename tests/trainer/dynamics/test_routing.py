@@ -19,6 +19,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.examples import first_fast
+from tests.trainer.distributed.waits import Waits
 
 DIM, LENGTH = 32, 64
 
@@ -121,11 +122,13 @@ def test_sampled_exits_reach_every_layer():
 
 
 def test_a_router_picks_its_best_positions():
-    """The rest passes by unchanged, and the router gets a gradient."""
+    """The rest passes by unchanged, the router gets a gradient, and a GPU is not waited for."""
     block = RoutedBlock(Block(DIM, 2, 0.0), DepthsSettings())
     block.strength = 0.75
     hidden = torch.randn(2, LENGTH, DIM)
-    after = block(hidden)
+    with Waits() as waits:
+        after = block(hidden)
+    assert waits.found == []
     scores = block.router(hidden).squeeze(-1)
     best = scores.topk(LENGTH // 4, dim=1).indices
     picked = torch.zeros(2, LENGTH, dtype=torch.bool).scatter(1, best, True)

@@ -95,7 +95,9 @@ class BlockChange(Dynamic):
         return (pair for pair in modules if isinstance(pair[1], self.part))
 
 
-def run_at(block: nn.Module, hidden: torch.Tensor, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def run_at(
+    block: nn.Module, hidden: torch.Tensor, chosen: torch.Tensor, most: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Run a block on the chosen positions, which attend among each other; the others keep their states.
 
     Sequences with fewer are filled up at the end, where causal attention hides the filling.
@@ -104,12 +106,13 @@ def run_at(block: nn.Module, hidden: torch.Tensor, chosen: torch.Tensor) -> tupl
         block: a :class:`~ballast_trainer.models.blocks.TransformerBlock`.
         hidden: [B, S, D].
         chosen: bool [B, S]; at least one.
+        most: of a sequence; None: they are counted, for which the host waits.
 
     Returns:
         The states [B, S, D], of the others unchanged, and the block's output [B, S, D], of the others too.
     """
     typed: Any = block
-    longest = int(chosen.sum(1).max())
+    longest = int(chosen.sum(1).max()) if most is None else most
     if longest == hidden.shape[1]:
         every = torch.arange(longest, device=hidden.device)[None].expand(hidden.shape[0], -1)
         after = typed.run_at(hidden, every)

@@ -127,9 +127,7 @@ class ExitingBlock(ChangingModule):
         if self.head is not None:
             logits = self.head(before.detach()).squeeze(-1).float()
             out = out | self._leaving(torch.sigmoid(logits.detach()), out)
-        if bool(out.all()):
-            self._newest = out
-            return torch.cat([before, out.to(before.dtype).unsqueeze(-1)], dim=-1)
+        # One position of each sequence stays (`_leaving`).
         states, after = run_at(self.block, before, ~out)
         alike = functional.cosine_similarity(before.detach().float(), after.detach().float(), dim=-1)
         if self.exit_head is not None:

@@ -22,7 +22,7 @@ from ballast_trainer.layers.layer import LayerSet
 class RoutedBlock(ChangingModule):
     """A block over the positions that its router picks, [B, S, D] -> [B, S, D].
 
-    Attributes:
+    Attributes, which are on the device:
         computed: fraction of the positions that the block computes, in the newest forward.
         agreement: fraction of the positions for which the predictor says what the router does, in the newest
             forward.
@@ -34,44 +34,45 @@ class RoutedBlock(ChangingModule):
         self.block = block
         self.router = nn.Linear(width, 1)
         self.predictor = nn.Linear(width, 1)
-        self.agreement = 0.0
-        self.computed = 1.0
+        self.agreement, self.computed = torch.tensor(0.0), torch.tensor(1.0)
         self._threshold = settings.threshold
         self._weight = settings.predictor_weight
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Route, run, put back."""
         scores = self.router(hidden).squeeze(-1)
+        most = None
         if self.strength == 0:
             # Every position is computed.
-            picked = torch.ones_like(scores, dtype=torch.bool)
+            picked, most = torch.ones_like(scores, dtype=torch.bool), scores.shape[1]
         elif self.training:
-            picked = self._best(scores.detach())
+            picked, most = self._best(scores.detach())
         else:
             picked = self.predictor(hidden).squeeze(-1) > 0
             if not bool(picked.any()):
                 return hidden
-        self.computed = float(picked.float().mean())
-        states, after = run_at(self.block, hidden, picked)
+        self.computed = picked.float().mean()
+        states, after = run_at(self.block, hidden, picked, most)
         weight = torch.sigmoid(scores).unsqueeze(-1)
         mixed = torch.where(picked.unsqueeze(-1), hidden + weight * (after - hidden), states)
         if self.training and torch.is_grad_enabled() and self.strength > 0:
             logits = self.predictor(hidden.detach()).squeeze(-1).float()
-            self.agreement = float(((logits.detach() > 0) == picked).float().mean())
+            self.agreement = ((logits.detach() > 0) == picked).float().mean()
             loss = functional.binary_cross_entropy_with_logits(logits, picked.float())
             mixed = with_side_loss(mixed, self._weight * loss)
         return mixed
 
-    def _best(self, scores: torch.Tensor) -> torch.Tensor:
+    def _best(self, scores: torch.Tensor) -> tuple[torch.Tensor, int | None]:
+        """Positions that are picked [B, S], and how many of each sequence, where that is known."""
         length = scores.shape[1]
         capacity = max(1, math.ceil((1 - self.strength) * length))
         best = torch.sort(scores, dim=1, descending=True, stable=True).indices[:, :capacity]
         picked = torch.zeros_like(scores, dtype=torch.bool).scatter(1, best, True)
         if self._threshold is None:
-            return picked
+            return picked, capacity
         wanted = torch.sigmoid(scores) >= self._threshold
         # The best one of each sequence in any case.
-        return (picked & wanted).scatter(1, best[:, :1], True)
+        return (picked & wanted).scatter(1, best[:, :1], True), None
 
 
 class MixtureOfDepths(BlockChange):
@@ -94,8 +95,8 @@ class MixtureOfDepths(BlockChange):
     def measured(self, layers: LayerSet) -> dict[str, dict[int, Any]]:
         """Share that each routed block computes, and how often its predictor agrees with its router."""
         return {
-            "layers": {index: block.agreement for index, block in self.parts(layers)},
-            "computed": {index: block.computed for index, block in self.parts(layers)},
+            "layers": {index: float(block.agreement) for index, block in self.parts(layers)},
+            "computed": {index: float(block.computed) for index, block in self.parts(layers)},
         }
 
     def idle(self, figures: Mapping[str, Mapping[int, Any]]) -> str:
