@@ -16,8 +16,8 @@ from pathlib import Path
 from ballast_localcluster.errors import BinariesError
 from ballast_localcluster.go_builds import (
     Progress,
+    build_folder,
     build_once,
-    cache_base,
     compile_packages,
     go_command,
     named_folder,
@@ -52,7 +52,7 @@ def find_binaries(progress: Progress = print_progress) -> Binaries:
     # Other projects set KUBEBUILDER_ASSETS to a folder with three of the five: then ours is built.
     with contextlib.suppress(BinariesError):
         folder = folder or named_folder("KUBEBUILDER_ASSETS", PROGRAMS)
-    folder = folder or cache_base() / "controlplane" / build_key()
+    folder = folder or build_folder("controlplane", build_key())
     build_once(folder, _WHAT, functools.partial(_build, progress=progress), progress)
     return Binaries(folder=folder)
 

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -30,6 +31,18 @@ def print_progress(line: str) -> None:
 def cache_base() -> Path:
     """``$XDG_CACHE_HOME`` or ``~/.cache``, then ``ballast``."""
     return user_folder("XDG_CACHE_HOME", ".cache") / "ballast"
+
+
+def build_folder(kind: str, name: str) -> Path:
+    """The cache's folder of a build; under sudo the caller's, if it is there and this code is theirs."""
+    folder = cache_base() / kind / name
+    caller = os.environ.get("SUDO_UID")
+    if folder.is_dir() or caller != str(Path(__file__).stat().st_uid):
+        return folder
+    with contextlib.suppress(KeyError):  # a user whom no list of users has
+        callers = Path(pwd.getpwuid(int(caller)).pw_dir, ".cache", "ballast", kind, name)
+        return callers if callers.is_dir() else folder
+    return folder
 
 
 def user_folder(variable: str, at_home: str) -> Path:
@@ -122,10 +135,10 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 
-def run_go(command: Sequence[str], source: Path, **environment: str) -> str:
+def run_go(command: Sequence[str], source: Path) -> str:
     """Run a Go command in a module's folder; its output. Raises BinariesError, with what it wrote."""
     done = subprocess.run(
-        command, cwd=source, env=_environment() | environment, capture_output=True, text=True, check=False
+        command, cwd=source, env=_environment(), capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
         raise BinariesError(f"`{' '.join(command)}` failed in {source}:\n{done.stderr.strip()[-2000:]}")

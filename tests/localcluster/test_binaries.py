@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ballast_localcluster import binaries
@@ -75,6 +76,19 @@ def test_what_is_built_is_kept(fake_go, tmp_path):
     assert all(os.access(first.program(name), os.X_OK) for name in PROGRAMS)
     assert [entry for entry in first.folder.parent.iterdir() if "building" in entry.name] == []
     assert any("control plane built" in line for line in said)
+
+
+@pytest.mark.parametrize("code_of", ["caller", "another user"])
+def test_sudo_takes_the_build_of_the_caller_whose_code_it_runs(fake_go, tmp_path, monkeypatch, code_of):
+    """`sudo ballast up` builds nothing that `make setup` built; root runs no other user's programs."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / ".cache"))
+    built = find_binaries(lambda line: None)
+    owner = Path(binaries.__file__).stat().st_uid
+    monkeypatch.setenv("SUDO_UID", str(owner if code_of == "caller" else owner + 1))
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: SimpleNamespace(pw_dir=str(home)))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "roots"))
+    assert (find_binaries(lambda line: None) == built) == (code_of == "caller")
 
 
 def test_a_build_is_of_the_pinned_modules_for_this_machine_whatever_go_is_told_elsewhere(

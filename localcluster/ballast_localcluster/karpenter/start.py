@@ -18,8 +18,8 @@ from ballast_localcluster.cluster import LocalCluster
 from ballast_localcluster.errors import BinariesError, NodesFileError
 from ballast_localcluster.go_builds import (
     Progress,
+    build_folder,
     build_once,
-    cache_base,
     compile_packages,
     go_command,
     print_progress,
@@ -89,7 +89,7 @@ def find_karpenter(progress: Progress = print_progress) -> Karpenter:
 def _cache_folder() -> Path:
     digest = hashlib.sha256(MODULE.read_bytes() + b"\0" + MODULE.with_suffix(".sum").read_bytes())
     digest.update(" ".join(_FLAGS).encode())
-    return cache_base() / "karpenter" / f"{karpenter_version()}-{system_name()}-{digest.hexdigest()[:12]}"
+    return build_folder("karpenter", f"{karpenter_version()}-{system_name()}-{digest.hexdigest()[:12]}")
 
 
 def _build(folder: Path, progress: Progress) -> None:

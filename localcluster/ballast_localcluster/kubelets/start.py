@@ -1,7 +1,7 @@
 """The cluster's side of real nodes: their network, their images, and what each keeper is told.
 
-kubelet, kube-proxy, a device plugin, CoreDNS and pause are found, or built once into the user's cache folder;
-the Go module beside this file pins their versions. kube-router, for NetworkPolicies, is a program of its own.
+kubelet, kube-proxy, a device plugin, CoreDNS, kube-router (for NetworkPolicies) and pause are found, or built
+once into the user's cache folder; the Go module beside this file pins their versions.
 """
 
 import functools
@@ -17,13 +17,12 @@ from ballast_localcluster.credentials import write_kubeconfig
 from ballast_localcluster.errors import StartError
 from ballast_localcluster.go_builds import (
     Progress,
+    build_folder,
     build_once,
-    cache_base,
     compile_packages,
     go_command,
     named_folder,
     print_progress,
-    run_go,
 )
 from ballast_localcluster.kubelets.configuration import (
     MOST_NODES,
@@ -41,9 +40,7 @@ FOLDER_VARIABLE = "BALLAST_KUBELETS"
 PROGRAMS = ("kubelet", "kube-proxy", "device-plugin", "coredns", "pause", "kube-router")
 _WHAT = "kubelet"
 _OF_NODES = PROGRAMS[:3]
-_PACKAGES = (".", "./coredns", "./pause")
-# Its module asks for packages that are older than kubelet's.
-_ENFORCER = "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router@v2.1.0"
+_PACKAGES = (".", "./coredns", "./pause", "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router")
 
 
 def present_kubelets() -> Path | None:
@@ -60,11 +57,11 @@ def find_kubelets(progress: Progress = print_progress) -> Path:
 
 
 def _cache_folder() -> Path:
-    digest = hashlib.sha256(" ".join([*stamped_flags(kubernetes_version(SOURCE)), _ENFORCER]).encode())
+    digest = hashlib.sha256(" ".join(stamped_flags(kubernetes_version(SOURCE))).encode())
     for file in sorted([SOURCE / "go.mod", SOURCE / "go.sum", *SOURCE.glob("**/*.go")]):
         digest.update(str(file.relative_to(SOURCE)).encode() + b"\0" + file.read_bytes() + b"\0")
     name = f"{kubernetes_version(SOURCE)}-{system_name()}-{digest.hexdigest()[:12]}"
-    return cache_base() / "kubelets" / name
+    return build_folder("kubelets", name)
 
 
 def _build(folder: Path, progress: Progress) -> None:
@@ -73,8 +70,6 @@ def _build(folder: Path, progress: Progress) -> None:
     progress(f"building {_WHAT} ({kubernetes_version(SOURCE)}) and CoreDNS; once, about 7 minutes on 2 cores")
     flags = stamped_flags(kubernetes_version(SOURCE))
     compile_packages(go, flags, _PACKAGES, f"{folder}/", SOURCE, progress)
-    progress("building kube-router")
-    run_go([go, "install", *flags, _ENFORCER], SOURCE, GOBIN=str(folder))
     (folder / "kubelets").rename(folder / "node")
     for name in _OF_NODES:
         (folder / name).symlink_to("node")
