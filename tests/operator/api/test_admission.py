@@ -13,7 +13,7 @@ from kubernetes import client
 from tests.contract.refusals import RULES
 from tests.operator.api.malformed import JOBS, POLICIES
 from tests.operator.api.objects import JOB, POLICY, REMOVED, RESHAPED, SCRIPT, Malformed, changed
-from tests.support.control_plane import ControlPlane
+from tests.support.control_plane import ControlPlane, fresh_namespace
 
 pytestmark = pytest.mark.api
 
@@ -35,6 +35,13 @@ PLURALS = {"TrainingJob": "trainingjobs", "ClusterPolicy": "clusterpolicies"}
 def api(control_plane: ControlPlane) -> Iterator[client.ApiClient]:
     with control_plane.client() as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def stored(control_plane: ControlPlane, api: client.ApiClient) -> Iterator[dict[str, Any]]:
+    """A job of which each change is refused."""
+    with fresh_namespace(control_plane) as namespace:
+        yield send(api, "POST", changed(JOB, "metadata.namespace", namespace))
 
 
 class RefusedError(Exception):
@@ -148,18 +155,17 @@ def test_two_that_apply_the_network_policies_do_not_conflict(api: client.ApiClie
     ],
 )
 def test_a_change_that_makes_no_sense(
-    api: client.ApiClient, namespace: str, path: str, value: Any, words: str
+    api: client.ApiClient, stored: dict[str, Any], path: str, value: Any, words: str
 ) -> None:
     """Is refused and says what to do instead."""
-    job = send(api, "POST", changed(JOB, "metadata.namespace", namespace))
-    message = refusal(api, "PUT", changed(job, path, value))
+    message = refusal(api, "PUT", changed(stored, path, value))
     assert words in message
     assert "make a new TrainingJob" in message
 
 
 @pytest.mark.parametrize(("change", "field", "words"), RULES)
 def test_a_rule_of_the_configuration(
-    api: client.ApiClient, namespace: str, change: dict[str, Any], field: str, words: str
+    api: client.ApiClient, change: dict[str, Any], field: str, words: str
 ) -> None:
     """What Python refuses, CEL refuses on apply, naming the same field."""
     spec = {
@@ -172,8 +178,7 @@ def test_a_rule_of_the_configuration(
     for key, value in change.items():
         spec[key] = {**spec[key], **value} if key == "pipeline" else value
     spec = {key: value for key, value in spec.items() if value is not None}
-    job = changed(changed(JOB, "spec", spec), "metadata.namespace", namespace)
-    assert f"spec.{field}: " in refusal(api, "POST", job)
+    assert f"spec.{field}: " in refusal(api, "POST", changed(JOB, "spec", spec))
 
 
 def test_a_field_that_breaks_two_rules(api: client.ApiClient) -> None:
@@ -191,12 +196,12 @@ def test_changes_that_make_sense(api: client.ApiClient, namespace: str) -> None:
         job = send(api, "PUT", changed(job, path, value), fieldValidation="Strict")
 
 
-def test_the_api_server_fills_in_the_defaults_of_the_models(api: client.ApiClient, namespace: str) -> None:
+def test_the_api_server_fills_in_the_defaults_of_the_models(api: client.ApiClient) -> None:
     """Of the objects that a job has, no others: they stay as they were left out."""
     from ballast_operator.api.read import read_training_job
 
     stated = changed(JOB, "spec.repack", {"enabled": True})
-    job = send(api, "POST", changed(stated, "metadata.namespace", namespace))
+    job = send(api, "POST", stated, **AS_KUBECTL)
     given = read_training_job(stated)
     assert read_training_job(job).spec == given.spec
     assert job["spec"]["repack"] == given.spec.config.to_dict()["repack"]
@@ -205,20 +210,19 @@ def test_the_api_server_fills_in_the_defaults_of_the_models(api: client.ApiClien
     assert not left_out & job["spec"].keys()
 
 
-def test_the_status_is_its_own_subresource(api: client.ApiClient, namespace: str) -> None:
+def test_the_status_is_its_own_subresource(api: client.ApiClient) -> None:
     """A user who writes a status along with the spec changes nothing."""
-    job = changed(JOB, "metadata.namespace", namespace)
-    job = send(api, "POST", changed(job, "status.state", "Succeeded"))
+    job = send(api, "POST", changed(JOB, "status.state", "Succeeded"), **AS_KUBECTL)
     assert "status" not in job
 
 
 @pytest.mark.parametrize("status", [{"launches": 2**31}, {"allocation": {"launch": 2**31}}])
 def test_a_launch_that_no_plan_can_name(
-    api: client.ApiClient, namespace: str, status: dict[str, Any]
+    api: client.ApiClient, stored: dict[str, Any], status: dict[str, Any]
 ) -> None:
     """Its pods would be made and taken back without end."""
-    job = send(api, "POST", changed(JOB, "metadata.namespace", namespace))
-    of_job = ("ballast.dev", "v1alpha1", namespace, "trainingjobs", job["metadata"]["name"])
+    meta = stored["metadata"]
+    of_job = ("ballast.dev", "v1alpha1", meta["namespace"], "trainingjobs", meta["name"])
     with pytest.raises(client.ApiException, match="should be less than or equal to 2147483647"):
         client.CustomObjectsApi(api).patch_namespaced_custom_object_status(*of_job, {"status": status})
 
