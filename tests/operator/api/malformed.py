@@ -132,13 +132,6 @@ JOBS = table(
     ),
     ("a trial of one plan", "spec.planner", {**_planner()["planner"], "trial": 1}, "2", "spec.planner.trial"),
     (
-        "several stages a rank of the schedule that is not named",
-        "spec.pipeline",
-        {**JOB["spec"]["pipeline"], "stagesPerRank": 3},
-        "another number of stages per rank",
-        "spec.pipeline.stagesPerRank",
-    ),
-    (
         "a plan whose degrees are planned",
         "spec",
         _planned("v100", planner=_planner()["planner"]),
@@ -148,7 +141,6 @@ JOBS = table(
     ("a fractional number of stages", "spec.pipeline.maxStages", 3.5, "integer"),
     ("no batch size", "spec.pipeline.globalBatchSize", REMOVED, "missing"),
     ("a schedule that does not work yet", "spec.pipeline.schedule", "ZBV", "1F1B"),
-    ("a change of an unknown kind", "spec.dynamics.0.kind", "magic", "freezing"),
     ("pruning more than all", "spec.dynamics.0.target", 1.5, "less than or equal to 1"),
     (
         "a kind of change twice",
@@ -157,7 +149,6 @@ JOBS = table(
         "duplicate",
     ),
     ("rebalancing as a word", "spec.rebalance.enabled", "yes", "boolean"),
-    ("an unknown balancer", "spec.rebalance.balancer", "luck", "diffusion"),
     ("no template", "spec.template", REMOVED, "required"),
     ("no containers", "spec.template.spec.containers", [], "at least 1"),
     (
@@ -197,18 +188,9 @@ JOBS = table(
         "must be of type array",
         "spec.template.spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms",
     ),
-    ("no total steps", "spec.totalSteps", REMOVED, "required"),
     ("no steps at all", "spec.totalSteps", 0, "greater than or equal to 1"),
     ("steps as a word", "spec.totalSteps", "many", "integer"),
-    ("a script that prunes", "spec.model", REMOVED, "a job without a model", "spec.dynamics"),
     ("a model name with a space", "spec.model.name", "my model", "match"),
-    (
-        "more stages than layers",
-        "spec.model.layers",
-        3,
-        "above model.layers",
-        "spec.pipeline.maxStages",
-    ),
     (
         "an exit code that fails the job and is none",
         "spec.failurePolicy",
@@ -223,28 +205,6 @@ JOBS = table(
         {"required": "a", "preferred": "b"},
         "exactly one",
         "spec.topology.required",
-    ),
-    (
-        "a decay that ends with the warm-up",
-        "spec.training",
-        {"warmupSteps": 5, "decaySteps": 5, "decay": "linear"},
-        "no step is left for the decay",
-        "spec.training.decaySteps",
-    ),
-    ("a decay of a constant rate", "spec.training", {"decayTo": 0.1}, "no effect", "spec.training.decay"),
-    (
-        "a warm-up over all steps before a decay",
-        "spec.training",
-        {"warmupSteps": 10**9, "decay": "linear"},
-        "leaves no step for the decay",
-        "spec.training.warmupSteps",
-    ),
-    (
-        "data without its region",
-        "spec.dataLocation",
-        {"readPerStep": "1Gi"},
-        "required",
-        "spec.dataLocation.region",
     ),
     (
         "data of which nothing is read",

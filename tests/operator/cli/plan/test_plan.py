@@ -264,11 +264,8 @@ LAYER = "{repeat: 2000, forwardSeconds: 1, backwardSeconds: 1}"
     ("files", "options", "want"),
     [
         ({"profile": "layers: []"}, (), "give either layers, or layerSeconds"),
-        ({"profile": "layers: [{forwardSeconds: -1, backwardSeconds: 1}]"}, (), "layers[0].forwardSeconds"),
-        ({"profile": "layers: [{forwardSecs: 1}]"}, (), "layers[0].forwardSecs"),
         ({"profile": "{"}, (), "neither YAML nor JSON"),
         ({"profile": "microbatchSize: 1\nmicrobatchSize: 2"}, (), "given twice"),
-        ({"profile": "layerSeconds: [1, 2]\nlayerBytes: [1]"}, (), "1 layerBytes for 2 layerSeconds"),
         ({"cluster": "gpus: []"}, (), "gpus"),
         ({"cluster": "gpus: [{type: a, count: 0}]"}, (), "gpus.0.count"),
         ({"cluster": "gpus: [{type: a, count: 1}, {type: a, count: 2}]"}, (), "listed twice"),

@@ -190,18 +190,14 @@ def test_what_has_no_meaning_over_configurations_is_refused():
 @pytest.mark.parametrize(
     ("fields", "want"),
     [
-        ({"gpus": {}}, "gpus: there is no GPU"),
-        ({"gpus": {"v100": 0}}, "gpus: there is no GPU"),
-        ({"gpus": {"v100": -1}}, "gpus.v100: -1 is not"),
         ({"gpus": {"v100": 1.5}}, "gpus.v100: 1.5 is not"),
         ({"gpus": {"v100": float("nan")}}, "gpus.v100: nan is not"),
-        ({"throughput": -1.0}, "throughput: -1.0 must be"),
         ({"throughput": float("nan")}, "throughput: nan must be"),
         ({"throughput": float("inf")}, "throughput: inf must be"),
-        ({"name": ""}, "name: expected a text"),
     ],
 )
 def test_impossible_configurations_are_refused(fields, want):
+    """By values that JSON does not have; ``test_allocate.py`` has the others."""
     with pytest.raises(ContractError, match=want):
         Configuration(**{"name": "x", "gpus": {"v100": 1}, "throughput": 1.0, **fields})
 
