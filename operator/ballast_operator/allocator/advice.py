@@ -1,5 +1,6 @@
 """Conditions that the allocator sets on each job: inputs, deadline, budget, placement."""
 
+import math
 from collections.abc import Sequence
 
 from ballast_policies.allocation.problem import Allocation, Job
@@ -29,10 +30,11 @@ def advice_by_job(
         if view.key in refused:
             return refused_advice(snapshot, view)
         job, one = asked[view.key], snapshot.by_name[job_id(view.key)]
+        options = placement_options(snapshot, one)
         return (
             *_inputs_complete(policy, inputs.job_defaults.get(job.name, ()), view),
-            *deadline_advice(policy, job, allocation),
-            *limit_advice(policy, snapshot, one, view, allocation),
+            *deadline_advice(policy, job, allocation, options),
+            *limit_advice(policy, snapshot, one, view, allocation, options),
             *_placement_advice(snapshot, one),
         )
 
@@ -77,7 +79,9 @@ def _placement_advice(snapshot: Snapshot, job: SnapshotJob) -> tuple[Verdict, ..
     return (Verdict(JobCondition.CONSOLIDATED, False, JobReason.ON_MORE_NODES, text),)
 
 
-def deadline_advice(policy: str, job: Job, allocation: Allocation) -> tuple[Verdict, ...]:
+def deadline_advice(
+    policy: str, job: Job, allocation: Allocation, options: Sequence[PlacementOption]
+) -> tuple[Verdict, ...]:
     """The job's condition ``OnTime``; nothing where it has no deadline or the policy reads none.
 
     A policy that was replaced by the fallback has not looked at deadlines: then there is no condition either.
@@ -93,12 +97,14 @@ def deadline_advice(policy: str, job: Job, allocation: Allocation) -> tuple[Verd
     if job.deadline <= 0:
         message = "spec.deadline has passed; the job continues without one. To fix: set a later spec.deadline"
         return (Verdict(kind, False, JobReason.DEADLINE_PASSED, message),)
-    fastest = max(job.throughput.values(), default=0.0)
-    steps = job.steps_remaining or 0.0
-    if fastest <= 0 or steps / fastest > job.deadline:
+    speed, best = max(job.throughput.values(), default=0.0), fastest(options)
+    seconds = (job.steps_remaining or 0.0) / speed if speed > 0 else math.inf
+    if best is not None:
+        seconds = best.seconds
+    if seconds > job.deadline:
         needed = "GPUs that can run it"
-        if fastest > 0:
-            needed = f"{in_two_digits(steps / fastest)} on its fastest GPUs"
+        if math.isfinite(seconds):
+            needed = f"{in_two_digits(seconds)} on its fastest GPUs"
         message = (
             f"the remaining steps need {needed} and spec.deadline is in {in_two_digits(job.deadline)}; "
             "the job continues without a deadline. To fix: set a later spec.deadline, or lower totalSteps"
@@ -129,7 +135,12 @@ UNKNOWN = (
 
 
 def limit_advice(
-    policy: str, snapshot: Snapshot, job: SnapshotJob, view: JobView, allocation: Allocation
+    policy: str,
+    snapshot: Snapshot,
+    job: SnapshotJob,
+    view: JobView,
+    allocation: Allocation,
+    options: tuple[PlacementOption, ...],
 ) -> tuple[Verdict, ...]:
     """The job's conditions about its deadline and its budget; nothing where it has neither."""
     assert view.spec is not None
@@ -137,7 +148,6 @@ def limit_advice(
     team = refused_advice(snapshot, view)
     if asked.budget is None and job.job.deadline is None:
         return team
-    options = () if job.name in snapshot.unmeasured else placement_options(snapshot, job)
     found = []
     if job.job.deadline is not None:
         met = None
@@ -162,7 +172,9 @@ def refused_advice(snapshot: Snapshot, view: JobView) -> tuple[Verdict, ...]:
 
 
 def placement_options(snapshot: Snapshot, job: SnapshotJob) -> tuple[PlacementOption, ...]:
-    """The rest of the job in every pool that it may use, with each size that it may have."""
+    """The rest of the job in every pool that it may use, with each size; none where no speed is known."""
+    if job.name in snapshot.unmeasured:
+        return ()
     steps, found = job.job.steps_remaining or 0.0, []
     for pool in snapshot.usable_pools:
         if pool.pool in job.closed_pools:

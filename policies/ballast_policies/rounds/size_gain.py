@@ -19,6 +19,9 @@ LEAST_GROWTH = 0.02
 AS_CHEAP = 0.99
 """A step is no dearer on more GPUs where the speed a GPU is at least this part of what it was."""
 
+AFTER_OTHERS = 1e6
+"""Where cost decides, gangs whose deadline no size of theirs keeps grow after so many others."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SizeCandidate:
@@ -97,7 +100,9 @@ def urgency(surplus: Surplus, one: SizeCandidate, now: int, more: int) -> float:
         case Surplus.COST:
             chosen = one.gang.wanted is not None and more <= one.gang.wanted
             as_cheap = fast / more >= AS_CHEAP * slow / now
-            return one.index if chosen or as_cheap or one.is_late(slow) else math.inf
+            if chosen or as_cheap or one.is_late(slow):
+                return one.index + (AFTER_OTHERS if one.is_late(one.fastest) else 0)
+            return math.inf
     return slow / one.unit if one.unit > 0 else slow
 
 

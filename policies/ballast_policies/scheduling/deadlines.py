@@ -5,11 +5,12 @@ away that is dear: time on spot machines that is not used does not come back, an
 even pace is kept on demand. So the policy's shares say which deadlines are kept, and each of these jobs, the
 most urgent first, chooses by :func:`~ballast_policies.prices.choice.choose` among the pools that have room
 for it: it runs on spot machines while there are any, waits for them while its deadline is safe, and runs on
-demand from the last moment on from which that is sure. Gangs in several pools are left to the shares.
+demand from the last moment on from which that is sure. Gangs that need several pools are left to the shares.
 
-An elastic gang counts in each pool with the GPUs that it could have there, up to a size that is enough: twice
-as fast as its deadline needs, so that half of the time may pass without machines. Fewer GPUs count as dear as
-they are slow: what they cost less a step, they take of the slack.
+An elastic gang whose least size misses its deadline is shown to the policy with more GPUs. In the choice it
+counts in each pool with the GPUs that it could have there, up to a size that is enough: twice as fast as its
+deadline needs, so that half of the time may pass without machines. Fewer GPUs count as dear as they are slow:
+what they cost less a step, they take of the slack.
 """
 
 import dataclasses
@@ -62,18 +63,13 @@ class DeadlineChoices:
         return {**elastic, **wanted} if wanted else elastic
 
     def applied(self, allocation: Allocation, columns: Mapping[str, str]) -> Allocation:
-        """``allocation`` with these shares; ``columns``: pool -> column.
-
-        Deadlines of these jobs are kept: that its least size is too slow says nothing of an elastic gang.
-        """
+        """``allocation`` with these shares; ``columns``: pool -> column."""
         if not self.shares:
             return allocation
         rows = {
             job: {columns[pool]: share for pool, share in row.items()} for job, row in self.shares.items()
         }
-        late = tuple(job for job in allocation.unmet_deadlines if job not in self.shares)
-        merged = {**allocation.allocation, **rows}
-        return dataclasses.replace(allocation, allocation=merged, unmet_deadlines=late)
+        return dataclasses.replace(allocation, allocation={**allocation.allocation, **rows})
 
     def barred(self, asks: Mapping[str, NodeRequest]) -> Mapping[str, NodeRequest]:
         """Requests of jobs for their nodes, with these barred as well."""
@@ -87,6 +83,38 @@ class DeadlineChoices:
         """``decided`` with why jobs wait that are to."""
         told = {job: why for job, why in self.waits.items() if job not in decided.placements}
         return dataclasses.replace(decided, reasons={**decided.reasons, **told}) if told else decided
+
+
+def sized_for_deadlines(state: ClusterState, objective: str, problem: Problem) -> Problem:
+    """``problem`` with each elastic gang whose least size misses its deadline as one of :func:`_in_time`."""
+    if not find_policy(objective).names_unmet_deadlines:
+        return problem
+    jobs = list(problem.jobs)
+    for at, job in enumerate(state.jobs):
+        size = _in_time(job, jobs[at], problem.prices)
+        if size is not None and job.elastic is not None:
+            speeds = {gpu_type: by.get(size, 0.0) for gpu_type, by in job.elastic.speeds.items()}
+            jobs[at] = dataclasses.replace(jobs[at], gpus=size, throughput=speeds)
+    return dataclasses.replace(problem, jobs=tuple(jobs))
+
+
+def _in_time(job: ClusterJob, posed: Job, prices: Mapping[str, float]) -> int | None:
+    """Size of an elastic gang whose steps cost least of those that keep its deadline.
+
+    None: its least does, or none.
+    """
+    steps, left = posed.steps_remaining or 0.0, posed.deadline or 0.0
+    if job.elastic is None or left <= 0 or not job.may_be_in_one_pool:
+        return None
+    if steps <= left * max(posed.throughput.values(), default=0.0):
+        return None
+    enough = {
+        (prices.get(gpu_type, 1.0) * size / speed, size)
+        for gpu_type, by_size in job.elastic.speeds.items()
+        for size, speed in by_size.items()
+        if steps <= left * speed
+    }
+    return min(enough, default=(0.0, None))[1]
 
 
 def deadline_choices(
@@ -114,8 +142,7 @@ def deadline_choices(
     with_deadline = [
         job
         for job in state.jobs
-        if job.job.deadline is not None and job.mixed is None
-        if job.name not in late or _is_kept_by_more_gpus(job, posed[job.name])
+        if job.job.deadline is not None and job.name not in late and job.may_be_in_one_pool
     ]
     for job in sorted(with_deadline, key=lambda job: (job.job.deadline or 0.0, job.name)):
         pools = _pools(state, job, posed[job.name], problem.prices)
@@ -151,14 +178,6 @@ def _pools(state: ClusterState, job: ClusterJob, posed: Job, prices: Mapping[str
         for pool in state.usable_pools
         if posed.throughput.get(pool.gpu_type, 0.0) > 0 and pool.pool not in job.closed_pools
     ]
-
-
-def _is_kept_by_more_gpus(job: ClusterJob, posed: Job) -> bool:
-    """True if the gang has a size with which it keeps the deadline that its least size misses."""
-    if job.elastic is None or posed.deadline is None:
-        return False
-    fastest = max(speed for by_size in job.elastic.speeds.values() for speed in by_size.values())
-    return posed.deadline > 0 and (posed.steps_remaining or 0.0) <= fastest * posed.deadline
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from ballast_policies.rounds.ledger import in_whole_pods
 from ballast_policies.rounds.memory import RoundMemory
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import Node, Placement, Round, RoundSettings, RoundState
-from ballast_policies.scheduling.deadlines import deadline_choices
+from ballast_policies.scheduling.deadlines import deadline_choices, sized_for_deadlines
 from ballast_policies.scheduling.inputs import (
     CompletedProblem,
     complete,
@@ -254,9 +254,8 @@ def build_problem(state: ClusterState, policy: SchedulingPolicy, *, now: float) 
         closed,
         by_region=bool(besides),
     )
-    mixtures = with_mixtures(
-        inputs.problem, state.mixed, policy.objective, agnostic=policy.heterogeneity_agnostic
-    )
+    sized = sized_for_deadlines(state, policy.objective, inputs.problem)
+    mixtures = with_mixtures(sized, state.mixed, policy.objective, agnostic=policy.heterogeneity_agnostic)
     problem = classes.split(mixtures, closed, besides)
     return SolveRequest(
         inputs=inputs,
@@ -314,7 +313,7 @@ def apply_allocation(
                 within_round=not at_boundary,
             ),
             elastic=choices.sized({job.name: job.elastic for job in state.jobs if job.elastic is not None}),
-            mixed=state.mixed,
+            mixed={name: gang for name, gang in state.mixed.items() if name not in choices.shares},
             spread={job.name: job.spread for job in state.jobs if job.spread is not None},
             shared=state.shared,
             spot=state.spot,

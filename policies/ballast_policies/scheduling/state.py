@@ -172,6 +172,12 @@ class ClusterJob:
         """Its name in problems and rounds."""
         return self.job.name
 
+    @property
+    def may_be_in_one_pool(self) -> bool:
+        """True if a pool holds its least size, and it does not run in several."""
+        held = self.placement is not None and bool(self.placement.parts)
+        return self.mixed is None or (self.mixed.fits_one_pool and not held)
+
     def most_at(self, placement: Placement) -> int:
         """GPUs to which its gang may grow where it is; 0: it has one size."""
         if placement.parts:

@@ -37,7 +37,7 @@ PLACES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     ),
     "the round": (decision, "decide_round", lambda asked: [job.name for job in asked.jobs]),
     "its assignment": (assignments, "_next_best", lambda _, job, *__, **___: job.name),
-    "its conditions": (advice, "deadline_advice", lambda _, job, __: job.name),
+    "its conditions": (advice, "deadline_advice", lambda _, job, *__: job.name),
 }
 """Where a decision raises: a function, and what it was called with."""
 

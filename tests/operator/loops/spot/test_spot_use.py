@@ -115,6 +115,29 @@ def elastic(least: int, most: int) -> dict[str, Any]:
     return {"stages": (least, most), "throughput": sizes, "trainer": {"silent": True}}
 
 
+async def test_elastic_gangs_have_the_gpus_that_keep_their_deadlines_before_one_that_nothing_keeps():
+    """Three GPUs keep each of two, one does not; the gang that came first is late even on eight."""
+    simulation = cluster("min-cost-slo", nodes={"a": ("sure", 8)})
+    for name, seconds in (("far", 1500), ("one", 10_500), ("two", 10_500)):
+        add(simulation, name, totalSteps=20_000, deadline=at(seconds), **elastic(1, 8))
+    await simulation.until(lambda: all(map(simulation.pool, ("far", "one", "two"))))
+    await simulation.ticks(3, seconds=10)
+    assert [simulation.status(name).allocation.gpus for name in ("far", "one", "two")] == [2, 3, 3]
+    told = {name: simulation.condition(name, "OnTime") for name in ("far", "one")}
+    assert told["one"].reason == JobReason.DEADLINE_WITHIN_REACH
+    assert told["far"].reason == JobReason.DEADLINE_OUT_OF_REACH
+    assert "need 63 min on its fastest GPUs" in told["far"].message
+
+
+async def test_a_gang_that_may_mix_pools_waits_for_spot_machines_as_others_do():
+    """While its deadline is safe, it takes no GPUs on demand, whole or beside the two spot ones."""
+    simulation = cluster("min-cost-slo", nodes={"a": ("sure", 4), "b": ("spot", 2)})
+    gang = {"model": {"name": "gpt", "layers": 8}, "mixedPools": "Allowed", **elastic(3, 4)}
+    add(simulation, "one", totalSteps=2000, deadline=at(10_500), **gang)
+    await simulation.ticks(3, seconds=10)
+    assert "waits for spot machines" in simulation.status("one").last_decision.why
+
+
 @pytest.mark.parametrize(("spot", "gpus"), [(2, 2), (8, 6)])
 async def test_an_elastic_gang_with_a_deadline_runs_on_what_there_is_of_spot_machines(spot: int, gpus: int):
     """Six GPUs are twice as fast as it needs, which is enough; one alone would miss the deadline."""
