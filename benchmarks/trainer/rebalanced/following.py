@@ -84,12 +84,13 @@ def follow(
             costs, lost = known.expected(coming=True).total, 0.0
             least = least_gain(min_gain, known.measured(), partition) if weighs_noise else min_gain
             if len(known) >= FEWEST_MEASURED:
-                lost = lost_seconds(partition, costs, microbatches=microbatches, min_gain=least)
-        asked, waiting = due, waiting.after_step(lost)
+                asked = BalancerInput(partition=partition, seconds=costs, microbatches=microbatches)
+                lost = lost_seconds(asked, min_gain=least)
+        looks_now, waiting = due, waiting.after_step(lost)
         # Before the first move, one is taken to cost a step.
         pause = PAUSE_SECONDS if moves else predict_step_seconds(partition.loads(costs), microbatches)
         due = waiting.is_over(pause + DECIDE_SECONDS)
-        if asked:
+        if looks_now:
             looks, due = looks + 1, False
             decision = decide_rebalance(
                 BalancerInput(partition=partition, seconds=costs, microbatches=microbatches),

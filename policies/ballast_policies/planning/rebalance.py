@@ -6,11 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ballast_policies.planning.balancers.network import steady_period_seconds
 from ballast_policies.planning.balancers.registry import BALANCERS, BalancerInput
 from ballast_policies.planning.partition import Partition, PlanningError, moved_layers
-from ballast_policies.planning.rank_capacity import RankCapacity
-from ballast_policies.planning.step_time import predict_step_seconds
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,14 +66,9 @@ def decide_rebalance(
     """
     balancer, partition = BALANCERS.find(method, PlanningError), asked.partition
     candidate = balancer.choose(asked)
-    links = asked.link_seconds if balancer.measures_links else None
-
-    def step_seconds(each: Partition) -> float:
-        if asked.staged is not None:
-            return asked.staged.step_seconds(each)
-        return _step_seconds(each, asked.seconds, asked.microbatches, asked.capacity, links)
-
-    before, after = step_seconds(partition), step_seconds(candidate)
+    before, after = (
+        asked.step_seconds(each, over_links=balancer.measures_links) for each in (partition, candidate)
+    )
     cost = before if move_seconds is None else move_seconds
     moved = len(moved_layers(partition, candidate))
     pays, why = _pays(moved, before, after, cost=cost, min_gain=min_gain, horizon_steps=horizon_steps)
@@ -87,21 +79,6 @@ def decide_rebalance(
         step_seconds_after=after if pays else before,
         why=why,
     )
-
-
-def _step_seconds(
-    partition: Partition,
-    seconds: Sequence[float],
-    microbatches: int,
-    capacity: RankCapacity,
-    link_seconds: Sequence[float] | None,
-) -> float:
-    loads = partition.loads(seconds, capacity.speeds)
-    if not link_seconds:
-        return predict_step_seconds(loads, microbatches)
-    # The steady period takes the place of the largest load; filling passes each link twice.
-    period = steady_period_seconds(loads / microbatches, link_seconds)
-    return (microbatches - 1) * period + float(loads.sum()) / microbatches + 2 * sum(link_seconds)
 
 
 def _pays(

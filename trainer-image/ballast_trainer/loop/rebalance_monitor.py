@@ -8,10 +8,9 @@ from ballast_policies.contract import Stage
 from ballast_policies.planning.following.looking import CheckTimer, lost_seconds, measured_worse
 from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.stages import partition_of
-from ballast_policies.planning.step_time import predict_step_seconds
 
 from ballast_trainer.loop.progress import Progress
-from ballast_trainer.loop.replanning import least_gain_now, rank_capacity, staged_pipeline, unit_costs
+from ballast_trainer.loop.replanning import balancer_input, least_gain_now
 from ballast_trainer.profiling.profile import LayerCosts
 
 _FEWEST_MEASURED = 3
@@ -118,17 +117,9 @@ class RebalanceMonitor:
 
     def _lost_seconds(self, stages: tuple[Stage, ...], costs: LayerCosts) -> float:
         """Seconds that a step of the stages in force loses."""
-        model, capacity = self._model, rank_capacity(self._model)
-        costs = unit_costs(model, costs)
+        asked = balancer_input(self._model, costs, stages)
         try:
-            return lost_seconds(
-                partition_of(stages),
-                costs.total,
-                microbatches=model.microbatches_per_drain,
-                min_gain=least_gain_now(model),
-                capacity=capacity,
-                staged=staged_pipeline(model, costs, [stage.rank for stage in stages], capacity),
-            )
+            return lost_seconds(asked, min_gain=least_gain_now(self._model))
         except PlanningError:
             return 0.0
 
@@ -147,10 +138,4 @@ class RebalanceMonitor:
 
     def _step_seconds(self, stages: tuple[Stage, ...], costs: LayerCosts) -> float:
         """Seconds of a predicted step."""
-        model, capacity = self._model, rank_capacity(self._model)
-        costs = unit_costs(model, costs)
-        staged = staged_pipeline(model, costs, [stage.rank for stage in stages], capacity)
-        if staged is not None:
-            return staged.step_seconds(partition_of(stages))
-        loads = partition_of(stages).loads(costs.total, capacity.speeds)
-        return predict_step_seconds(loads, model.microbatches_per_drain)
+        return balancer_input(self._model, costs, stages).step_seconds(partition_of(stages))

@@ -211,32 +211,43 @@ def rebalance_decision(
     costs = model.profile.expected(coming=True)
     if costs is None:
         return None
-    settings = model.config.rebalance
-    capacity = dataclasses.replace(rank_capacity(model), layer_bytes=sizes.bytes)
-    if settings.memory_bytes is not None:
-        capacity = within_memory(model, sizes, capacity, settings.memory_bytes)
-    costs = unit_costs(model, costs)
-    placement = [stage.rank for stage in model.stages]
-    staged = staged_pipeline(model, costs, placement, capacity, sizes)
     try:
         return decide_rebalance(
-            BalancerInput(
-                partition=partition_of(model.stages),
-                seconds=costs.total,
-                microbatches=model.microbatches_per_drain,
-                capacity=capacity,
-                balanced=sizes.parameters if settings.by == "parameters" else None,
-                link_seconds=link_seconds,
-                staged=staged,
-            ),
+            balancer_input(model, costs, model.stages, sizes, link_seconds=link_seconds),
             min_gain=least_gain_now(model),
             horizon_steps=steps_left,
             move_seconds=move_seconds,
-            method=settings.balancer,
+            method=model.config.rebalance.balancer,
         )
     except PlanningError as error:
         logger.warning("layers stay where they are: %s", error)
         return None
+
+
+def balancer_input(
+    model: ModelState,
+    costs: LayerCosts,
+    stages: Sequence[Stage],
+    sizes: LayerSizes | None = None,
+    *,
+    link_seconds: Sequence[float] | None = None,
+) -> BalancerInput:
+    """Input of a balancer for ``stages``; with ``sizes`` ranks keep to ``rebalance.memoryBytes``."""
+    settings, capacity = model.config.rebalance, rank_capacity(model)
+    if sizes is not None:
+        capacity = dataclasses.replace(capacity, layer_bytes=sizes.bytes)
+        if settings.memory_bytes is not None:
+            capacity = within_memory(model, sizes, capacity, settings.memory_bytes)
+    costs = unit_costs(model, costs)
+    return BalancerInput(
+        partition=partition_of(stages),
+        seconds=costs.total,
+        microbatches=model.microbatches_per_drain,
+        capacity=capacity,
+        balanced=sizes.parameters if sizes is not None and settings.by == "parameters" else None,
+        link_seconds=link_seconds,
+        staged=staged_pipeline(model, costs, [stage.rank for stage in stages], capacity, sizes),
+    )
 
 
 def least_gain_now(model: ModelState) -> float:

@@ -7,11 +7,12 @@ import numpy as np
 
 from ballast_policies.planning.balancers.exact import loads_on_ranks
 from ballast_policies.planning.balancers.fewest_moves import nearest_partition
-from ballast_policies.planning.balancers.network import network_aware_partition
+from ballast_policies.planning.balancers.network import network_aware_partition, steady_period_seconds
 from ballast_policies.planning.balancers.several_stages import StagedPipeline
 from ballast_policies.planning.diffusion import diffuse
 from ballast_policies.planning.partition import CutStep, Partition, PlanningError, best_cuts, check_counts
 from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
+from ballast_policies.planning.step_time import predict_step_seconds
 from ballast_policies.registry import Registry
 
 
@@ -63,6 +64,17 @@ class BalancerInput:
     def weights(self) -> Sequence[float]:
         """Balanced quantity by layer, shape (L,)."""
         return self.seconds if self.balanced is None else self.balanced
+
+    def step_seconds(self, partition: Partition, *, over_links: bool = False) -> float:
+        """Predicted seconds per step under a partition; ``over_links``: with the transfers over them."""
+        if self.staged is not None:
+            return self.staged.step_seconds(partition)
+        loads, links = partition.loads(self.seconds, self.capacity.speeds), self.link_seconds
+        if not (over_links and links):
+            return predict_step_seconds(loads, self.microbatches)
+        # The steady period takes the place of the largest load; filling passes each link twice.
+        period = steady_period_seconds(loads / self.microbatches, links)
+        return (self.microbatches - 1) * period + float(loads.sum()) / self.microbatches + 2 * sum(links)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,54 +18,35 @@ from collections.abc import Sequence
 import numpy as np
 
 from ballast_policies.planning.balancers.exact import exact_partition
-from ballast_policies.planning.balancers.several_stages import StagedPipeline
-from ballast_policies.planning.partition import Partition, PlanningError
-from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
-from ballast_policies.planning.step_time import predict_step_seconds
+from ballast_policies.planning.balancers.registry import BalancerInput
+from ballast_policies.planning.partition import PlanningError
 
 _LONGEST_BACK_OFF = 10
 """Looks in a row without a move after which waiting is not doubled any more."""
 
 
-def lost_seconds(
-    partition: Partition,
-    seconds: Sequence[float],
-    *,
-    microbatches: int,
-    min_gain: float,
-    capacity: RankCapacity = UNLIMITED,
-    staged: StagedPipeline | None = None,
-) -> float:
-    """Seconds that a step loses under ``partition`` against the best one; 0 below ``min_gain``.
+def lost_seconds(asked: BalancerInput, *, min_gain: float) -> float:
+    """Seconds that a step loses under the partition in force against the best one; 0 below ``min_gain``.
 
-    Args:
-        partition: the one in force.
-        seconds: of each layer per step, shape (L,).
-        microbatches: per step.
-        min_gain: relative gain in step time below which no layer would move.
-        capacity: speed and memory of the ranks.
-        staged: where ranks hold several stages, their schedule: it is played, and the best partition is the
-            one from which the balancer would begin to search.
+    ``min_gain``: relative gain in step time below which no layer would move. Where ranks hold several stages
+    the best partition is the one from which the balancer would begin to search.
 
     Raises:
         PlanningError: no partition fits the memory.
     """
-    if staged is not None:
-        now = staged.step_seconds(partition)
-        return _worth(now - staged.step_seconds(staged.evened(partition)), now, min_gain)
-    loads = partition.loads(seconds, capacity.speeds)
-    now = predict_step_seconds(loads, microbatches)
+    partition, seconds, microbatches = asked.partition, asked.seconds, asked.microbatches
+    now = asked.step_seconds(partition)
+    if asked.staged is not None:
+        return _worth(now - asked.step_seconds(asked.staged.evened(partition)), now, min_gain)
     if now <= 0:
         return 0.0
-    if capacity.speeds is None:
+    if asked.capacity.speeds is None:
         # No partition has a smaller largest load than the work spread evenly, nor than the largest layer.
         bound = max(sum(seconds) / partition.ranks, *seconds)
-        if (loads.max() - bound) * (microbatches - 1) / microbatches < min_gain * now:
+        if (partition.loads(seconds).max() - bound) * (microbatches - 1) / microbatches < min_gain * now:
             return 0.0
-    best = exact_partition(seconds, partition.ranks, capacity)
-    return _worth(
-        now - predict_step_seconds(best.loads(seconds, capacity.speeds), microbatches), now, min_gain
-    )
+    best = exact_partition(seconds, partition.ranks, asked.capacity)
+    return _worth(now - asked.step_seconds(best), now, min_gain)
 
 
 def _worth(lost: float, now: float, min_gain: float) -> float:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from ballast_policies.planning.balancers.exact import exact_partition
+from ballast_policies.planning.balancers.registry import BalancerInput
 from ballast_policies.planning.balancers.several_stages import StagedPipeline
 from ballast_policies.planning.following.looking import CheckTimer, lost_seconds, measured_worse
 from ballast_policies.planning.partition import Partition
@@ -34,7 +35,8 @@ def test_what_is_lost_is_the_gain_of_the_best_partition(seconds, ranks, microbat
         predict_step_seconds(each.loads(seconds, speeds), microbatches)
         for each in (partition, exact_partition(seconds, ranks, capacity))
     )
-    lost = lost_seconds(partition, seconds, microbatches=microbatches, min_gain=min_gain, capacity=capacity)
+    asked = BalancerInput(partition=partition, seconds=seconds, microbatches=microbatches, capacity=capacity)
+    lost = lost_seconds(asked, min_gain=min_gain)
     if now - best > max(min_gain * now, 0) * 1.0001:
         assert lost == pytest.approx(now - best)
     elif now - best < min_gain * now * 0.9999:
@@ -100,7 +102,8 @@ def test_of_several_stages_a_rank_no_more_is_lost_than_the_balancer_wins(staged,
     )
     cuts = random.choice(np.arange(1, layers), size=3, replace=False)
     partition = Partition(bounds=(0, *sorted(cuts.tolist()), layers))
-    lost = lost_seconds(partition, seconds, microbatches=4, min_gain=min_gain, staged=pipeline)
+    asked = BalancerInput(partition=partition, seconds=seconds, microbatches=4, staged=pipeline)
+    lost = lost_seconds(asked, min_gain=min_gain)
     now = pipeline.step_seconds(partition)
     won = now - pipeline.step_seconds(pipeline.balanced(partition))
     assert 0 <= lost <= won + 1e-9
@@ -118,4 +121,5 @@ def test_stages_that_make_up_for_each_other_on_a_rank_lose_nothing():
         optimizer=[0.0] * 4,
         capacity=RankCapacity(),
     )
-    assert lost_seconds(partition, seconds, microbatches=4, min_gain=0.0, staged=pipeline) == 0.0
+    asked = BalancerInput(partition=partition, seconds=seconds, microbatches=4, staged=pipeline)
+    assert lost_seconds(asked, min_gain=0.0) == 0.0
