@@ -36,7 +36,7 @@ import numpy as np
 from ballast_policies.planning.balancers.exact import loads_on_ranks, partition_by_rank
 from ballast_policies.planning.partition import CutStep, Partition, PlanningError, best_cuts
 from ballast_policies.planning.planners.cost_model import CostModel, Degrees
-from ballast_policies.planning.planners.layout import Groups
+from ballast_policies.planning.planners.layout import Groups, Layout
 from ballast_policies.planning.rank_capacity import TakenBytes
 
 Placement = tuple[Groups, ...]
@@ -53,42 +53,16 @@ class Grid:
 
     def gpus(self, placement: Placement) -> Placement:
         """The placement by numbers of GPUs, which fill one server after the other."""
-        return tuple(
-            tuple(
-                tuple(cell % self.columns * self.rows + cell // self.columns for cell in group)
-                for group in stage
-            )
-            for stage in placement
-        )
+        return _mapped(placement, lambda cell: cell % self.columns * self.rows + cell // self.columns)
+
+    def placement(self, layout: Layout) -> Placement:
+        """The cells of a layout's GPUs."""
+        groups = tuple(stage.groups for stage in layout.stages)
+        return _mapped(groups, lambda gpu: gpu % self.rows * self.columns + gpu // self.rows)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Strategy:
-    """A whole plan.
-
-    Attributes:
-        microbatch_size: samples of a microbatch in one replica.
-        partition: layers to stages.
-    """
-
-    microbatch_size: int
-    placement: Placement
-    partition: Partition
-
-    @property
-    def tensor(self) -> int:
-        """Tensor-parallel degree; the product of the three degrees is the GPUs."""
-        return len(self.placement[0][0])
-
-    @property
-    def data(self) -> int:
-        """Replicas of the pipeline."""
-        return len(self.placement[0])
-
-    @property
-    def pipeline(self) -> int:
-        """Stages."""
-        return len(self.placement)
+def _mapped(placement: Placement, number: Callable[[int], int]) -> Placement:
+    return tuple(tuple(tuple(map(number, group)) for group in stage) for stage in placement)
 
 
 def pipeline_seconds(
@@ -167,46 +141,47 @@ def assign_layers(
     return best
 
 
-def step_seconds(strategy: Strategy, grid: Grid, *, batch_size: int) -> float:
+def step_seconds(layout: Layout, model: CostModel) -> float:
     """Predicted step time; infinite where a GPU's memory does not hold its stage.
 
     Raises:
-        PlanningError: microbatches of all replicas do not divide the batch.
+        PlanningError: the replicas of the pipeline cannot share the microbatches.
     """
-    per_round = strategy.data * strategy.microbatch_size
-    if batch_size % per_round:
+    data, bounds = layout.replicas[0], np.array([layout.bounds])
+    if layout.microbatches % data:
         raise PlanningError(
-            f"a batch of {batch_size} does not divide into {strategy.data} replicas x microbatches of "
-            f"{strategy.microbatch_size}. To fix: use a multiple of {per_round}"
+            f"a batch of {layout.batch_size} does not divide into {data} replicas x microbatches of "
+            f"{layout.microbatch_size}. To fix: use a multiple of {data * layout.microbatch_size}"
         )
-    gas, bounds = batch_size // per_round, np.array([strategy.partition.bounds])
-    degrees = Degrees(strategy.tensor, strategy.data, strategy.microbatch_size, gas)
-    gpus = grid.model.stage_gpus(grid.gpus(strategy.placement))
-    if not grid.model.fits(degrees, gpus, bounds)[0]:
+    gas = layout.microbatches // data
+    degrees = Degrees(layout.tensor, data, layout.microbatch_size, gas)
+    gpus = model.stage_gpus(tuple(stage.groups for stage in layout.stages))
+    if not model.fits(degrees, gpus, bounds)[0]:
         return float("inf")
-    times = grid.model.times(degrees, gpus, bounds)
+    times = model.times(degrees, gpus, bounds)
     t, e = times.forward + times.backward, 2 * times.transfer
     return float((gas - 1) * t.max() + t.sum() + e.sum() + times.exchange.max())
 
 
-def with_best_layers(grid: Grid, placement: Placement, *, microbatch_size: int, batch_size: int) -> Strategy:
-    """The strategy of this placement and microbatch size, layers assigned by :func:`assign_layers`.
+def with_best_layers(grid: Grid, placement: Placement, *, microbatch_size: int, batch_size: int) -> Layout:
+    """The plan of this placement and microbatch size, layers assigned by :func:`assign_layers`.
 
     Where no layers fit the memory, those that would be fastest: their step is infinite.
     """
     model, data, tensor = grid.model, len(placement[0]), len(placement[0][0])
     gas = batch_size // (data * microbatch_size)
-    gpus = model.stage_gpus(grid.gpus(placement))
+    groups, degrees = grid.gpus(placement), Degrees(tensor, data, microbatch_size, gas)
+    gpus = model.stage_gpus(groups)
     # Of one microbatch, and without an exchange.
     t = model.layer_seconds(Degrees(tensor, 1, microbatch_size, 1), gpus)
     sizes = microbatch_size / model.profiled_size * model.outputs[:-1]
     e = 2 * sizes / gpus.boundary_link[:, None]
-    taken = model.stage_bytes(Degrees(tensor, data, microbatch_size, gas), len(placement)).taken
+    taken = model.stage_bytes(degrees, len(placement)).taken
     try:
         partition = assign_layers(t, e, gas, taken=taken, memory=gpus.memory.tolist())
     except PlanningError:
         partition = assign_layers(t, e, gas)
-    return Strategy(microbatch_size=microbatch_size, placement=placement, partition=partition)
+    return degrees.layout(partition.bounds, groups)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,11 +189,11 @@ class Search:
     """Result of a search.
 
     Attributes:
-        plans: accepted strategies with their predicted step seconds, best first, without doubles.
+        plans: accepted ones with their predicted step seconds, best first, without doubles.
         best_so_far: least step seconds after each evaluation.
     """
 
-    plans: tuple[tuple[float, Strategy], ...]
+    plans: tuple[tuple[float, Layout], ...]
     best_so_far: tuple[float, ...]
 
 
@@ -291,7 +266,7 @@ def anneal(
     """
     random = np.random.default_rng(seed)
 
-    def sampled(tensor: int, data: int) -> tuple[float, Strategy]:
+    def sampled(tensor: int, data: int) -> tuple[float, Layout]:
         size = int(random.choice(microbatch_sizes(batch_size, data)))
         placement = sample_tiling(grid.rows, grid.columns, tensor=tensor, data=data, choose=random.random)
         assert placement is not None, "only degrees that tile are sampled"
@@ -323,12 +298,12 @@ def _candidates(
                 yield placement, size
 
 
-def _scored(grid: Grid, placement: Placement, size: int, batch_size: int) -> tuple[float, Strategy]:
-    strategy = with_best_layers(grid, placement, microbatch_size=size, batch_size=batch_size)
-    return step_seconds(strategy, grid, batch_size=batch_size), strategy
+def _scored(grid: Grid, placement: Placement, size: int, batch_size: int) -> tuple[float, Layout]:
+    layout = with_best_layers(grid, placement, microbatch_size=size, batch_size=batch_size)
+    return step_seconds(layout, grid.model), layout
 
 
-def _search(record: dict[Strategy, float], best_so_far: Sequence[float]) -> Search:
+def _search(record: dict[Layout, float], best_so_far: Sequence[float]) -> Search:
     plans = sorted(((cost, s) for s, cost in record.items() if np.isfinite(cost)), key=lambda plan: plan[0])
     if not plans:
         raise PlanningError(

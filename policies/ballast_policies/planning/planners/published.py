@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ballast_policies.planning.partition import PlanningError, even_partition
-from ballast_policies.planning.planners.amp import Grid, Strategy, search
+from ballast_policies.planning.planners.amp import Grid, search
 from ballast_policies.planning.planners.answers import FoundPlan, PlannerAnswer, PlanRequest, layouts_answer
 from ballast_policies.planning.planners.best.placements import divisors
 from ballast_policies.planning.planners.cost_model import CostModel, Degrees, StageTimes
@@ -256,45 +256,29 @@ def amp(request: PlanRequest) -> PlannerAnswer:
         most_tensor=request.most_tensor,
     )
 
-    def refused(plan: tuple[float, Strategy]) -> bool:
-        layout = _amp_layout(request, grid, plan[1])
-        return (
-            trainer_fields(layout, request.model.devices, zero_stage=request.model.zero_stage).refused
-            is not None
-        )
+    def refused(plan: tuple[float, Layout]) -> bool:
+        job = trainer_fields(plan[1], request.model.devices, zero_stage=request.model.zero_stage)
+        return job.refused is not None
 
     plans = sorted(found.plans, key=refused)[: request.top or 5]
-    layouts = [
-        FoundPlan(_amp_layout(request, grid, strategy), predicted_seconds=seconds)
-        for seconds, strategy in plans
-    ]
     return layouts_answer(
         request.model,
-        layouts,
+        [FoundPlan(layout, predicted_seconds=seconds) for seconds, layout in plans],
         keys={
             "batchSize": request.samples,
             "evaluations": len(found.best_so_far),
             "strategies": [
                 {
                     "stepSeconds": seconds,
-                    "tensor": strategy.tensor,
-                    "data": strategy.data,
-                    "pipeline": strategy.pipeline,
-                    "microbatchSize": strategy.microbatch_size,
-                    "layers": list(strategy.partition.bounds),
-                    "placement": strategy.placement,
+                    "tensor": layout.tensor,
+                    "data": layout.data,
+                    "pipeline": layout.pipeline,
+                    "microbatchSize": layout.microbatch_size,
+                    "layers": list(layout.bounds),
+                    "placement": grid.placement(layout),
                 }
-                for seconds, strategy in plans
+                for seconds, layout in plans
             ],
         },
         notes=[f"Best of {len(found.best_so_far)} strategies by AMP's cost model."],
-    )
-
-
-def _amp_layout(request: PlanRequest, grid: Grid, strategy: Strategy) -> Layout:
-    return Layout.of(
-        strategy.partition.bounds,
-        grid.gpus(strategy.placement),
-        microbatch_size=strategy.microbatch_size,
-        microbatches=request.samples // strategy.microbatch_size,
     )

@@ -1,5 +1,6 @@
 """AMP: step time, layer assignment, placement and search (supplement of AMP, NeurIPS 2022)."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -95,10 +96,11 @@ def test_amp_step_time_by_hand():
     )
     placement = (((0,), (2,)), ((1,), (3,)))  # two stages, each two replicas in a column
     strategy = with_best_layers(cluster, placement, microbatch_size=1, batch_size=8)
-    assert strategy.partition.bounds == (0, 2, 4)
+    assert strategy.bounds == (0, 2, 4)
+    assert cluster.placement(strategy) == placement
     gas, t, e = 4, 2.0, 2 * 1e7 / 1e7
     sync = 2 * 1 / 2 * 2e8 / 1e8
-    assert step_seconds(strategy, cluster, batch_size=8) == pytest.approx((gas - 1) * t + 2 * t + e + sync)
+    assert step_seconds(strategy, cluster.model) == pytest.approx((gas - 1) * t + 2 * t + e + sync)
 
 
 @given(seed=st.integers(0, 10**6))
@@ -150,20 +152,20 @@ def test_amp_every_plan_is_feasible_and_the_same_seed_gives_the_same_plans():
     found = anneal(cluster, tiling_degrees(cluster, 16), batch_size=16, evaluations=60, seed=5)
     for cost, strategy in found.plans:
         assert strategy.tensor * strategy.data * strategy.pipeline == 8
-        assert strategy.partition.layers == LAYERS.layers
-        assert strategy.partition.ranks == strategy.pipeline
+        assert strategy.unsuited(LAYERS.layers, 8) is None
         assert 16 % (strategy.data * strategy.microbatch_size) == 0
         gas = 16 // (strategy.data * strategy.microbatch_size)
         degrees = Degrees(strategy.tensor, strategy.data, strategy.microbatch_size, gas)
         held = cluster.model.stage_bytes(degrees, strategy.pipeline)
-        assert held.of_cut(strategy.partition).max() <= 1e8
-        assert cost == step_seconds(strategy, cluster, batch_size=16)
+        assert held.of_cut(Partition(bounds=strategy.bounds)).max() <= 1e8
+        assert cost == step_seconds(strategy, cluster.model)
     assert anneal(cluster, tiling_degrees(cluster, 16), batch_size=16, evaluations=60, seed=5) == found
 
 
 def test_what_fits_no_device_is_refused():
     with pytest.raises(PlanningError, match="fits the devices' memory"):
         anneal(grid(memory=1.0), tiling_degrees(grid(), 16), batch_size=16, evaluations=20)
-    strategy = with_best_layers(grid(), tuple(((d,),) for d in range(8)), microbatch_size=2, batch_size=8)
-    with pytest.raises(PlanningError, match="use a multiple of 2"):
-        step_seconds(strategy, grid(), batch_size=7)
+    placement = tuple(((d,), (d + 4,)) for d in range(4))
+    strategy = with_best_layers(grid(), placement, microbatch_size=2, batch_size=8)
+    with pytest.raises(PlanningError, match="use a multiple of 4"):
+        step_seconds(dataclasses.replace(strategy, microbatches=7), grid().model)

@@ -9,14 +9,13 @@ from ballast_policies.planning.memory.rank_bytes import LayerSums, rank_bytes
 from ballast_policies.planning.partition import Partition, PlanningError, even_partition
 from ballast_policies.planning.planners.amp import (
     Grid,
-    Strategy,
     microbatch_sizes,
     search,
     step_seconds,
     tilings,
 )
 from ballast_policies.planning.planners.cost_model import CostModel
-from ballast_policies.planning.planners.layout import devices_of
+from ballast_policies.planning.planners.layout import Layout, devices_of
 from ballast_policies.planning.planners.pipedream import DeviceMemory, Level, plan_pipedream
 from ballast_policies.planning.planners.published import megatron_candidates, two_versions_candidates
 from ballast_policies.planning.profile import GpuKind
@@ -128,9 +127,13 @@ def test_amp_on_mixed_devices_within_their_memory_equals_brute_force(seed):
         for placement in tilings(grid.rows, grid.columns, tensor=tensor, data=data):
             for size in microbatch_sizes(batch, data):
                 for cuts in itertools.combinations(range(1, count), stages - 1):
-                    partition = Partition(bounds=(0, *cuts, count))
-                    strategy = Strategy(microbatch_size=size, placement=placement, partition=partition)
-                    best = min(best, step_seconds(strategy, grid, batch_size=batch))
+                    layout = Layout.of(
+                        (0, *cuts, count),
+                        grid.gpus(placement),
+                        microbatch_size=size,
+                        microbatches=batch // size,
+                    )
+                    best = min(best, step_seconds(layout, grid.model))
     if np.isinf(best):
         with pytest.raises(PlanningError):
             search(grid, batch_size=batch, evaluations=2000)
