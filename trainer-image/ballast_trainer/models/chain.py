@@ -78,40 +78,39 @@ class _Reached(BaseException):
         self.value = value
 
 
-class _Seat:
+class _Shared:
     """State that the stand-ins of one part share.
 
     Attributes:
         hidden: the hidden states that the part is given.
         calls: by layer, what it was called with beside hidden states.
-        last: the number of the last layer, after which a forward that looks for calls ends; None: it goes on.
-        first: whether the forward ends where the first layer begins.
+        end: number of the layer at which the forward ends; None: it runs through.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, end: int | None = None) -> None:
         self.hidden: torch.Tensor | None = None
         self.calls: dict[int, Call] = {}
-        self.first, self.last = False, -1
+        self.end = end
 
 
 class _StandIn(nn.Module):
     """Stand-in for a layer."""
 
-    def __init__(self, layer: nn.Module, index: int, results: tuple[Any, ...] | None, seat: _Seat) -> None:
+    def __init__(
+        self, layer: nn.Module, index: int, results: tuple[Any, ...] | None, shared: _Shared
+    ) -> None:
         super().__init__()
         _describe(self, layer)
-        self._index, self._results, self._seat = index, results, seat
+        self._index, self._results, self._shared = index, results, shared
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Note the call; hand on the hidden states of the part."""
-        seat = self._seat
+        shared = self._shared
         hidden, *others = args or (kwargs.pop("hidden_states"),)
-        if seat.first:
+        shared.calls[self._index] = tuple(others), kwargs
+        if self._index == shared.end:
             raise _Reached(hidden)
-        seat.calls[self._index] = tuple(others), kwargs
-        if self._index == seat.last:
-            raise _Reached(None)
-        return seat.hidden if self._results is None else (seat.hidden, *self._results)
+        return shared.hidden if self._results is None else (shared.hidden, *self._results)
 
 
 def _describe(stand_in: nn.Module, module: nn.Module) -> None:
@@ -124,23 +123,23 @@ def _describe(stand_in: nn.Module, module: nn.Module) -> None:
 class _Absent(nn.Module):
     """Stand-in for a module that another part has: zeros in the form of what it returned on trial."""
 
-    def __init__(self, module: nn.Module, form: Tree, tried: torch.Tensor, seat: _Seat) -> None:
+    def __init__(self, module: nn.Module, form: Tree, tried: torch.Tensor, shared: _Shared) -> None:
         super().__init__()
         _describe(self, module)
-        self._form, self._tried, self._seat = form, tried.shape[:2], seat
+        self._form, self._tried, self._shared = form, tried.shape[:2], shared
         for name, part in module.named_children():
             # Models look at the types of their parts.
-            setattr(self, name, _Absent(part, form, tried, seat))
+            setattr(self, name, _Absent(part, form, tried, shared))
 
     @property
     def weight(self) -> torch.Tensor:
         """Weight of the type and on the device of the hidden states."""
-        assert self._seat.hidden is not None
-        return self._seat.hidden.new_zeros(())
+        assert self._shared.hidden is not None
+        return self._shared.hidden.new_zeros(())
 
     def forward(self, *args: Any, **kwargs: Any) -> Tree:
         """Zeros; computed from the hidden states, so that what follows from them is seen to."""
-        hidden = self._seat.hidden
+        hidden = self._shared.hidden
         assert hidden is not None
 
         def zeros(like: torch.Tensor) -> torch.Tensor:
@@ -212,25 +211,23 @@ class Chain:
 
     def first(self) -> nn.Module:
         """Part before the layers: inputs to hidden states."""
-        seat = _Seat()
-        seat.first = True
-        kept = self._copy(self._module, "", seat, lambda part: self._when(part) != "after")
-        return BeforeLayers(kept, seat, self._options)
+        shared = _Shared(end=0)
+        kept = self._copy(self._module, "", shared, lambda part: self._when(part) != "after")
+        return BeforeLayers(kept, shared, self._options)
 
     def last(self) -> nn.Module:
         """Part after the layers: hidden states to outputs."""
-        seat = _Seat()
-        kept = self._copy(self._module, "", seat, lambda part: self._when(part) != "before")
-        return AfterLayers(kept, seat, self._options, self._inputs)
+        shared = _Shared()
+        kept = self._copy(self._module, "", shared, lambda part: self._when(part) != "before")
+        return AfterLayers(kept, shared, self._options, self._inputs)
 
     def calls(self, memory: torch.Tensor | None = None) -> "LayerCalls":
         """Arguments of the layers beside hidden states; ``memory``: what an encoder has returned."""
-        seat = _Seat()
-        seat.last = len(self.layers) - 1
-        kept = self._copy(self._module, "", seat, lambda part: next(part.parameters(), None) is None)
+        shared = _Shared(end=len(self.layers) - 1)
+        kept = self._copy(self._module, "", shared, lambda part: next(part.parameters(), None) is None)
         # Apart from the module, whose mode changes.
-        kept, seat = copy.deepcopy((kept, seat))
-        found = LayerCalls(kept.eval(), seat, self._options, self._inputs, self.tried.shape)
+        kept, shared = copy.deepcopy((kept, shared))
+        found = LayerCalls(kept.eval(), shared, self._options, self._inputs, self.tried.shape)
         hidden = torch.zeros_like(self.tried, requires_grad=self.tried.is_floating_point())
         given = {} if memory is None else {"memory": memory.detach().clone().requires_grad_()}
         for index, (args, kwargs) in enumerate(found.made_for(hidden, **given)):
@@ -251,19 +248,19 @@ class Chain:
         return "after"
 
     def _copy(
-        self, module: nn.Module, path: str, seat: _Seat, keeps: Callable[[nn.Module], bool]
+        self, module: nn.Module, path: str, shared: _Shared, keeps: Callable[[nn.Module], bool]
     ) -> nn.Module:
         """The module with stand-ins for its layers, and for those of its parts that are not kept."""
         if path == self.path:
             made = zip(self.layers, self._forms, strict=True)
-            return nn.ModuleList(_StandIn(layer, i, form, seat) for i, (layer, form) in enumerate(made))
+            return nn.ModuleList(_StandIn(layer, i, form, shared) for i, (layer, form) in enumerate(made))
         around = not path or self.path.startswith(f"{path}.")
         if not around and (
             id(module) in self._results or not isinstance(module, nn.ModuleList | nn.ModuleDict)
         ):
             if keeps(module):
                 return module
-            return _Absent(module, self._results.get(id(module), self.tried), self.tried, seat)
+            return _Absent(module, self._results.get(id(module), self.tried), self.tried, shared)
         own = [name for name, _ in module.named_parameters(recurse=False)]
         if around and own:
             raise NoChainError(f"{type(module).__name__} uses {own[0]!r} around its layers")
@@ -274,7 +271,7 @@ class Chain:
         # Hooks may be methods of the whole module.
         copied.__dict__["_load_state_dict_pre_hooks"] = OrderedDict()
         copied.__dict__["_modules"] = {
-            name: None if part is None else self._copy(part, f"{path}.{name}".lstrip("."), seat, keeps)
+            name: None if part is None else self._copy(part, f"{path}.{name}".lstrip("."), shared, keeps)
             for name, part in module._modules.items()
         }
         return copied
@@ -283,10 +280,10 @@ class Chain:
 class BeforeLayers(nn.Module):
     """A module up to its first layer."""
 
-    def __init__(self, model: nn.Module, seat: _Seat, options: Mapping[str, Any]) -> None:
+    def __init__(self, model: nn.Module, shared: _Shared, options: Mapping[str, Any]) -> None:
         super().__init__()
         self.model = model
-        self._seat, self._options = seat, options
+        self._shared, self._options = shared, options
 
     def forward(self, inputs: torch.Tensor | Mapping[str, torch.Tensor]) -> torch.Tensor | Packed:
         """Inputs of the module, or packed tokens and positions -> hidden states of its first layer."""
@@ -297,6 +294,7 @@ class BeforeLayers(nn.Module):
                 self.model(inputs["input_ids"], position_ids=inputs["position_ids"], **self._options)
         except _Reached as reached:
             hidden: torch.Tensor = reached.value
+            self._shared.calls.clear()
             return hidden if isinstance(inputs, torch.Tensor) else Packed(hidden, inputs["position_ids"])
         raise RuntimeError("the module has not called its layers, as it did when it was tried")
 
@@ -305,20 +303,24 @@ class AfterLayers(nn.Module):
     """A module from behind its last layer."""
 
     def __init__(
-        self, model: nn.Module, seat: _Seat, options: Mapping[str, Any], inputs: torch.Tensor
+        self, model: nn.Module, shared: _Shared, options: Mapping[str, Any], inputs: torch.Tensor
     ) -> None:
         super().__init__()
         self.model = model
-        self._seat, self._options, self._like = seat, options, inputs.new_zeros(inputs.shape, device="meta")
+        self._shared, self._options, self._like = (
+            shared,
+            options,
+            inputs.new_zeros(inputs.shape, device="meta"),
+        )
 
     def forward(self, value: torch.Tensor | Packed) -> torch.Tensor:
         """Hidden states of the last layer -> logits, or of an encoder what it returns."""
         hidden = value.hidden if isinstance(value, Packed) else value
-        self._seat.hidden = hidden
+        self._shared.hidden = hidden
         try:
             output = self.model(_inputs_like(self._like, hidden), **self._options)
         finally:
-            self._seat.hidden = None
+            self._shared.hidden = None
         returned: torch.Tensor = getattr(output, "logits", getattr(output, "last_hidden_state", output))
         return returned
 
@@ -333,13 +335,13 @@ class LayerCalls:
     def __init__(
         self,
         model: nn.Module,
-        seat: _Seat,
+        shared: _Shared,
         options: Mapping[str, Any],
         inputs: torch.Tensor,
         tried: torch.Size,
     ) -> None:
         self.tried = tried
-        self._models: dict[torch.device, tuple[nn.Module, _Seat]] = {inputs.device: (model, seat)}
+        self._models: dict[torch.device, tuple[nn.Module, _Shared]] = {inputs.device: (model, shared)}
         self._options, self._like = options, inputs.new_zeros(inputs.shape, device="meta")
         self._kept: dict[Any, list[Call]] = {}
         self._packed: tuple[torch.Tensor | None, Any, Any] = (None, None, None)
@@ -386,16 +388,16 @@ class LayerCalls:
             to_meta = functools.partial(torch.Tensor.to, device="meta")
             return [tree_map_only(torch.Tensor, to_meta, call) for call in found]
         if hidden.device not in self._models:
-            model, seat = copy.deepcopy(next(iter(self._models.values())))
-            self._models[hidden.device] = model.to(hidden.device), seat
-        model, seat = self._models[hidden.device]
-        seat.hidden, seat.calls = hidden, {}
+            model, shared = copy.deepcopy(next(iter(self._models.values())))
+            self._models[hidden.device] = model.to(hidden.device), shared
+        model, shared = self._models[hidden.device]
+        shared.hidden, shared.calls = hidden, {}
         try:
             model(_inputs_like(self._like, hidden), **self._options, **options)
         except _Reached:
             pass
         finally:
-            calls, seat.hidden, seat.calls = seat.calls, None, {}
+            calls, shared.hidden, shared.calls = shared.calls, None, {}
         memory = options.get("memory", calls)
         marked = functools.partial(tree_map_only, torch.Tensor, lambda one: _MEMORY if one is memory else one)
         return [marked(calls[index]) for index in sorted(calls)]
