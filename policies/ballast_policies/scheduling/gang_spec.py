@@ -194,18 +194,7 @@ class GangSpec(abc.ABC):
 
     def pipeline_form(self, positions: int = 1) -> PipelineForm:
         """Properties of the job's pipeline that its memory depends on, besides its layers."""
-        pipeline = self.config.pipeline
-        return PipelineForm(
-            schedule=pipeline.schedule,
-            positions=positions,
-            microbatches=max(1, pipeline.microbatches // self.config.parallelism.data),
-            stages_per_rank=self.stages_per_rank,
-            replicas=self.replicas,
-            optimizer=self.config.training.optimizer,
-            averaged=self.config.parallelism.data > 1,
-            gradient_shares=self.config.parallelism.gradient_shares,
-            weights_shared=self.config.parallelism.weight_shares > 1,
-        )
+        return PipelineForm.of(self.config, positions)
 
     def first_stages(
         self,

@@ -19,13 +19,12 @@ from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
 from ballast_policies.planning.rebalance import RebalanceDecision, decide_rebalance, least_gain
 from ballast_policies.planning.repack import kept_positions, repack
-from ballast_policies.planning.schedules.registry import SCHEDULES
 from ballast_policies.planning.stages import first_stages, partition_of, stages_over
 from ballast_policies.planning.step_time import predict_step_seconds
 
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.loop.state import ModelState, RunState
-from ballast_trainer.pipeline.layout import holders_of, used_replicas
+from ballast_trainer.pipeline.layout import holders_of
 from ballast_trainer.profiling.profile import LayerCosts
 
 logger = logging.getLogger(__name__)
@@ -59,19 +58,10 @@ def measured_layers(model: ModelState, sizes: LayerSizes) -> MeasuredLayers:
 
 def pipeline_form(model: ModelState, ranks: int) -> PipelineForm:
     """Properties of the job's pipeline over ``ranks`` ranks that its memory depends on besides its layers."""
-    pipeline = model.config.pipeline
-    replicas = tuple(used_replicas(pipeline.replicas, ranks))
-    return PipelineForm(
-        schedule=pipeline.schedule,
-        positions=len(replicas) or ranks,
-        microbatches=model.microbatches,
-        stages_per_rank=SCHEDULES[pipeline.schedule].stages_on_a_rank(pipeline.stages_per_rank),
-        replicas=replicas,
-        optimizer=model.config.training.optimizer,
-        averaged=model.config.parallelism.data > 1,
-        gradient_shares=model.config.parallelism.gradient_shares,
-        weights_shared=model.config.parallelism.weight_shares > 1,
-    )
+    form = PipelineForm.of(model.config, ranks)
+    if ranks == 1:
+        return dataclasses.replace(form, replicas=())
+    return dataclasses.replace(form, positions=len(form.replicas) or ranks)
 
 
 def within_memory(model: ModelState, sizes: LayerSizes, capacity: RankCapacity, limit: int) -> RankCapacity:

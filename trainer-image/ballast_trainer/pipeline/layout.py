@@ -59,18 +59,7 @@ class ScheduleRequest:
         Raises:
             ConfigurationError: the counts do not suit the schedule.
         """
-        if self.asynchronous:
-            return self.run_of(1)
-        try:
-            return build_schedule(
-                self.name,
-                ranks=self.ranks,
-                microbatches=self.microbatches,
-                chunks=self.stages_per_rank or DEFAULT_STAGES_PER_RANK,
-                replicas=used_replicas(self.replicas, self.ranks),
-            )
-        except ScheduleError as error:
-            raise self._unsuitable(error) from error
+        return self.run_of(1) if self.asynchronous else self._built(None)
 
     def run_of(self, steps: int) -> Schedule:
         """The order of actions of a run of ``steps`` steps between which the pipeline does not drain.
@@ -80,23 +69,27 @@ class ScheduleRequest:
         Raises:
             ConfigurationError: the counts do not suit the schedule.
         """
-        replicas = used_replicas(self.replicas, self.ranks)
-        try:
-            build_run = SCHEDULES.find(self.name, ScheduleError).build_run
-            if build_run is not None and not replicas:
-                schedule = build_run(self.ranks, self.microbatches, steps)
-            else:
-                schedule = build_schedule(
-                    self.name, ranks=self.ranks, microbatches=steps * self.microbatches, replicas=replicas
-                )
-        except ScheduleError as error:
-            raise self._unsuitable(error) from error
+        schedule = self._built(steps)
         held = [len(ranks) for ranks in schedule.stage_ranks]
         unshared = SCHEDULES.find(self.name, ScheduleError).unshared(held, self.microbatches)
         if unshared is not None:
             reason = f"{unshared}. To fix: use {math.lcm(self.microbatches, *held)}"
             raise ConfigurationError("pipeline.microbatches", reason)
         return schedule
+
+    def _built(self, steps: int | None) -> Schedule:
+        try:
+            return build_schedule(
+                self.name,
+                ranks=self.ranks,
+                microbatches=self.microbatches,
+                chunks=self.stages_per_rank or DEFAULT_STAGES_PER_RANK,
+                replicas=used_replicas(self.replicas, self.ranks),
+                steps=steps,
+            )
+        except ScheduleError as error:
+            field = "pipeline.replicas" if used_replicas(self.replicas) else "pipeline.schedule"
+            raise ConfigurationError(field, f"{self.name} over {self.ranks} ranks: {error}") from error
 
     def placement(self) -> tuple[int, ...]:
         """Each stage's first rank; one rank has one stage. Raises ConfigurationError: counts do not suit."""
@@ -108,10 +101,6 @@ class ScheduleRequest:
                 reason = f"{self.name}: {unsuited}. To fix: more microbatches, or fewer ranks"
                 raise ConfigurationError("pipeline.microbatches", reason)
         return tuple(holders[0] for holders in self.one_step().stage_ranks)
-
-    def _unsuitable(self, error: ScheduleError) -> ConfigurationError:
-        field = "pipeline.replicas" if used_replicas(self.replicas) else "pipeline.schedule"
-        return ConfigurationError(field, f"{self.name} over {self.ranks} ranks: {error}")
 
 
 def used_replicas(replicas: Sequence[int], ranks: int = 0) -> Sequence[int]:

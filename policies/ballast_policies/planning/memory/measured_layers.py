@@ -1,6 +1,12 @@
 """Layers as a trainer has measured them, and what the memory of a pipeline depends on besides."""
 
 import dataclasses
+from typing import TYPE_CHECKING, Self
+
+from ballast_policies.planning.schedules.registry import SCHEDULES
+
+if TYPE_CHECKING:  # the contract knows balancers, which know the bytes of layers
+    from ballast_policies.contract.job.job import JobConfig
 
 WEIGHT_PARTS = {"adamw": 1 / 4, "sgd": 1 / 2}
 """Part of the held bytes that are weights: beside them are a gradient and the optimizer's numbers."""
@@ -65,3 +71,19 @@ class PipelineForm:
     averaged: bool = False
     gradient_shares: int = 1
     weights_shared: bool = False
+
+    @classmethod
+    def of(cls, config: "JobConfig", positions: int) -> Self:
+        """The pipeline of a job over so many positions."""
+        pipeline, parallelism = config.pipeline, config.parallelism
+        return cls(
+            schedule=pipeline.schedule,
+            positions=positions,
+            microbatches=max(1, pipeline.microbatches // parallelism.data),
+            stages_per_rank=SCHEDULES[pipeline.schedule].stages_on_a_rank(pipeline.stages_per_rank),
+            replicas=pipeline.used_replicas,
+            optimizer=config.training.optimizer,
+            averaged=parallelism.data > 1,
+            gradient_shares=parallelism.gradient_shares,
+            weights_shared=parallelism.weight_shares > 1,
+        )

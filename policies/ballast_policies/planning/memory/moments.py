@@ -18,7 +18,7 @@ import numpy as np
 
 from ballast_policies.planning.memory.measured_layers import PipelineForm
 from ballast_policies.planning.schedules.builders.synchronous import in_flight
-from ballast_policies.planning.schedules.registry import SCHEDULES
+from ballast_policies.planning.schedules.registry import SCHEDULES, build_schedule
 from ballast_policies.planning.schedules.schedule import Kind, Schedule, ScheduleError
 from ballast_policies.planning.schedules.validate import ScheduleFacts, validate
 
@@ -150,15 +150,14 @@ def schedule_of(form: PipelineForm) -> tuple[Schedule, ScheduleFacts] | None:
     if kind is None or ranks * microbatches * form.stages_per_rank > MOST_ACTIONS:
         return None
     try:
-        steps = 2 + math.ceil(2 * ranks / microbatches) if kind.asynchronous else 1
-        if replicas:
-            if kind.build_replicated is None:
-                return None
-            schedule = kind.build_replicated(replicas, steps * microbatches)
-        elif kind.build_run is not None:
-            schedule = kind.build_run(form.positions, microbatches, steps)
-        else:
-            schedule = kind.build(form.positions, steps * microbatches, form.stages_per_rank)
+        schedule = build_schedule(
+            form.schedule,
+            ranks=ranks,
+            microbatches=microbatches,
+            chunks=form.stages_per_rank,
+            replicas=replicas,
+            steps=2 + math.ceil(2 * ranks / microbatches) if kind.asynchronous else None,
+        )
         return schedule, validate(schedule)
     except ScheduleError:
         return None

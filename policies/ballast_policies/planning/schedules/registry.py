@@ -199,7 +199,13 @@ def stages_of(name: str, ranks: int, chunks: int = 1) -> int:
 
 
 def build_schedule(
-    name: str, *, ranks: int, microbatches: int, chunks: int = 1, replicas: Sequence[int] = ()
+    name: str,
+    *,
+    ranks: int,
+    microbatches: int,
+    chunks: int = 1,
+    replicas: Sequence[int] = (),
+    steps: int | None = None,
 ) -> Schedule:
     """The schedule ``name``.
 
@@ -209,11 +215,15 @@ def build_schedule(
         microbatches: in one step, or in the whole run of a schedule without a flush.
         chunks: stages a rank, where that is open.
         replicas: by stage, how many ranks hold it; none given: one each.
+        steps: of a run without a flush, each of which has as many microbatches; None: they are the whole run.
 
     Raises:
         ScheduleError: the name is unknown, or the counts do not suit the schedule.
     """
     kind = SCHEDULES.find(name, ScheduleError)
+    if steps is not None and kind.build_run is not None and not replicas:
+        return kind.build_run(ranks, microbatches, steps)
+    microbatches *= steps or 1
     if not replicas:
         return kind.build(ranks, microbatches, chunks)
     if kind.build_replicated is None:
