@@ -14,7 +14,7 @@ tried, where the paper stops at the first f(x) < 0.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from math import ceil
 
 import numpy as np
@@ -38,10 +38,6 @@ def mean_is_stale(seconds_at_last_mean: float, seconds: float, *, change: float 
     The mean needs a collective; each rank watches only itself between two of them (III-A: over 10 %).
     """
     return abs(seconds - seconds_at_last_mean) > change * seconds_at_last_mean
-
-
-CostCurve = Callable[[float], float]
-"""Columns -> seconds, not falling."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,49 +115,28 @@ class SemiDecision:
         )
 
 
-def migrated_share(
-    columns: float,
-    *,
-    ranks: int,
-    resize_fixed: float,
-    resize: CostCurve,
-    communicate: CostCurve,
-    compute: CostCurve,
-) -> float:
+def migrated_share(columns: float, *, ranks: int, costs: MoveCosts, compute: LinearCost) -> float:
     """Beta of equation 2, in [0, 1]; at an end where one way is cheaper throughout.
 
     Args:
         columns: L gamma, the excess columns of the straggler.
         ranks: e.
-        resize_fixed: Omega_1, seconds to set up smaller matrices.
-        resize: Omega_2, seconds to take out columns.
-        communicate: Phi_1, seconds to send columns.
+        costs: Omega_1, Omega_2 and Phi_1.
         compute: Phi_2, seconds of a helper to compute columns.
     """
-
-    def excess(beta: float) -> float:
-        left_out = resize_fixed + resize(columns * (1 - beta))
-        return left_out - communicate(columns * beta) - compute(columns * beta / (ranks - 1))
-
-    if excess(1.0) >= 0:
+    # Leaving all of them out takes so much longer than migrating none; each that migrates takes ``each`` off.
+    more = costs.resize_fixed + costs.resize(columns) - costs.communicate.fixed - compute.fixed
+    each = costs.resize.per_column + costs.communicate.per_column + compute.per_column / (ranks - 1)
+    if more >= columns * each:
         return 1.0
-    if excess(0.0) <= 0:
-        return 0.0
-    low, high = 0.0, 1.0
-    while high - low > 1e-12:
-        middle = (low + high) / 2
-        if excess(middle) > 0:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
+    return more / (columns * each) if more > 0 else 0.0
 
 
 def migrating_stragglers(
     seconds: Sequence[float],
     columns: Sequence[float],
     *,
-    communicate: CostCurve,
+    communicate: LinearCost,
     tolerance: float = TOLERANCE,
 ) -> int:
     """The x of equation 3: how many of the slowest ranks migrate; at least one rank is left to help.
@@ -181,7 +156,7 @@ def migrating_stragglers(
 
 
 def migration_gain(
-    seconds: Sequence[float], columns: Sequence[float], x: int, *, communicate: CostCurve
+    seconds: Sequence[float], columns: Sequence[float], x: int, *, communicate: LinearCost
 ) -> float:
     """f(x) of equation 3: seconds saved if the x slowest ranks migrate."""
     T, L = np.asarray(seconds, dtype=float), np.asarray(columns, dtype=float)
@@ -253,9 +228,7 @@ def decide_semi(
         share = migrated_share(
             excess[rank],
             ranks=len(seconds),
-            resize_fixed=costs.resize_fixed,
-            resize=costs.resize,
-            communicate=costs.communicate,
+            costs=costs,
             compute=LinearCost(per_column=product_seconds[helper] / columns[helper]),
         )
         migrated[rank] = round(excess[rank] * share)
