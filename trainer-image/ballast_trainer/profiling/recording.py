@@ -5,6 +5,7 @@ machine share it.  At the end of the run rank 0 gathers these over the store and
 """
 
 import datetime
+import itertools
 import json
 import logging
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from ballast_policies.contract.decode import parse_json
+from ballast_policies.planning.schedules.exports import TraceEvent, trace_json
 
 from ballast_trainer.gpu_emulation import EmulatedSpeed
 from ballast_trainer.profiling.meter import Mark, Meter
@@ -98,26 +100,13 @@ def write_trace(path: Path, meter: RecordingMeter, *, rank: int, ranks: int, sto
 def chrome_trace_of(noted: dict[int, list[tuple[str, int, int, float, float]]]) -> str:
     """JSON for chrome://tracing and Perfetto; a row a rank, times from the first action's begin."""
     zero = min((action[3] for actions in noted.values() for action in actions), default=0.0)
-    events: list[dict[str, Any]] = [
-        {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": "measured"}}
-    ]
-    for rank, actions in noted.items():
-        name = {"name": f"rank {rank}"}
-        events.append({"ph": "M", "pid": 0, "tid": rank, "name": "thread_name", "args": name})
-        for kind, step, number, begin, end in actions:
-            events.append(
-                {
-                    "ph": "X",
-                    "pid": 0,
-                    "tid": rank,
-                    "name": f"{kind}{number}",
-                    "cat": _CATEGORIES[kind],
-                    "ts": round((begin - zero) * 1e6, 3),
-                    "dur": round((end - begin) * 1e6, 3),
-                    "args": {"step": step, "layer" if kind == "U" else "microbatch": number},
-                }
-            )
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+
+    def event(kind: str, step: int, number: int, begin: float, end: float) -> TraceEvent:
+        where = {"step": step, "layer" if kind == "U" else "microbatch": number}
+        return f"{kind}{number}", _CATEGORIES[kind], begin - zero, end - zero, where
+
+    rows = {rank: itertools.starmap(event, actions) for rank, actions in noted.items()}
+    return trace_json("measured", rows)
 
 
 def _key(rank: int) -> str:

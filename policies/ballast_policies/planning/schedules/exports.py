@@ -1,6 +1,7 @@
 """Schedules and simulated traces as CSV, text, SVG pictures, and for chrome://tracing and Perfetto."""
 
 import json
+from collections.abc import Iterable, Mapping
 from html import escape
 
 from ballast_policies.planning.schedules.schedule import Action, Kind, Schedule, ScheduleError
@@ -110,26 +111,36 @@ def _legend(trace: Trace, y: int) -> list[str]:
 
 
 def chrome_trace(trace: Trace) -> str:
-    """JSON: one process, one thread a rank, one complete event ("X") an action; times in microseconds."""
-    name = trace.schedule.name
-    events: list[dict[str, object]] = [
-        {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": f"{name} (simulated)"}}
-    ]
-    events += [
-        {"ph": "M", "pid": 0, "tid": rank, "name": "thread_name", "args": {"name": f"rank {rank}"}}
-        for rank in range(trace.schedule.ranks)
-    ]
-    events += [
-        {
-            "ph": "X",
-            "pid": 0,
-            "tid": span.rank,
-            "name": str(span.action),
-            "cat": _LABELS[span.action.kind],
-            "ts": round(span.start * 1e6, 3),
-            "dur": round((span.end - span.start) * 1e6, 3),
-            "args": {"stage": span.action.stage, "microbatch": span.action.microbatch},
-        }
-        for span in trace.spans
-    ]
+    """JSON of a simulated step: a row a rank, an event an action."""
+    rows: dict[int, list[TraceEvent]] = {rank: [] for rank in range(trace.schedule.ranks)}
+    for span in trace.spans:
+        where = {"stage": span.action.stage, "microbatch": span.action.microbatch}
+        label = _LABELS[span.action.kind]
+        rows[span.rank].append((str(span.action), label, span.start, span.end, where))
+    return trace_json(f"{trace.schedule.name} (simulated)", rows)
+
+
+TraceEvent = tuple[str, str, float, float, Mapping[str, int]]
+"""Name, category, begin and end in seconds, and further arguments."""
+
+
+def trace_json(name: str, rows: Mapping[int, Iterable[TraceEvent]]) -> str:
+    """JSON for chrome://tracing and Perfetto: a process, a thread a rank; times in microseconds."""
+    events: list[dict[str, object]] = [{"ph": "M", "pid": 0, "name": "process_name", "args": {"name": name}}]
+    for rank, row in rows.items():
+        thread = {"name": f"rank {rank}"}
+        events.append({"ph": "M", "pid": 0, "tid": rank, "name": "thread_name", "args": thread})
+        events += [
+            {
+                "ph": "X",
+                "pid": 0,
+                "tid": rank,
+                "name": what,
+                "cat": category,
+                "ts": round(begin * 1e6, 3),
+                "dur": round((end - begin) * 1e6, 3),
+                "args": arguments,
+            }
+            for what, category, begin, end, arguments in row
+        ]
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
