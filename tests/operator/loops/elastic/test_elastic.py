@@ -10,7 +10,7 @@ from ballast_policies.protocol.observed import Cause
 
 from tests.operator.loops.simulated.machines import end_pod, node
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
-from tests.support.examples import first_daily, first_fast
+from tests.support.examples import first_daily, first_fast, thinned
 
 LONG = {"totalSteps": 100_000}
 ENDLESS = {**LONG, "trainer": {"scales": True}}
@@ -122,7 +122,7 @@ async def test_a_trainer_that_never_shrinks_is_no_longer_asked_to():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", first_fast(range(8), 2))
+@pytest.mark.parametrize("point", first_fast(thinned(range(8)), 2))
 async def test_an_operator_that_dies_at_any_write_of_an_asked_shrink_is_succeeded_without_loss(point):
     """One launch each, no pod of a name twice, whatever write was the last."""
     simulation = await alone_on_four()
@@ -339,7 +339,7 @@ async def test_a_gang_that_is_to_go_finishes_its_growth_first():
     assert set(simulation.status("one").restarts) == {Cause.PREEMPTED}
 
 
-@pytest.mark.parametrize("point", first_fast(range(9), 2))
+@pytest.mark.parametrize("point", first_fast(thinned(range(9)), 2))
 async def test_an_operator_that_dies_at_any_write_of_a_growth_is_succeeded_without_loss(point):
     """One launch, four ranks, no pod of a name twice, whatever write was the last."""
     simulation = await running_pair()

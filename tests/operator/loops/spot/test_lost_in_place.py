@@ -9,7 +9,7 @@ from ballast_policies.contract import Directive
 
 from tests.operator.loops.simulated.machines import end_pod, evict
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
-from tests.support.examples import first_daily, first_fast
+from tests.support.examples import first_daily, first_fast, thinned
 
 FOUR_NODES = {f"n{i}": ("spot", 1) for i in range(4)}
 KILLED = 137
@@ -158,7 +158,7 @@ async def test_a_death_of_the_operator_at_any_write_between_a_loss_and_the_growt
         await simulation.until(lambda: len(simulation.plan("a").pods) == 4, ticks=120)
         return simulation.world.writes - before
 
-    for number in range(await lose_and_grow(await gang())):
+    for number in thinned(range(await lose_and_grow(await gang()))):
         simulation = await gang()
         simulation.die_at(simulation.world.writes + number)
         await lose_and_grow(simulation)

@@ -10,7 +10,7 @@ from ballast_policies.contract import Directive
 
 from tests.operator.loops.simulated.machines import evict
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
-from tests.support.examples import first_daily, first_fast
+from tests.support.examples import first_daily, first_fast, thinned
 
 ITN = {"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}
 
@@ -365,7 +365,7 @@ async def test_a_trainer_that_does_not_hand_over_has_saved_before_the_pod_is_kil
 
 
 @pytest.mark.parametrize("reason", ("EvictionByEvictionAPI", ""))
-@pytest.mark.parametrize("point", first_fast(range(5)))
+@pytest.mark.parametrize("point", first_fast(thinned(range(5))))
 async def test_an_operator_that_dies_at_any_write_of_it_is_succeeded_without_loss(point, reason):
     """What is under way is read from the pods and the plan."""
     simulation = await elastic(FOUR_NODES)
