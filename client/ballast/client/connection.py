@@ -46,6 +46,8 @@ MOST_OF_A_PAGE, LEAST_OF_A_PAGE = 500, 25
 MOST_OF_A_KUBECONFIG = 2**23
 """Bytes of a file, of thousands of clusters."""
 
+_MOST_MERGED = 10_000
+
 LATE_FIX = "check the connection; of a busy API server ask for less (one namespace), or later"
 """Remedy for an answer that did not come in time."""
 
@@ -89,27 +91,36 @@ def _files(kubeconfigs: str) -> list[Path]:
 _TOLD = (yaml.YAMLError, ValueError, OSError, RecursionError)
 
 
+class _Loader(yaml.SafeLoader):
+    """Loader that refuses merges of merges, which multiply the keys of a mapping on each line."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        if len(node.value) > _MOST_MERGED:
+            raise ValueError(f"a mapping has more than {_MOST_MERGED} keys, with merged ones")
+
+
 @contextlib.contextmanager
-def kubeconfig_errors(name: str, refusal: type[Exception]) -> Iterator[None]:
+def kubeconfig_errors(name: str, refusal: type[Exception]) -> Iterator[Any]:
     """Within it, a file that is no kubeconfig, or far too large for one, is a ``refusal``, in words.
 
-    The loaders of the Kubernetes clients let most errors through, and take minutes for tens of megabytes.
+    The loaders of the Kubernetes clients let most errors through, take minutes for tens of megabytes, and
+    have no end for merges of merges: so the files are read here first.
+
+    Yields:
+        The current context; of several files the first that is stated, as kubectl has it; None: none is.
     """
     try:
-        if any(file.is_file() and file.stat().st_size > MOST_OF_A_KUBECONFIG for file in _files(name)):
-            raise ValueError(f"more than {MOST_OF_A_KUBECONFIG >> 20} MiB")
-        yield
+        context = None
+        for file in filter(Path.is_file, _files(name)):  # a pipe can be read once only
+            if file.stat().st_size > MOST_OF_A_KUBECONFIG:
+                raise ValueError(f"more than {MOST_OF_A_KUBECONFIG >> 20} MiB")
+            found = yaml.load(file.read_text("utf-8"), _Loader) or {}
+            context = context or found.get("current-context")
+        yield context
     except (TypeError, AttributeError, LookupError, *_TOLD) as error:
         why = error if isinstance(error, _TOLD) else "it has no clusters"
         raise refusal(f"{name} is not a kubeconfig: {why}") from error
-
-
-def _context(kubeconfigs: str) -> Any:
-    """The current context; of several files the first that is stated, as kubectl has it; None: none is."""
-    for file in filter(Path.is_file, _files(kubeconfigs)):  # a pipe can be read once only
-        if stated := (yaml.safe_load(file.read_text("utf-8")) or {}).get("current-context"):
-            return stated
-    return None
 
 
 def _has_credentials(found: Any) -> bool:
@@ -131,8 +142,8 @@ async def configuration(kubeconfig: str | None, *, before: Any = None) -> Any:
         name = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
         if not _files(name):
             raise kubernetes_config.ConfigException(f"there is no kubeconfig: {name} does not exist")
-        with kubeconfig_errors(name, kubernetes_config.ConfigException):
-            found.context = _context(name) if before is None else before.context
+        with kubeconfig_errors(name, kubernetes_config.ConfigException) as context:
+            found.context = context if before is None else before.context
             try:
                 await kubernetes_config.load_kube_config(
                     config_file=name, context=found.context, client_configuration=found, persist_config=False

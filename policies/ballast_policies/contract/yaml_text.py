@@ -1,8 +1,10 @@
 """YAML of people, as ``kubectl`` reads it: ``1e-3`` is a number, ``12:30`` is a text, a key stands once.
 
+Plain scalars are what resolve.go of go.yaml.in/yaml/v2, by which kubectl reads, takes them for.
 PyYAML alone reads YAML 1.1, lets the last of two equal keys win, and spends hours on a few bytes of merges.
 """
 
+import math
 import re
 from typing import Any
 
@@ -16,8 +18,38 @@ _DEEPEST = 100
 _MOST_MERGED = 10_000
 """Keys of one mapping; merges of merges would double them on each line."""
 
-_INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
-_UNLIKE_JSON = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value", _INT, _FLOAT)
+_INT, _FLOAT, _BOOL = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:bool"
+_OTHERWISE = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value", _INT, _FLOAT, _BOOL)
+
+_WHOLE = {
+    base: re.compile(rf"[-+]?{digits}")
+    for base, digits in {
+        2: "0[bB][01]+",
+        8: "0([oO]?[0-7]+)?",
+        10: "[1-9][0-9]{0,19}",
+        16: "0[xX][0-9a-fA-F]+",
+    }.items()
+}
+"""Base -> integers as Go's ``strconv.ParseInt`` reads them."""
+
+_DECIMAL = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_BETWEEN = re.compile(r"(?<=[0-9])_(?=[0-9])")
+_SPECIAL = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+
+
+def _number(text: str) -> int | float | None:
+    """The number that a plain scalar is; None: it is none."""
+    if not text or text[0] not in "+-.0123456789":
+        return None
+    if _SPECIAL.fullmatch(text):
+        return float(text.replace(".", ""))
+    plain = _BETWEEN.sub("", text) if text[0] == "." else text.replace("_", "")
+    for base, pattern in _WHOLE.items():
+        found = int(plain, base) if pattern.fullmatch(plain) else None
+        if found is not None and -(2**63) <= found < (2**63 if plain.startswith("+") else 2**64):
+            return found
+    number = float(plain) if _DECIMAL.fullmatch(plain) else math.inf
+    return number if math.isfinite(number) else None
 
 
 class _Loader(yaml.SafeLoader):
@@ -25,9 +57,10 @@ class _Loader(yaml.SafeLoader):
 
     _level = 0
     yaml_implicit_resolvers = {  # noqa: RUF012 - as in the base class
-        first: [(tag, pattern) for tag, pattern in rows if tag not in _UNLIKE_JSON]
+        first: [(tag, pattern) for tag, pattern in rows if tag not in _OTHERWISE]
         for first, rows in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+    bool_values = {**yaml.SafeLoader.bool_values, "y": True, "n": False}  # noqa: RUF012
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self._level += 1
@@ -51,6 +84,15 @@ class _Loader(yaml.SafeLoader):
             seen.add(key.value)
         return node
 
+    def resolve(self, kind: type[yaml.Node], value: str, implicit: Any) -> Any:
+        number = _number(value) if kind is yaml.ScalarNode and implicit[0] else None
+        if number is not None:
+            return _INT if isinstance(number, int) else _FLOAT
+        return super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        return {_key(key): value for key, value in super().construct_mapping(node, deep).items()}
+
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         super().flatten_mapping(node)
         if len(node.value) > _MOST_MERGED:
@@ -59,17 +101,27 @@ class _Loader(yaml.SafeLoader):
             )
 
 
+def _key(key: object) -> object:
+    """A key as text, as in JSON."""
+    if isinstance(key, bool):
+        return str(key).lower()
+    return f"{key:.15g}" if isinstance(key, float) else str(key) if isinstance(key, int) else key
+
+
+def _construct_number(loader: _Loader, node: yaml.ScalarNode) -> int | float:
+    found = _number(loader.construct_scalar(node))
+    if found is None or (node.tag == _INT and isinstance(found, float)):
+        raise yaml.constructor.ConstructorError(None, None, f"{node.value!r} is no number", node.start_mark)
+    return found
+
+
 _Loader.add_implicit_resolver(
-    _INT, re.compile(r"[-+]?(0b[01_]+|0o?[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$"), list("-+0123456789")
+    _BOOL,
+    re.compile("(y|Y|yes|Yes|YES|true|True|TRUE|on|On|ON|n|N|no|No|NO|false|False|FALSE|off|Off|OFF)$"),
+    list("yYnNtTfFoO"),
 )
-_Loader.add_implicit_resolver(
-    _FLOAT,
-    re.compile(
-        r"[-+]?([0-9][0-9_]*\.?[0-9_]*[eE][-+]?[0-9]+|[0-9][0-9_]*\.[0-9_]*|\.[0-9]+([eE][-+]?[0-9]+)?"
-        r"|\.(inf|Inf|INF))$|\.(nan|NaN|NAN)$"
-    ),
-    list("-+0123456789."),
-)
+for _tag in (_INT, _FLOAT):
+    _Loader.add_constructor(_tag, _construct_number)
 
 
 def parse_yaml(text: str, *, limits: Limits = OBJECT) -> Any:

@@ -364,6 +364,9 @@ async def test_the_environments_kubeconfig_is_that_of_the_moment(tmp_path, serve
     assert len(asked) == 1
 
 
+MERGES = "a: &n0 {a: 1}\n" + "".join(f"b{i}: &n{i + 1} {{<<: [*n{i}, *n{i}]}}\n" for i in range(60))
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -372,8 +375,9 @@ async def test_the_environments_kubeconfig_is_that_of_the_moment(tmp_path, serve
         (b"contexts: 3", "it has no clusters"),
         (b"\xff\xfe\xff", "can't decode"),
         (b" " * (2**23 + 1), "more than 8 MiB"),
+        (MERGES.encode(), "more than 10000 keys"),
     ],
-    ids=["deep", "list", "number", "bytes", "large"],
+    ids=["deep", "list", "number", "bytes", "large", "merges"],
 )
 async def test_what_is_no_kubeconfig_is_refused_in_words(tmp_path, text, reason):
     """By commands, and by the demo, which uses another client."""
