@@ -290,6 +290,11 @@ class Observer:
         if status.launches > MOST_EPOCH_READ:
             numbers = [0, *(part.launch for part in (status.allocation, known and known.plan, *pods) if part)]
             status = status.replace(launches=max(one for one in numbers if one <= MOST_EPOCH_READ))
+        created = parse(metadata["creationTimestamp"]) if "creationTimestamp" in metadata else None
+        held = status.allocation
+        if held is not None and created is not None and held.since < created:
+            # A backup has brought it back with its status: it holds and pays anew.
+            status = status.replace(allocation=held.replace(since=created))
         return JobView(
             key=key,
             uid=metadata["uid"],
@@ -307,7 +312,7 @@ class Observer:
             plan_config=known.config if known is not None else "",
             plan_intact=known is None or known.intact,
             queue=(metadata.get("labels") or {}).get(QUEUE_LABEL, ""),
-            created=parse(metadata["creationTimestamp"]) if "creationTimestamp" in metadata else None,
+            created=created,
         )
 
     def _pod(self, item: Object) -> PodView:

@@ -335,7 +335,8 @@ def _job(job: Object, prices: Prices, now: datetime.datetime) -> JobCost:
     rates = {part.pool: cost(part.gpus * of_price, prices.price.get(part.pool, 0.0)) for part in held}
     rate = sum(rates.values())  # per second
     # As times, not as texts: one of them may have a fraction of a second.
-    began = [time for time in (status.get("costAt"), allocation.get("since")) if time]
+    made = job["metadata"].get("creationTimestamp")  # after both, of a job that a backup has brought back
+    began = [time for time in (status.get("costAt"), allocation.get("since"), made) if time]
     seconds = min((_seconds_since(time, now) for time in began), default=0.0)
     by_pool = {
         entry["pool"]: entry.get("cost", 0.0) + entry.get("dataCost", 0.0)

@@ -10,6 +10,7 @@ import dataclasses
 import logging
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from ballast_policies.accounting import SECONDS_PER_HOUR, cost
 
@@ -26,6 +27,7 @@ from ballast_operator.views.job import JobView
 logger = logging.getLogger(__name__)
 
 _ByJob = Mapping[str, Mapping[str, float]]
+_Parts = tuple[dict[str, float], ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +58,18 @@ class Sums:
         by_job: _ByJob,
         per_second: _ByJob,
         written: Mapping[str, Written],
-        keys: Collection[str],
-        now: Time,
         *,
+        now: Time,
+        keys: Collection[str] = (),
         then: _ByJob,
+        earlier: _ByJob,
         from_start: bool = False,
     ) -> "Sums":
         """The same at ``now``, of all jobs that exist.
 
         ``written``: what was written last; a key that it does not have begins now. ``then``: what the jobs
-        had paid when it was, for keys that are in no sum here yet. ``keys``: that are wanted besides.
+        had paid when it was, for keys that are in no sum here yet. ``earlier``: what jobs that a backup has
+        brought back had paid before: it counts as paid already. ``keys``: that are wanted besides.
         ``from_start``: a sum that begins has what its jobs have paid before.
         """
         changed: defaultdict[str, float] = defaultdict(float)
@@ -84,15 +88,16 @@ class Sums:
             for key in present:
                 # It does not say by key what it has paid, and all of it was another key's until now.
                 changed[key] -= sum(before.values()) if from_start else 0.0
-        total, total_then = _sum(by_job), _sum(then)
+        total, total_then, lived = _sum(by_job), _sum(then), _sum(earlier)
         others = {}
         for key in {*written, *keys, *total}:
             if key not in written and not from_start:
                 others[key] = -total[key]
             elif key in self.others or key not in written:
-                others[key] = self.others.get(key, 0.0) + changed[key]
+                others[key] = self.others.get(key, 0.0) + changed[key] - lived[key]
             else:
-                others[key] = written[key].paid_by_others(total[key], total_then[key])
+                since = written[key].paid_by_others(total[key] - lived[key], total_then[key])
+                others[key] = since - lived[key]
         return Sums(at=now, by_job=by_job, per_second=per_second, by_key=total, others=others)
 
 
@@ -124,12 +129,7 @@ class Paid:
         ``bill``, ``teams``: as written at ``written_at``; what they do not have begins now.
         """
         seconds = 0.0 if written_at is None else max(0.0, (now - written_at).total_seconds())
-        gpus: dict[str, dict[str, float]] = {}
-        data: dict[str, dict[str, float]] = {}
-        by_team: dict[str, dict[str, float]] = {}
-        gpus_then, by_team_then = dict[str, dict[str, float]](), dict[str, dict[str, float]]()
-        rates: dict[str, dict[str, float]] = {}
-        team_rates: dict[str, dict[str, float]] = {}
+        paid, then, earlier = dict[str, _Parts](), dict[str, _Parts](), dict[str, _Parts]()
         entries = {entry.pool: entry.to_dict() for entry in bill}
         for_gpus = {pool: written_for_gpus(entry, seconds) for pool, entry in entries.items()}
         for_data = {pool: written_for_data(entry) for pool, entry in entries.items()}
@@ -146,22 +146,38 @@ class Paid:
         for view in jobs:
             uid = view.uid
             try:
-                gpus[uid], data[uid], by_team[uid], rates[uid], team_rates[uid] = _paid_by(view, pools, now)
-                if unknown:
-                    gpus_then[uid], _, by_team_then[uid], *_ = _paid_by(view, pools, written_at or now)
+                paid[uid] = _paid_by(view, pools, now)
+                if self._is_new(view, written_at):
+                    earlier[uid] = _paid_by(view, pools, self.gpus.at or written_at or now)
+                elif unknown:
+                    then[uid] = _paid_by(view, pools, written_at or now)
             except Exception:  # it has paid what it had, until that can be read again
                 logger.exception("job=%s/%s what it has paid cannot be read", *view.key)
-                gpus[uid] = dict(self.gpus.by_job.get(uid, {}))
-                data[uid] = dict(self.data.by_job.get(uid, {}))
-                by_team[uid] = dict(self.teams.by_job.get(uid, {}))
+                known = (dict(sums.by_job.get(uid, {})) for sums in (self.gpus, self.data, self.teams))
+                paid[uid] = (*known, {}, {})
+
+        def added(
+            part: int, sums: Sums, rate: int | None, written: Mapping[str, Written], **options: Any
+        ) -> Sums:
+            of = [{uid: parts[part] for uid, parts in rows.items()} for rows in (paid, then, earlier)]
+            rates = {} if rate is None else {uid: parts[rate] for uid, parts in paid.items()}
+            return sums.next(of[0], rates, written, now=now, then=of[1], earlier=of[2], **options)
+
         return Paid(
-            gpus=self.gpus.next(gpus, rates, for_gpus, pools, now, then=gpus_then),
-            data=self.data.next(data, {}, for_data, pools, now, then=data),
-            teams=self.teams.next(by_team, team_rates, of_teams, (), now, then=by_team_then, from_start=True),
+            gpus=added(0, self.gpus, 3, for_gpus, keys=pools),
+            data=added(1, self.data, None, for_data, keys=pools),
+            teams=added(2, self.teams, 4, of_teams, from_start=True),
         )
 
+    def _is_new(self, view: JobView, written_at: Time | None) -> bool:
+        """True if the job was made since the last look, or since the sums were written."""
+        if self.gpus.at is not None:
+            return view.uid not in self.gpus.by_job
+        made = view.created
+        return made is not None and written_at is not None and made >= written_at.replace(microsecond=0)
 
-def _paid_by(view: JobView, pools: Mapping[str, PoolInfo], now: Time) -> tuple[dict[str, float], ...]:
+
+def _paid_by(view: JobView, pools: Mapping[str, PoolInfo], now: Time) -> _Parts:
     """(for GPUs by pool, for data by pool, both by team, the rate of GPUs by pool, that by team)."""
     status, by_team = view.status, {part.team: part.cost for part in view.status.team_costs}
     team = (view.spec.asked.entity if view.spec is not None else None) or ""

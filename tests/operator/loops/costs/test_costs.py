@@ -14,7 +14,7 @@ from ballast_operator.report.costs import costs
 from ballast_policies.contract import JOB_LABEL
 
 from tests.operator.loops.simulated.machines import node
-from tests.operator.loops.simulated.simulation import NAMESPACE, START, Simulation, throughput
+from tests.operator.loops.simulated.simulation import NAMESPACE, START, Simulation, at, throughput
 from tests.operator.loops.simulated.world import as_sent
 from tests.support.examples import first_daily
 
@@ -268,3 +268,46 @@ async def test_a_backup_that_comes_back_counts_each_gpu_second_once(seed: int):
     total = simulation.costs().to_dict()["total"]
     assert (total["jobs"], total["deleted_jobs"]) == pytest.approx((held, 0.0), abs=1e-6)
     assert total["bill"] - total["idle"] == pytest.approx(held, abs=1e-6)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_job_that_is_restored_does_not_pay_for_the_time_between(restarts: bool):
+    """A backup tool makes it anew, with the status of its first life; perhaps while no operator runs."""
+    simulation, held = cluster(), 0.0
+    simulation.add_job("one", totalSteps=10**6, entity="vision")
+
+    async def pass_time(ticks: int) -> None:
+        nonlocal held
+        for _ in range(ticks):
+            gpus = paid_nodes(simulation).total()
+            await simulation.tick(seconds=1.0)
+            held += gpus * PRICE / 3600
+
+    await pass_time(20)
+    backup = as_sent(simulation.world.get(JOB, NAMESPACE, "one"))
+    assert backup["status"]["allocation"]
+    simulation.change("one", suspend=True)
+    await pass_time(20)
+    simulation.world.drop(JOB, NAMESPACE, "one")
+    await pass_time(500)
+    earlier = held - await restored(simulation, backup)
+    if restarts:
+        simulation.start_operator()
+    await pass_time(40)
+    (job,) = simulation.costs().jobs
+    assert job.cost == pytest.approx(held - earlier, abs=1e-6)
+    assert simulation.status("one").restarts == {} and simulation.state("one") == "Running"
+    total = simulation.costs().to_dict()["total"]
+    assert total["bill"] - total["idle"] == pytest.approx(held, abs=1e-6)
+    (team,) = simulation.costs().teams
+    assert team.spent == pytest.approx(held, abs=1e-6)
+
+
+async def restored(simulation: Simulation, backup: dict) -> float:
+    """Make the job of a backup anew; returns what it had cost."""
+    for field in ("uid", "resourceVersion", "creationTimestamp"):
+        del backup["metadata"][field]
+    backup["metadata"]["creationTimestamp"] = at((simulation.now - START).total_seconds())
+    simulation.trainers["one"].epoch = simulation.trainers["one"].launch = 0  # its processes are new, too
+    simulation.world.put(JOB, backup)
+    return backup["status"].get("costSoFar", 0.0)
