@@ -259,7 +259,10 @@ def why_it_ends(context: ReconcileContext, end: End) -> str:
             (pod,) = pods
             if pod.lost_peer:
                 return f"{describe(pod)}; no other rank is to blame"
-            if pod.message is not None and pod.message.reason is ExitReason.STOPPED:
+            if pod.message is not None and pod.message.reason in (
+                ExitReason.STOPPED,
+                ExitReason.STOPPED_UNSAVED,
+            ):
                 # All ranks stop where one is told to: the one that was evicted says why.
                 pod = next((each for each in view.gang if each.reason in EVICTION_REASONS), pod)
                 return describe(pod) + _led(context, pod.name)

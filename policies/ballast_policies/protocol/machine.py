@@ -125,15 +125,21 @@ def _responsible(seen: Observed) -> list[Pod]:
 
 
 def _lost(seen: Observed, gang: list[Pod]) -> SeenFailure | None:
+    """A pod or node that was lost; where one rank is told to stop, all do, and that one is the cause."""
+
+    def failed(pod: Pod) -> SeenFailure:
+        return (Cause.POD_LOST if pod.node_ready else Cause.NODE_LOST), Why.POD_FAILED, (pod.name,)
+
     for pod in gang:
         if pod.leaving and pod.alive and not pod.leaves:
             return (Cause.POD_LOST if pod.node_ready else Cause.NODE_LOST), Why.POD_DELETED, (pod.name,)
-        if pod.phase is Phase.FAILED and pod.failure is not Failure.PEER_LOST:
-            return (Cause.POD_LOST if pod.node_ready else Cause.NODE_LOST), Why.POD_FAILED, (pod.name,)
+        if pod.phase is Phase.FAILED and pod.failure not in (Failure.PEER_LOST, Failure.STOPPED):
+            return failed(pod)
+    stopped = [pod for pod in gang if pod.failure is Failure.STOPPED]
     dead = tuple(pod.name for pod in gang if not pod.node_ready)
-    if dead and Deadline.QUIET in seen.over:
+    if dead and (stopped or Deadline.QUIET in seen.over):
         return Cause.NODE_LOST, Why.NODE_SILENT, dead
-    return None
+    return failed(stopped[0]) if stopped and not seen.settling else None
 
 
 def lost_in_place(seen: Observed, state: State) -> SeenFailure | None:

@@ -125,15 +125,30 @@ def test_a_launch_fails_by(view, want):
     assert cause(a_context(view)) == want
 
 
-def test_ranks_that_stop_with_one_that_is_evicted_are_told_in_the_kubelets_words():
-    """All save and stop where one is told to; the first alone was not told why."""
-    view = a_running_view()
-    for rank in range(4):
-        view = with_pod(view, rank, phase="Failed", exit_code=75, message=STOPPED)
-    why = {"reason": "Evicted", "detail": "The node was low on resource: memory."}
-    ending = take_step(a_context(with_pod(view, 3, disrupted=True, **why))).status.allocation.ending
-    assert ending.cause is Cause.POD_LOST
-    assert f"{PODS[3]} ended with exit code 75 (Evicted): {why['detail']}" in ending.message
+TO_STOP = {"phase": "Failed", "exit_code": 75, "message": STOPPED}
+LOW = {"reason": "Evicted", "detail": "The node was low on resource: memory."}
+
+
+@pytest.mark.parametrize(
+    ("last", "cause", "words"),
+    [
+        ({**TO_STOP, **LOW}, Cause.POD_LOST, f"ended with exit code 75 (Evicted): {LOW['detail']}"),
+        ({"phase": "Failed", **LOW}, Cause.POD_LOST, f"{PODS[3]} ended (Evicted): {LOW['detail']}"),
+        ({"leaving": True}, Cause.POD_LOST, f"pod {PODS[3]} is being deleted by someone else"),
+        ({"node_ready": False}, Cause.NODE_LOST, "is not ready"),
+        ({}, None, ""),
+        (TO_STOP, Cause.POD_LOST, f"pod {PODS[0]} ended with exit code 75"),
+    ],
+    ids=["evicted", "evicted unsaved", "deleted", "node dead", "not seen yet", "nobody else"],
+)
+@pytest.mark.parametrize("reason", [ExitReason.STOPPED, ExitReason.STOPPED_UNSAVED])
+def test_of_ranks_that_stop_together_the_one_that_was_told_to_is_the_cause(last, cause, words, reason):
+    """All save and stop where one is told to; the first alone was not told why, and may be seen first."""
+    view, said = a_running_view(), STOPPED.replace(reason=reason)
+    for rank in range(3):
+        view = with_pod(view, rank, **{**TO_STOP, "message": said})
+    ending = take_step(a_context(with_pod(view, 3, **last))).status.allocation.ending
+    assert (ending.cause, words in ending.message) == (cause, True) if cause else ending is None
 
 
 def test_an_end_is_described_by_pod_exit_code_reason_and_message():
