@@ -32,6 +32,7 @@ def job(uid: str, paid: float, *, gpus: int = 0, since: float = 0.0, entity: str
     allocation = types.SimpleNamespace(on_nodes_by_pool=(held,), price_part=1.0) if gpus else None
     return types.SimpleNamespace(
         uid=uid,
+        created=None,
         spec=a_spec(entity=entity),
         status=types.SimpleNamespace(
             pool_costs=(PoolCost(pool="p", cost=paid),),
