@@ -1,5 +1,8 @@
 """One-line causes of errors, in the words of the user's own code."""
 
+import errno
+import os
+import re
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +23,15 @@ OPTIMIZER_NOTE = "in a step of training.optimizer"
 _OF_DATA = "To fix: data.name and model.args that suit each other, e.g. a vocabulary that has every token"
 _OF_LAYER = "To fix: the code or the arguments of that layer, or of the one whose output it received"
 
+_SHORTAGES = {
+    os.strerror(errno.EMFILE): "open no more files and connections. To fix: a larger limit (ulimit -n)",
+    os.strerror(errno.ENOMEM): "get no more memory. To fix: more of it, or a larger limit (ulimit -v)",
+    # Of other calls it is part of a longer text.
+    rf"^(\[Errno \d+\] )?{os.strerror(errno.EAGAIN)}$|can't start new thread": "start no more threads or "
+    "processes. To fix: a larger limit of them (ulimit -u, or the container's), or more memory (ulimit -v)",
+}
+"""Errors of the system, which have no type of their own where torch raises them: of what there is no more."""
+
 _MAY_BE_THE_DATA = (IndexError, TypeError, RuntimeError)
 _TOLD = (LAYER_NOTE, EVALUATION_NOTE, GIVEN_NOTE, RECEIVED_NOTE, OPTIMIZER_NOTE)
 """Beginnings of the notes that users are told."""
@@ -28,7 +40,7 @@ _TOLD = (LAYER_NOTE, EVALUATION_NOTE, GIVEN_NOTE, RECEIVED_NOTE, OPTIMIZER_NOTE)
 def explains_itself(error: BaseException) -> bool:
     """True if the error's text is sufficient for the user; other errors need the traceback."""
     if not isinstance(error, TrainerError):
-        return False
+        return shortage(error) is not None and not notes_of(error)
     cause = error.__cause__ if error.shows_cause else None
     return cause is None or "To fix: " in str(cause)
 
@@ -41,10 +53,18 @@ def describe(error: BaseException) -> str:
     place = f" ({', '.join(notes)})" if notes else ""
     origin = f", from {_named(error.__cause__)}" if error.__cause__ is not None else ""
     text = f"{_named(error)}{place}{origin}"
+    if lacks := shortage(error):
+        return f"{text}. This rank can {lacks}"
     if any(note.startswith(GIVEN_NOTE) for note in notes):
         return f"{text}. {_OF_DATA}"
     in_layer = any(note.startswith(LAYER_NOTE) for note in notes) and not _of_memory(error)
     return f"{text}. {_OF_LAYER}" if in_layer else text
+
+
+def shortage(error: BaseException) -> str | None:
+    """What the system has no more of for this process, and what to change; None: it is another error."""
+    found = (said for pattern, said in _SHORTAGES.items() if re.search(pattern, str(error)))
+    return next(found, None) if isinstance(error, RuntimeError | OSError) else None
 
 
 def notes_of(error: BaseException) -> list[str]:

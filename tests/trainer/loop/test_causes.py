@@ -1,13 +1,16 @@
 """The cause of an end is what the user reads last: the layer's own error, not what was wrapped around it."""
 
+import errno
+import os
 import re
 
 import pytest
 import torch
+import torch.distributed as dist
 from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
 from ballast_trainer.causes import describe, explains_itself
 from ballast_trainer.distributed.process_group import peer_failures
-from ballast_trainer.errors import PeerLost, TrainerError
+from ballast_trainer.errors import PeerLost
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.pipeline.trial import TrialFailed, checked_loss
 from ballast_trainer.process_exit import end
@@ -20,6 +23,7 @@ pytestmark = pytest.mark.processes
 MODEL = """
 import os
 import torch
+import torch.distributed as dist
 from torch import nn
 from ballast_trainer.models.protocol import Model
 
@@ -170,12 +174,28 @@ def test_a_layers_own_time_out_is_no_lost_rank():
         raise error
 
 
-def test_a_limit_of_open_files_is_no_lost_rank():
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RuntimeError("gloo/transport/tcp/pair.cc: rv != -1. socket: Too many open files"), "ulimit -n"),
+        (RuntimeError("[enforce fail at gloo/transport/x.cc:78] Cannot allocate memory"), "no more memory"),
+        (dist.DistError("Resource temporarily unavailable"), "start no more threads"),
+        (RuntimeError("can't start new thread"), "start no more threads"),
+        (BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "start no more threads"),
+    ],
+)
+def test_a_limit_of_this_ranks_own_is_no_lost_rank(error, told):
     """Else the ranks would start again and again, each naming another as the cause."""
-    error = RuntimeError("gloo/transport/tcp/pair.cc: rv != -1. socket: Too many open files")
-    with pytest.raises(TrainerError, match=r"can open no more files .*ulimit -n") as caught, peer_failures():
+    with pytest.raises(type(error)) as caught, peer_failures():
         raise error
-    assert not isinstance(caught.value, PeerLost)
+    assert told in describe(caught.value) and "To fix" in describe(caught.value)
+    assert explains_itself(caught.value)
+
+
+def test_a_call_that_a_peer_has_not_answered_is_no_limit_of_this_rank():
+    """NCCL passes on what the system said of the connection."""
+    with pytest.raises(PeerLost), peer_failures():
+        raise RuntimeError("NCCL error: call to connect failed: Resource temporarily unavailable")
 
 
 def test_the_name_of_a_file_in_another_encoding_is_told(tmp_path):

@@ -7,7 +7,6 @@ ranks that leave or join never touch the others' connections.  The store lives o
 import contextlib
 import dataclasses
 import datetime
-import errno
 import json
 import os
 import re
@@ -23,14 +22,14 @@ import torch
 import torch.distributed as dist
 from ballast_policies.contract import Plan
 
-from ballast_trainer.causes import notes_of
+from ballast_trainer.causes import notes_of, shortage
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.connections import CONNECTIONS
 from ballast_trainer.distributed.heartbeat import record_collectives
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.distributed.survivors import undecided
-from ballast_trainer.errors import PeerLost, Stopped, TrainerError
+from ballast_trainer.errors import PeerLost, Stopped
 
 _STORE_POLL_SECONDS = 0.05
 _PATIENCE = datetime.timedelta(days=7)
@@ -58,24 +57,21 @@ _FAILURES_IN_LAYERS = ("gloo/transport", "Application timeout caused pair closur
 
 @contextlib.contextmanager
 def peer_failures() -> Iterator[None]:
-    """Turn torch's communication errors into :class:`PeerLost`. Raises TrainerError: too many open files."""
+    """Turn torch's communication errors into :class:`PeerLost`, but for those of this rank's own limits."""
     try:
         yield
     except (RuntimeError, ConnectionError) as error:
         CONNECTIONS.stay_if_left_behind()
-        text = str(error)
-        if os.strerror(errno.EMFILE) in text:
-            raise TrainerError(
-                f"this rank can open no more files and connections: {_said(text)}. "
-                "To fix: a larger limit of open files (ulimit -n)"
-            ) from error
         if is_peer_failure(error):
-            raise PeerLost(f"another rank is gone: {_said(text)}. Its own output has the reason") from error
+            said = _said(str(error))
+            raise PeerLost(f"another rank is gone: {said}. Its own output has the reason") from error
         raise
 
 
 def is_peer_failure(error: BaseException) -> bool:
     """True if an error tells that another rank is gone."""
+    if shortage(error):
+        return False
     notes = notes_of(error)
     words = _FAILURES_IN_LAYERS if notes else _PEER_FAILURES
     of_torch = isinstance(error, dist.DistError) or (isinstance(error, ConnectionError) and not notes)
