@@ -6,9 +6,11 @@ import pytest
 
 from tests.support.changes import SHORT, change
 from tests.support.examples import first_daily
+from tests.support.gang import assert_same_curve
 from tests.support.held_data import EVALUATED, Gates
 from tests.support.plans import local_plan
 from tests.support.replans import grow, stages_at
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.processes
 
@@ -69,6 +71,31 @@ def test_ranks_that_join_keep_the_curve(pods, small_config, same_curve, tmp_path
         listed = json.loads((checkpoint / "manifest.json").read_text())["files"]
         assert {f"__{rank}_0.distcp" for rank in range(3)} <= set(listed)
         assert all((checkpoint / name).exists() for name in listed)
+
+
+def test_ranks_join_in_the_evaluation_that_a_launch_begins_with(
+    gang, pods, small_config, single_process_losses, tmp_path
+):
+    """And do with the others what is due after the step: here a rebalance, whose figures all gather."""
+    fields = {
+        "rebalance": {"enabled": True, "everySteps": 2},
+        "checkpoint": {"path": str(tmp_path / "saved")},
+    }
+    config = small_config(totalSteps=8, dynamics=TENSOR["dynamics"], **fields)
+    first = gang({**config, "totalSteps": 4}, ranks=2)
+    assert set(first.exit_codes().values()) == {0}, first.errors()
+    gates = Gates(tmp_path / "gates", 1)
+    data = gates.hold(config)["data"]
+    evaluated = {"evaluation": {"everySteps": 4, "batches": 2, "data": data}}
+    folder, names = tmp_path / "channel", ["job-1-0", "job-1-1", "job-1-2"]
+    pods.start_job(folder, config | evaluated, local_plan(names[:2], network=16))
+    eventually(gates.waiting, "the second batch of the evaluation", pods.errors)
+    grow(pods, folder, local_plan(names, epoch=2, network=16))
+    gates.open()
+    assert set(pods.exit_codes().values()) == {0}, pods.errors()
+    reference = single_process_losses(config)
+    assert_same_curve(pods.losses(names[0]), {step: reference[step] for step in range(5, 9)})
+    assert [event["step"] for event in pods.events("grow", names[0])] == [4]
 
 
 STEPS = {"startStep": 1, "endStep": 10, "everySteps": 2}

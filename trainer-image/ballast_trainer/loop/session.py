@@ -79,7 +79,7 @@ class Session:
                 outcome = self._between_steps(None)
             elif not self._end.reached:
                 # A stop may have come before the evaluation of the step that was saved.
-                outcome = self._evaluate_if_due()
+                outcome = self._between_steps(None, launched=True)
             outcome = outcome or self._loop()
             self._profiler.close(self._run.step)
             if self._heartbeat is not None:
@@ -134,23 +134,30 @@ class Session:
                 return outcome
         return self._finish()
 
-    def _between_steps(self, agreed: Agreed | None) -> SessionOutcome | None:
-        """Do what is due after a step, alike on every rank. Returns the outcome where this rank ends."""
-        model, config, step = self._model, self._model.config, self._run.step
+    def _between_steps(self, agreed: Agreed | None, *, launched: bool = False) -> SessionOutcome | None:
+        """Do what is due after a step, alike on every rank. Returns the outcome where this rank ends.
+
+        ``launched``: from the state after that step, and only an evaluation is due, unless ranks join in it.
+        """
+        config, step = self._model.config, self._run.step
         if step >= config.total_steps:
             return None
-        ranks = model.world.size
+        epoch = self._run.plan.epoch
         outcome = self._evaluate_if_due()
-        if outcome is not None or self._end.early is not None:
+        same_plan = self._run.plan.epoch == epoch
+        if outcome is not None or self._end.early is not None or (launched and same_plan):
             return outcome
-        told = agreed if model.world.size == ranks else None
+        told = agreed if same_plan else None
         if told is not None and told.written and self._saver.settle() and self._end.agree():
             return None
         check_rebalance = told is not None and told.check_rebalance
         every = config.rebalance.every_steps
         if every is None and is_asynchronous(config.pipeline.schedule):
             every = REBALANCE_EVERY
-        if told is not None:
+        if told is None:
+            # Ranks that have just joined know of no earlier plan's.
+            self._candidates.begin()
+        else:
             self._candidates.step_done()
         if not self._candidates.under_way:
             if config.rebalance.enabled and (check_rebalance or (every is not None and step % every == 0)):
