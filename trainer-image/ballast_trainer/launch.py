@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from ballast_policies.contract import RENEW_ENV, RENEW_SECONDS, Plan
 from ballast_policies.contract.decode import Unknown
 from ballast_policies.contract.job.job import JobConfig
@@ -206,14 +207,16 @@ class _Process:
         check_precision(job.config.training.precision, self._device)
         self._in_place = self._going_on()
         self._heartbeat: RankHeartbeat | None = None
-        if launch.store is not None and launch.lost is not None:
+        if launch.lost is not None:
             self._heartbeat = RankHeartbeat(
-                launch.store,
+                # One rank alone tells its user what it is busy with for long.
+                launch.store or dist.HashStore(),
                 process=launch.process,
                 limits=HangLimits(
                     hang_seconds=seconds_from(os.environ, HANG_SECONDS_ENV) or HANG_SECONDS,
                     busy_seconds=Limit.seconds_of(job.config),
                     kills=launch.restarts is None,
+                    torch_raises=self._device.type != "cuda",
                 ),
                 lost=launch.lost,
                 survivors=None if self._in_place is None else self._in_place.survivors,

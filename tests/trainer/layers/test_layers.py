@@ -1,5 +1,6 @@
 """Layers: the same weights and dropout wherever they are; frozen ones cost no backward."""
 
+import itertools
 import math
 import random
 
@@ -293,15 +294,21 @@ def test_a_rank_that_stops_counting_is_hung(monkeypatch, capfd, tmp_path):
     alive.close()
 
 
-@pytest.mark.parametrize("patient", [False, True])
-def test_ranks_that_wait_for_data_wait_as_long_as_they_live(monkeypatch, patient):
-    """Those that wait for other work end by its limit, where that is not the longest.
+@pytest.mark.parametrize(
+    ("patient", "limits"),
+    [
+        (False, HangLimits(1000, {Limit.ANY: 5, Limit.COMPILE: 100})),
+        (True, HangLimits(1000, {Limit.ANY: 5, Limit.COMPILE: 100})),
+        (False, HangLimits(1000, {Limit.ANY: 5}, torch_raises=False)),
+    ],
+)
+def test_ranks_that_wait_for_data_wait_as_long_as_they_live(monkeypatch, patient, limits):
+    """Those that wait for other work end by its limit, where that is not the longest, or torch would abort.
 
     A rank of a release that tells its work otherwise is watched, too.
     """
     monkeypatch.setattr("ballast_trainer.distributed.heartbeat.BEAT_SECONDS", 0.01)
     store, found = FakeStore(), []
-    limits = HangLimits(1000, {Limit.ANY: 5, Limit.COMPILE: 100})
 
     def beats():
         return int(store.get("heartbeat/watcher", b"0").split()[0])
@@ -317,6 +324,23 @@ def test_ranks_that_wait_for_data_wait_as_long_as_they_live(monkeypatch, patient
     assert [text.startswith("busy is busy with the batch of step 1") for text in found] == [True] * (
         not patient
     )
+
+
+def test_a_rank_alone_shows_where_it_has_been_for_too_long(monkeypatch, capfd, caplog):
+    """Nobody else could tell its user, and it works on."""
+    monkeypatch.setattr("ballast_trainer.distributed.heartbeat.BEAT_SECONDS", 0.01)
+    store, found = dist.HashStore(), []
+    beats = itertools.count()
+    limits = HangLimits(1000, {Limit.ANY: 50})
+    alone = RankHeartbeat(store, process="alone", limits=limits, lost=found.append, clock=lambda: next(beats))
+    alone.watch(["alone"])
+    shown = []
+    with ACTIVITY.doing("the batch of step 3"):
+        eventually(lambda: shown.append(capfd.readouterr().err) or "Thread" in "".join(shown), "its stacks")
+    alone.close()
+    assert "in test_a_rank_alone_shows_where_it_has_been_for_too_long" in "".join(shown)
+    assert "alone is busy with the batch of step 3 for" in caplog.text
+    assert "others" not in caplog.text and not found
 
 
 @pytest.mark.parametrize("recompute", [False, True])

@@ -7,9 +7,9 @@ that rank inside torch and cannot be interrupted there, so the watcher ends the 
 goes on in place, its connections.
 
 With its count a rank tells what it is busy with, and for how long: ranks that have waited too long name it.
-A group's waits end by the longest of the job's limits; where the work has a shorter one, those that wait for
-it end here.  Ranks then leave their stacks, as where one hangs, and on NCCL what its flight recorder has of
-the last collectives.
+A group's waits end by the longest of the job's limits, by an error on gloo; where the work has a shorter one,
+or torch would end the process as on NCCL, those that wait for it end here.  Ranks then leave their stacks, as
+where one hangs, and on NCCL what its flight recorder has of the last collectives.
 """
 
 import contextlib
@@ -64,11 +64,13 @@ class HangLimits:
         hang_seconds: a rank whose counter has not grown for this long is hung.
         busy_seconds: for one that is busy, by the limit of its work; where it has none, that of any.
         kills: whether a process that hangs is killed for those that wait, in place of telling them.
+        torch_raises: whether a wait inside torch ends by an error after the longest of ``busy_seconds``.
     """
 
     hang_seconds: float
     busy_seconds: Mapping[Limit, float]
     kills: bool = True
+    torch_raises: bool = True
 
     @property
     def longest(self) -> Limit:
@@ -81,8 +83,9 @@ class HangLimits:
 
     def overdue(self, busy: Iterable["_Busy"]) -> list["_Busy"]:
         """The works that take longer than their limit, where torch would wait on."""
-        limits, most = self.busy_seconds, self.busy_seconds[self.longest]
-        return [one for one in busy if one.seconds > limits[one.limit] < most]
+        limits = self.busy_seconds
+        ends_here = {of for of in limits if not self.torch_raises or limits[of] < limits[self.longest]}
+        return [one for one in busy if one.limit in ends_here and one.seconds > limits[one.limit]]
 
     def exceeded(self, busy: Sequence["_Busy"]) -> str:
         """Message where these were waited for too long: who is busy, and the field that sets the limit."""
@@ -215,7 +218,7 @@ class RankHeartbeat:
                 return
 
     def _own_work(self) -> str:
-        """Limit, seconds and words of this rank's work, as text; warns where it takes long."""
+        """Limit, seconds and words of this rank's work, as text; tells the user where it takes long."""
         doing, now = ACTIVITY.now, self._clock()
         if doing is not self._doing:
             self._doing, self._doing_since, self._told = doing, now, False
@@ -227,7 +230,10 @@ class RankHeartbeat:
         most = self._limits.busy_seconds[limit]
         if not self._told and own.seconds > _TELLS_AFTER * most:
             self._told = True
-            logger.warning("%s; the others may wait for it (%s: %g)", own.said, limit, most)
+            others = "; the others may wait for it" if self._seen else ""
+            logger.warning("%s%s (%s: %g)", own.said, others, limit, most)
+        if own.seconds > most:
+            self._show_stacks()
         return f"{limit} {own.seconds:.1f} {own.words}"
 
     def _busy(self) -> list[_Busy]:
