@@ -17,7 +17,7 @@ from ballast_policies.contract import Report
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.planning.memory.need import MemoryNeed
 from ballast_policies.planning.partition import Partition
-from ballast_policies.rounds.gangs import SpreadGang
+from ballast_policies.rounds.gangs import SpreadGang, speeds_where_it_is
 from ballast_policies.rounds.values import Placement
 from ballast_policies.scheduling.gang_spec import GangSpec, JobKey, digest, job_id
 from ballast_policies.scheduling.gang_speeds import (
@@ -25,11 +25,8 @@ from ballast_policies.scheduling.gang_speeds import (
     GangRequest,
     SizeSpeeds,
     as_prior,
-    between,
-    nearest,
     reconcile_with_spec,
     resized,
-    speed_ratio,
     stated,
 )
 from ballast_policies.scheduling.refusals import each_job
@@ -418,30 +415,21 @@ class Measurements:
     def from_where_it_is(
         self, job: GangRequest, at: Placement, by_size: Mapping[str, Mapping[int, float]], free: int
     ) -> dict[str, Mapping[int, float]]:
-        """The speeds of a running elastic gang, if it shrinks and grows from ``at``, in one pool.
+        """The speeds of a running elastic gang in one pool, there as of :func:`.speeds_where_it_is`.
 
-        It shrinks to the nodes of its first ranks, and grows on its own nodes if these have ``free`` GPUs
-        enough, else on more. ``by_size``: GPU type -> GPUs -> steps/s on as few nodes as possible.
+        ``by_size``: GPU type -> GPUs -> steps/s on as few nodes as possible; ``free``: GPUs of its own nodes.
         """
-        found, gpu_type = dict(by_size), at.gpu_type
+        gpu_type, held = at.gpu_type, len(at.nodes)
         if gpu_type not in by_size:
-            return found
-        own, held = len(set(at.nodes)), len(at.nodes)
-        here, losses, spread = dict(by_size[gpu_type]), dict[int, float](), []
-        for size, rate in here.items():
-            fewest = job.fewest_nodes(gpu_type, size)
-            nodes = len(set(at.nodes[:size])) if size < held else own + (size > held + free)
-            if fewest is not None and nodes > fewest and rate > 0:
-                spread.append(size)
-                known = self.speed_on(job, gpu_type, size, nodes, rate)
-                if known != rate:
-                    losses[size] = known / rate
-        for size in spread:
-            # What another size loses on more nodes is the best guess for one that has not run there.
-            if losses:
-                here[size] *= losses[min(losses, key=lambda other: (abs(other - size), other))]
-        found[gpu_type] = here
-        return found
+            return dict(by_size)
+        here = speeds_where_it_is(
+            at,
+            by_size[gpu_type],
+            held + free,
+            lambda size: job.fewest_nodes(gpu_type, size),
+            lambda size, nodes, rate: self.speed_on(job, gpu_type, size, nodes, rate),
+        )
+        return {**by_size, gpu_type: here}
 
     def _layers_of(self, job: GangRequest) -> tuple[float, ...]:
         """Each layer's part of the step, as jobs of the kind have measured it last; empty: none has."""
@@ -462,14 +450,9 @@ class Measurements:
         for gpu_type, known in base.items():
             if known.steps_per_second <= 0:
                 continue
-            reported = {size: e.steps_per_second for (t, size), e in own.items() if t == gpu_type}
-            here: dict[int, float] = {}
-            for size in sizes:
-                rate = between(reported, size)
-                if rate is None:
-                    start = nearest(reported, size) if reported else job.stages
-                    ratio = speed_ratio(job.spec, kind, gpu_type, start, size, layers)
-                    rate = reported.get(start, known.steps_per_second) * ratio
-                here[size] = rate
-            found[gpu_type] = {size: rate for size, rate in here.items() if rate > 0}
+            reports = {at: speed for at, speed in own.items() if at[0] == gpu_type}
+            speeds = reports or {(gpu_type, job.stages): known}
+            here = {size: resized(speeds, gpu_type, size, job.spec, layers, kind) for size in sizes}
+            rates = {size: 0.0 if speed is None else speed.steps_per_second for size, speed in here.items()}
+            found[gpu_type] = {size: rate for size, rate in rates.items() if rate > 0}
         return {gpu_type: here for gpu_type, here in found.items() if here}
