@@ -13,7 +13,7 @@ import sys
 import time
 
 import numpy as np
-from ballast_policies.rounds.claims import Claims, select
+from ballast_lab.arrays.by_shares import Claims, select
 
 GAVEL_SECONDS = 20.0
 CLUSTER = "v100=8,p100=16,k80=24"

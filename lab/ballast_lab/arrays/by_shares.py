@@ -8,13 +8,57 @@ import dataclasses
 import random
 
 import numpy as np
-from ballast_policies.rounds.claims import SHARE_EPSILON, Claims, by_urgency, priorities, select
+from ballast_policies.rounds.claims import SHARE_EPSILON, by_urgency, priorities
 from ballast_policies.rounds.memory import forgetting
 from ballast_policies.simulator.ledger import Ledger
 
 from ballast_lab.arrays.rules import ArraySettings
 from ballast_lab.arrays.share_accounts import ShareAccounts, positions
 from ballast_lab.arrays.solving import Shares
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Claims:
+    """Parallel arrays of integers, the most urgent claim of a job, or of a pair on shared GPUs, first.
+
+    Attributes:
+        partner: row of the job that shares its GPUs, or -1.
+    """
+
+    job: np.ndarray
+    partner: np.ndarray
+    column: np.ndarray
+    gpus: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.job)
+
+
+def select(claims: Claims, room: np.ndarray) -> np.ndarray:
+    """Positions of the granted claims, in their order; O(claims).
+
+    ``room``: GPUs of each column; it is not changed.
+    """
+    left = room.tolist()
+    taken: set[int] = set()
+    granted = []
+    rows = zip(
+        claims.job.tolist(),
+        claims.partner.tolist(),
+        claims.column.tolist(),
+        claims.gpus.tolist(),
+        strict=True,
+    )
+    for position, (job, partner, column, gpus) in enumerate(rows):
+        if gpus > left[column] or job in taken or partner in taken:
+            continue
+        granted.append(position)
+        taken.add(job)
+        if partner >= 0:
+            taken.add(partner)
+        left[column] -= gpus
+    return np.array(granted, dtype=np.int64)
+
 
 GAVEL_TYPE_ORDER = ("v100", "p100", "k80")
 SHUFFLER_STREAM = 5

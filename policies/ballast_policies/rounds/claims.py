@@ -7,9 +7,8 @@ constant shares this orders as X / f does. Half a round r is added so that a job
 finite priority, in the order of its share. Above 1 a job is behind, below 1 ahead. Where X is 0 the priority
 is 0: such a job runs only where GPUs would idle.
 
-A claim is a job (or a pair of jobs that share GPUs) on a column: a GPU type, or a pool of one. Claims come in
-order of urgency; each is granted if its column still has room for its whole gang and none of its jobs has
-been granted another (algorithm 2, on arrays: 30,000 claims take 5 ms).
+A claim is a job on a column: a pool. Claims come in order of urgency; each is granted if its column still has
+room for its whole gang and its job has not been granted another (algorithm 2).
 
 A gang that no pool holds, or that runs in several, has one claim on all columns together. It keeps its nodes
 where more urgent ones leave them; else it is granted its fastest mix of what they leave, with its least size:
@@ -72,14 +71,9 @@ def by_urgency(priority: np.ndarray, *ties: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Claims:
-    """Parallel arrays of integers, the most urgent claim first.
-
-    Attributes:
-        partner: index of the job that shares its GPUs, or -1.
-    """
+    """Parallel arrays of integers, the most urgent claim first."""
 
     job: np.ndarray
-    partner: np.ndarray
     column: np.ndarray
     gpus: np.ndarray
 
@@ -91,36 +85,9 @@ class Claims:
         """The claims at ``positions`` (indices or a mask), in their order."""
         return Claims(
             job=self.job[positions],
-            partner=self.partner[positions],
             column=self.column[positions],
             gpus=self.gpus[positions],
         )
-
-
-def select(claims: Claims, room: np.ndarray) -> np.ndarray:
-    """Positions of the granted claims, in their order; O(claims).
-
-    ``room``: GPUs of each column; it is not changed.
-    """
-    left = room.tolist()
-    taken: set[int] = set()
-    granted = []
-    rows = zip(
-        claims.job.tolist(),
-        claims.partner.tolist(),
-        claims.column.tolist(),
-        claims.gpus.tolist(),
-        strict=True,
-    )
-    for position, (job, partner, column, gpus) in enumerate(rows):
-        if gpus > left[column] or job in taken or partner in taken:
-            continue
-        granted.append(position)
-        taken.add(job)
-        if partner >= 0:
-            taken.add(partner)
-        left[column] -= gpus
-    return np.array(granted, dtype=np.int64)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,14 +97,12 @@ class Pools:
     Attributes:
         gpu_types: GPU type of each pool.
         columns: column of the allocation for each pool: its GPU type, unless that has several.
-        capacity: (P,) GPUs of each pool.
         largest_node: GPUs of each pool's largest node.
     """
 
     names: tuple[str, ...]
     gpu_types: tuple[str, ...]
     columns: tuple[str, ...]
-    capacity: np.ndarray
     largest_node: tuple[int, ...]
 
     @classmethod
@@ -151,7 +116,6 @@ class Pools:
             names=names,
             gpu_types=tuple(members[name][0].gpu_type for name in names),
             columns=tuple(columns.get(name, members[name][0].gpu_type) for name in names),
-            capacity=np.array([sum(n.gpus for n in members[name]) for name in names], dtype=np.int64),
             largest_node=tuple(max(n.gpus for n in members[name]) for name in names),
         )
 
@@ -225,7 +189,6 @@ def ordered_claims(question: Question, pools: Pools, valid: Mapping[str, Placeme
     order = by_urgency(priority, -share_, total_, -speed, index_, -stays, spread, column_)
     claims = Claims(
         job=index_.astype(np.int64),
-        partner=np.full(len(table), -1, dtype=np.int64),
         column=column_.astype(np.int64),
         gpus=gpus.astype(np.int64),
     )
@@ -263,9 +226,11 @@ class Groups:
         per_pod: job index -> GPUs of each of its pods.
         order: all groups, those that fewest jobs may use first: they are of least use to the others.
         mixed: job index -> gang with its least size, of those that may claim several pools.
+        apart: some nodes are barred to some job, or claims are on several pools; else a pool is one group.
     """
 
     pools: Pools
+    apart: bool
     room: Sequence[Mapping[str, int]]
     spare: Sequence[Mapping[str, int]]
     provisionable: Sequence[Mapping[str, int]]
@@ -283,34 +248,34 @@ class Groups:
         pools: Pools,
         valid: Mapping[str, Placement],
         held: Mapping[str, Placement],
-    ) -> Self | None:
-        """The groups; None where pools are enough: every job tolerates every node, and claims single pools.
+    ) -> Self:
+        """The groups.
 
         ``valid``: of running jobs that could continue where they are; ``held``: running job -> all of it.
         """
         jobs, nodes, seconds = question.jobs, question.nodes, question.second_jobs
-        present = {node.group for node in nodes if node.gpus > 0}
+        there = {node.group for node in nodes if node.gpus > 0}
         closed = frozenset(node.group for node in nodes if node.gpus > 0 and node.closed)
         barred = {
             index: texts
             for index, job in enumerate(jobs)
-            if (texts := (question.asks_of(job.name).barred & present) | closed)
+            if (texts := (question.asks_of(job.name).barred & there) | closed)
         }
-        if not barred and not question.mixed and not any(at.parts for at in valid.values()):
-            return None
+        apart = bool(barred or question.mixed) or any(at.parts for at in valid.values())
+        group = {node.name: node.group if apart else "" for node in nodes}
+        present = {group[node.name] for node in nodes if node.gpus > 0}
         column = {name: at for at, name in enumerate(pools.names)}
         room: list[Counter[str]] = [Counter() for _ in pools.names]
         provisionable: list[Counter[str]] = [Counter() for _ in pools.names]
-        group = {node.name: node.group for node in nodes}
         for node in nodes:
-            room[column[node.pool]][node.group] += node.gpus
+            room[column[node.pool]][group[node.name]] += node.gpus
             if node.provisionable:
-                provisionable[column[node.pool]][node.group] += node.gpus
+                provisionable[column[node.pool]][group[node.name]] += node.gpus
         spare, nodes_left = [Counter[str]() for _ in pools.names], Ledger(nodes)
         for at in held.values():
             nodes_left.take(at.nodes)
         for node in nodes:
-            spare[column[node.pool]][node.group] += max(0, nodes_left.left[node.name])
+            spare[column[node.pool]][group[node.name]] += max(0, nodes_left.left[node.name])
         parts = {
             index: [
                 (column[pool], Counter(group[name] for name in names))
@@ -322,6 +287,7 @@ class Groups:
         refusals = Counter(text for texts in barred.values() for text in texts)
         return cls(
             pools=pools,
+            apart=apart,
             room=room,
             spare=spare,
             provisionable=provisionable,
@@ -344,10 +310,10 @@ class Groups:
     def select(
         self, claims: Claims, pinned: Iterable[int], shut: Mapping[int, frozenset[int]] | None = None
     ) -> tuple[np.ndarray, dict[int, Parts]]:
-        """Selection as of :func:`select`, by groups; also the parts of each job that starts or moves.
+        """Positions of the granted claims, in their order; also the parts of each job that starts or moves.
 
         Args:
-            claims: the most urgent first; without pairs.
+            claims: the most urgent first.
             pinned: jobs, by index, that keep their nodes before any claim is granted.
             shut: job with a claim on several pools -> pools in which it may not be started.
         """

@@ -11,7 +11,7 @@
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -22,10 +22,8 @@ from ballast_policies.rounds.claims import (
     Claims,
     Groups,
     OrderedClaims,
-    Parts,
     Pools,
     ordered_claims,
-    select,
 )
 from ballast_policies.rounds.divisions import waits_for
 from ballast_policies.rounds.draft import Draft, Explained, Reason, explain_placement
@@ -124,45 +122,29 @@ class _Claimed:
     valid: Mapping[str, Placement]
     first: Mapping[str, str]
     here: Mapping[str, Placement]
-    groups: Groups | None
+    groups: Groups
     ordered: OrderedClaims
-
-    def select(
-        self, claims: Claims, pinned: Collection[int], shut: Mapping[int, frozenset[int]] | None = None
-    ) -> tuple[np.ndarray, dict[int, Parts]]:
-        """(positions of the granted claims, job -> its parts where it starts or moves and that matters).
-
-        ``pinned``: jobs that keep their nodes whatever is claimed; ``shut``: as of ``Groups.select``.
-        """
-        if self.groups is not None:
-            return self.groups.select(claims, pinned, shut)
-        room = self.pools.capacity.copy()
-        for job in pinned:
-            name = self.names[job]
-            room[self.pools.names.index(self.valid[name].pool)] -= self.jobs[name].gpus
-        return select(claims, room), {}
 
 
 def _grant(
     claimed: _Claimed, pinned: Mapping[str, str], *, keep: bool
 ) -> tuple[dict[str, Placement], dict[str, str]]:
     """(job -> where it runs, pool -> job for which its free GPUs are kept)."""
-    pools, valid, names = claimed.pools, claimed.valid, claimed.names
+    pools, groups, valid, names = claimed.pools, claimed.groups, claimed.valid, claimed.names
     index, holding = {name: m for m, name in enumerate(names)}, sorted(pinned.keys() & valid.keys())
     keeping = [index[job] for job in holding]
     claims, position = claimed.ordered.claims, np.arange(len(claimed.ordered.claims))
     open_ = ~np.isin(claims.job, [index[job] for job in pinned])
-    chosen, splits = claimed.select(claims.take(open_), keeping)
+    chosen, splits = groups.select(claims.take(open_), keeping)
     granted = position[open_][chosen]
-    held = claimed.groups.held if claimed.groups is not None else {}
     kept_for, shut = {}, dict[int, frozenset[int]]()
     if pinned and keep:
-        unhindered, there = claimed.select(claims, ())
+        unhindered, there = groups.select(claims, ())
         closed = reserved_columns(
             claims,
             np.flatnonzero(~open_ | np.isin(position, granted)),
             unhindered,
-            {job: [column for column, _ in parts] for job, parts in {**held, **there}.items()},
+            {job: [column for column, _ in parts] for job, parts in {**groups.held, **there}.items()},
         )
         ahead = position < np.array([closed.get(column, len(claims)) for column in claims.column.tolist()])
         shut = {
@@ -170,18 +152,19 @@ def _grant(
             for at in np.flatnonzero(claims.column == SEVERAL).tolist()
         }
         open_ &= claimed.ordered.stays | ahead
-        chosen, splits = claimed.select(claims.take(open_), keeping, shut)
+        chosen, splits = groups.select(claims.take(open_), keeping, shut)
         granted = position[open_][chosen]
         kept_for = {pools.names[column]: names[claims.job[at]] for column, at in closed.items()}
     wanted = [(job, valid[job].pool, len(valid[job].nodes)) for job in holding]
     for k in granted.tolist():
         job, column, gpus = int(claims.job[k]), int(claims.column[k]), int(claims.gpus[k])
         if column == SEVERAL:
-            parts = splits.get(job) or held[job]
+            parts = splits.get(job) or groups.held[job]
             column, gpus = parts[0][0], sum(sum(split.values()) for _, split in parts)
         wanted.append((names[job], pools.names[column], gpus))
     by_name = {
-        names[job]: [(pools.names[column], split) for column, split in parts] for job, parts in splits.items()
+        names[job]: [(pools.names[column], split) for column, split in parts]
+        for job, parts in (splits.items() if groups.apart else ())
     }
     question, ledger = claimed.question, Ledger(claimed.question.nodes)
     placements = assign_nodes(wanted, ledger, claimed.here, by_name, question)

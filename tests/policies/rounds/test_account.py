@@ -1,13 +1,11 @@
-"""What is owed to jobs, kept while shares change, and claims that are granted in order of urgency."""
+"""What is owed to jobs, kept while shares change, and the order of claims by urgency."""
 
 from collections import Counter
 
 import numpy as np
 import pytest
-from ballast_policies.rounds.claims import Claims, by_urgency, priorities, select
+from ballast_policies.rounds.claims import by_urgency, priorities
 from ballast_policies.rounds.memory import HALF_LIFE_ROUNDS, Account, advance
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.policies.rounds.played import job, node, play
 
@@ -59,48 +57,6 @@ def test_a_job_that_is_gone_has_its_account_closed():
     account = Account(promised={"a": {"v100": 800.0}}, received={"a": {"v100": 400.0}})
     after = advance(account, shares={"b": {"v100": 1.0}}, running={}, seconds=1.0, round_seconds=ROUND)
     assert set(after.promised) == set(after.received) == {"b"}
-
-
-@st.composite
-def questions(draw):
-    jobs, columns = draw(st.integers(1, 40)), draw(st.integers(1, 4))
-    gpus = draw(st.lists(st.sampled_from([1, 1, 2, 4, 8]), min_size=jobs, max_size=jobs))
-    pairs = draw(st.permutations([(m, j) for m in range(jobs) for j in range(columns)]))
-    pairs = pairs[: draw(st.integers(1, len(pairs)))]
-    job = np.array([m for m, _ in pairs])
-    claims = Claims(
-        job=job,
-        partner=np.full(len(pairs), -1),
-        column=np.array([j for _, j in pairs]),
-        gpus=np.array(gpus)[job],
-    )
-    return claims, np.array(draw(st.lists(st.integers(0, 20), min_size=columns, max_size=columns)))
-
-
-@given(question=questions())
-def test_a_refused_job_would_not_have_fitted_in_its_turn(question):
-    """Algorithm 2: no claim is passed over for a less urgent one that takes its place."""
-    claims, room = question
-    granted = set(select(claims, room).tolist())
-    left, taken = room.copy(), set()
-    for k in range(len(claims)):
-        job, column, gpus = int(claims.job[k]), claims.column[k], claims.gpus[k]
-        fits = gpus <= left[column] and job not in taken
-        assert (k in granted) == fits
-        if fits:
-            left[column] -= gpus
-            taken.add(job)
-
-
-def test_a_pair_is_granted_only_if_both_of_its_jobs_are_free():
-    """Two jobs that share GPUs count once, and neither runs elsewhere."""
-    claims = Claims(
-        job=np.array([0, 1, 1, 2]),
-        partner=np.array([1, 2, -1, -1]),
-        column=np.array([0, 0, 0, 0]),
-        gpus=np.array([2, 2, 2, 2]),
-    )
-    assert select(claims, np.array([8])).tolist() == [0, 3]
 
 
 def test_priority_is_share_over_received_fraction():
