@@ -274,36 +274,33 @@ class Allocator:
         findings = self._observer.findings
         if findings.judge(policy.spec.node_health, started):
             jobs = self._observer.jobs()
-        prices = await self._feeds.read(policy, item.get("status"), started)
+        status = item.get("status")
+        prices = await self._feeds.read(policy, status, started)
         ends = [avoided.until.timestamp() for avoided in findings.avoided_by_all.values()]
         self._next_read = min((at for at in (self._feeds.next_at, *ends) if at is not None), default=None)
         policy = with_prices(policy, known_prices(prices))
-        seen = findings.take_reports()
+        reports = findings.take_reports()
         nodes, pods = self._observer.nodes(), self._observer.caches[POD].of_no_job()
         clock.lap("read")
         faults: dict[Key, Exception] = {}
         jobs = await asyncio.to_thread(in_todays_pools, jobs, policy, nodes, faults)
         newest = self._observer.decided
-        pools = pool_infos(policy.spec.node_pools, newest.pools, item.get("status"), at=started)
+        pools = pool_infos(policy.spec.node_pools, newest.pools, status, at=started)
         self._observer.decided = dataclasses.replace(newest, pools=pools)  # prices count at once
-        spent = await asyncio.to_thread(
-            self.decider.look, policy, jobs, seen=seen, started=started, item=item, pools=pools
-        )
         observed = Observed(
             now=started,
             nodes=nodes,
             pods=pods,
             jobs=jobs,
-            spent=spent,
+            status=status,
             regions={name: info.region for name, info in pools.items()},
             avoided=findings.avoided_by_all,
             stuck=stuck_pods(self._observer.caches[POD], pods_of_gangs(jobs), started),
         )
+        await asyncio.to_thread(self.decider.look, policy, observed, reports, pools)
 
         async def attempt(left_out: Mapping[Key, Exception]) -> MadeDecision:
-            pending = await asyncio.to_thread(
-                self.decider.build_problem, policy, observed, item=item, left_out=left_out
-            )
+            pending = await asyncio.to_thread(self.decider.build_problem, policy, observed, left_out)
             clock.lap("prepare")
             within_round = self._next_round is not None and started.timestamp() < self._next_round
             solve = await self._answers.solve(policy, pending.request, within_round=within_round)

@@ -37,11 +37,10 @@ from ballast_operator.api.base import Verdict
 from ballast_operator.api.cluster_policy import ClusterPolicy, Objective
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.job_allocation import JobAllocation
-from ballast_operator.kube.kinds import Key, Object
+from ballast_operator.kube.kinds import Key
 from ballast_operator.metrics import Metrics
 from ballast_operator.report.paid import team_costs
 from ballast_operator.views.assignment import Assignment, PoolInfo
-from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 
 
@@ -278,51 +277,40 @@ class Decider:
         self.seen_nodes = SeenNodes()
         self.paid = Paid()
         self._admissions = Admissions()
+        self._spent: Mapping[str, SpentBudget] = {}
 
     def look(
-        self,
-        policy: ClusterPolicy,
-        jobs: list[JobView],
-        *,
-        seen: list[JobView],
-        started: Time,
-        item: Object | None = None,
-        pools: Mapping[str, PoolInfo] | None = None,
-    ) -> Mapping[str, SpentBudget]:
-        """Take in what all ``jobs`` have paid and reported; returns teams that have spent their budget.
+        self, policy: ClusterPolicy, seen: Observed, reports: list[JobView], pools: Mapping[str, PoolInfo]
+    ) -> None:
+        """Take in what jobs have paid and reported.
 
-        ``policy``, ``pools``: with the prices that jobs pay. ``seen``: views of jobs that have come since the
-        last time. ``item``: the policy as it is stored; its status has what teams and pools have cost.
+        ``policy``, ``pools``: with the prices that jobs pay. ``reports``: views of jobs that have come since
+        the last time.
         """
-        status = (item or {}).get("status")
+        jobs, status, now = seen.jobs, seen.status, seen.now
         bill, bill_at = written_bill(status)
-        teams = team_costs(status, bill_at or started)
-        self.paid = self.paid.next(jobs, pools or {}, bill, teams, bill_at, started)
-        teams = next_team_costs(status or {}, policy, self.paid, started)
-        self.budgets_at = next_change(policy, teams, started)
+        teams = team_costs(status, bill_at or now)
+        self.paid = self.paid.next(jobs, pools, bill, teams, bill_at, now)
+        teams = next_team_costs(status or {}, policy, self.paid, now)
+        self.budgets_at, self._spent = next_change(policy, teams, now), spent_budgets(policy, teams)
         with self._taken_in("who shares a GPU is not seen"):
             self._partners.look(jobs)
-        for view in (*seen, *jobs):
+        for view in (*reports, *jobs):
             with self._taken_in("job=%s/%s report not used", *view.key):
                 record(view, self.measurements, self._partners)
         self.measurements.keep(view.key for view in jobs)
-        return spent_budgets(policy, teams)
 
     def build_problem(
-        self,
-        policy: ClusterPolicy,
-        seen: Observed,
-        *,
-        item: Object | None = None,
-        left_out: Mapping[Key, Exception] | None = None,
+        self, policy: ClusterPolicy, seen: Observed, left_out: Mapping[Key, Exception]
     ) -> PendingDecision:
         """The problem to be solved.
 
-        ``policy`` has the prices of feeds. ``item``: the ClusterPolicy as it is stored. ``left_out``: jobs
-        at fault, with their errors.
+        ``policy`` has the prices of feeds. ``left_out``: jobs at fault, with their errors.
         """
-        snapshot = take_snapshot(policy.spec, seen, self.measurements, self._admissions, left_out=left_out)
-        snapshot = spot_seen(snapshot, policy.spec.node_pools, (item or {}).get("status"))
+        snapshot = take_snapshot(
+            policy.spec, seen, self.measurements, self._admissions, spent=self._spent, left_out=left_out
+        )
+        snapshot = spot_seen(snapshot, policy.spec.node_pools, seen.status)
         faulty = {job.view.key for job in snapshot.faulty}
         considered = [view for view in seen.jobs if view.key not in faulty]
         chosen = scheduling_policy(policy)

@@ -309,7 +309,7 @@ class Observed:
     Attributes:
         pods: of others.
         stuck: pods of jobs that were to have ended a while ago.
-        spent: teams that have spent their budget.
+        status: of the ClusterPolicy, as an operator has left it.
         regions: pool -> where its nodes were.
         avoided: node -> why all jobs avoid it.
     """
@@ -318,7 +318,7 @@ class Observed:
     nodes: Mapping[str, NodeView]
     pods: Sequence[Object]
     jobs: Sequence[JobView]
-    spent: Mapping[str, SpentBudget] = dataclasses.field(default_factory=dict)
+    status: Object | None = None
     regions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     avoided: Mapping[str, AvoidedNode] = dataclasses.field(default_factory=dict)
     stuck: Sequence[Object] = ()
@@ -330,17 +330,18 @@ def take_snapshot(
     measurements: Measurements,
     admissions: Admissions | None = None,
     *,
+    spent: Mapping[str, SpentBudget] = MappingProxyType({}),
     left_out: Mapping[Key, Exception] | None = None,
 ) -> Snapshot:
     """Input of a decision under ``spec``, without the jobs for which that raises.
 
-    ``measurements``: of trainers. ``admissions``: of earlier snapshots. ``left_out``: jobs that are known to
-    be at fault, with their errors.
+    ``measurements``: of trainers. ``admissions``: of earlier snapshots. ``spent``: teams that have spent
+    their budget. ``left_out``: jobs that are known to be at fault, with their errors.
     """
     admissions, out = admissions or Admissions(), dict(left_out or {})
     while True:
         try:
-            return _take(spec, seen, measurements, admissions, out)
+            return _take(spec, seen, measurements, admissions, spent, out)
         except JobFaults as faults:
             if faults.by_job.keys() <= out.keys():
                 raise
@@ -352,13 +353,14 @@ def _take(
     seen: Observed,
     measurements: Measurements,
     admissions: Admissions,
+    spent: Mapping[str, SpentBudget],
     left_out: Mapping[Key, Exception],
 ) -> Snapshot:
     now = seen.now
     at_fault = [view for view in seen.jobs if view.key in left_out]
     jobs = [view for view in seen.jobs if view.key not in left_out]
     wants = each_job(jobs, lambda view: wants_gpus(view, now), lambda view: view.key)
-    wanting, over = without_suspended_teams(list(itertools.compress(jobs, wants)), seen.spent)
+    wanting, over = without_suspended_teams(list(itertools.compress(jobs, wants)), spent)
     nodes = closed_by_condition(seen.nodes, spec.node_health.unhealthy_conditions)
     healthy = dataclasses.replace(seen, nodes=nodes)
     capacity = read_capacity(spec, healthy, jobs=jobs, wanting=wanting, left_out=at_fault)
@@ -376,7 +378,7 @@ def _take(
         jobs=found,
         refused=(*refused, *over, *beyond),
         tenants=rooms,
-        spent=seen.spent,
+        spent=spent,
         shared=shared,
         spot=spot_limits(spec, capacity.kinds),
         sick_nodes=(

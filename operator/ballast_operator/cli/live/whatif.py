@@ -261,10 +261,11 @@ def _decided_on(caches: "Caches", item: "Object") -> LiveCluster:
         nodes=nodes,
         pods=caches[POD].of_no_job(),
         jobs=jobs,
-        spent=decider.look(policy, jobs, seen=[], started=now, item=item, pools=pools),
+        status=status,
         regions={name: info.region for name, info in pools.items()},
     )
-    snapshot = decider.build_problem(policy, seen, item=item, left_out=faults).snapshot
+    decider.look(policy, seen, [], pools)
+    snapshot = decider.build_problem(policy, seen, faults).snapshot
     resizable = {
         job_id(view.key)
         for view in jobs
