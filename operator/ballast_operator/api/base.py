@@ -8,7 +8,7 @@ import datetime
 import math
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, NamedTuple, Self
 
 from ballast_policies.contract.conditions import Cel, Rule, json_path
@@ -123,6 +123,16 @@ class StatusModel(ApiModel):
         if unknown:
             raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")
         return self.model_copy(update=changes)
+
+    @classmethod
+    def written(cls, status: Mapping[str, Any] | None, *parts: str) -> Self | None:
+        """These parts of a stored status, by their names in JSON; None: one of them cannot be read."""
+        try:
+            return cls.model_validate(
+                {name: status[name] for name in parts if status and status.get(name) is not None}
+            )
+        except ValueError:
+            return None
 
 
 def _in_utc(time: datetime.datetime) -> datetime.datetime:

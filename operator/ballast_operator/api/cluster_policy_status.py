@@ -1,7 +1,6 @@
 """``ClusterPolicy.status``: the observed state of a policy."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated
 
 from pydantic import Field
 
@@ -178,13 +177,3 @@ class ClusterPolicyStatus(StatusModel):
     """The last replay by ``ballast twin --keep``."""
     proposed: Annotated[tuple[Proposed, ...], listed(1000)] = ()
     """With ``spec.dryRun``: what jobs would get, the first thousand."""
-
-    @classmethod
-    def written(cls, status: Mapping[str, Any] | None, *parts: str) -> Self | None:
-        """These parts of a stored status, by their names in JSON; None: one of them cannot be read."""
-        try:
-            return cls.model_validate(
-                {name: status[name] for name in parts if status and status.get(name) is not None}
-            )
-        except ValueError:
-            return None

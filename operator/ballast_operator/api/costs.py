@@ -5,6 +5,7 @@ from typing import Annotated
 
 from ballast_policies.contract.conditions import Cel, Rule, absent, at, given
 from ballast_policies.prices.clouds import USD
+from ballast_policies.prices.egress import JobData
 from pydantic import Field
 
 from ballast_operator.api.base import (
@@ -15,6 +16,7 @@ from ballast_operator.api.base import (
     Time,
     exactly_one,
     listed,
+    memory_bytes,
 )
 
 
@@ -139,6 +141,16 @@ class DataLocation(ApiModel):
     checkpoint_size: MemoryQuantity | None = None
     """Size of a checkpoint: it is copied when a launch is in another region than the one before. Absent: not
     counted."""
+
+    def read_in(self, total_steps: int) -> JobData:
+        """The data of a job of ``total_steps``, in bytes."""
+        each = 0.0
+        if self.read_per_step is not None:
+            each = memory_bytes(self.read_per_step)
+        elif self.read_in_all is not None:
+            each = memory_bytes(self.read_in_all) / max(1, total_steps)
+        size = None if self.checkpoint_size is None else memory_bytes(self.checkpoint_size)
+        return JobData(region=self.region, bytes_per_step=each, checkpoint_bytes=size)
 
 
 class DataPrice(ApiModel):

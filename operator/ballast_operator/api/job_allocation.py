@@ -254,6 +254,11 @@ class JobAllocation(StatusModel):
         return self.shared_gpu.partner if self.shared_gpu is not None else ""
 
     @property
+    def shared_node(self) -> str:
+        """The node of the GPU that it shares, or may share; empty: its GPUs are its own."""
+        return self.nodes[0] if self.shared_gpu is not None and self.nodes else ""
+
+    @property
     def price_part(self) -> float:
         """The part of its GPUs' price that it pays now."""
         return price_part(shared=bool(self.partner))

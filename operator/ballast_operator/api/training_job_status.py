@@ -1,5 +1,6 @@
 """``TrainingJob.status``: the observed state of a job."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from ballast_policies.contract.limits import MOST_EPOCH
@@ -416,6 +417,12 @@ PROGRESS_FIELDS = frozenset(
     }
 )
 """Fields of the status that change with every report, and may wait."""
+
+
+def allocation_in(status: Mapping[str, Any] | None) -> JobAllocation | None:
+    """The allocation in a stored status; None: it has none, or one that cannot be read."""
+    read = TrainingJobStatus.written(status, "allocation")
+    return None if read is None else read.allocation
 
 
 def progress_alone(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:

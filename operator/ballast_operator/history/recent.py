@@ -15,9 +15,9 @@ from typing import Any
 
 from ballast_policies.contract import REPORT_ANNOTATION, ContractError, Report, lease_name
 
+from ballast_operator.api.training_job_status import allocation_in
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import JOB, LEASE, POLICY, Key, Kind, Object, key_of
-from ballast_operator.report.held import held_parts
 
 logger = logging.getLogger(__name__)
 
@@ -277,7 +277,8 @@ class Recent:
         """Begin and end stretches in which the job held so many GPUs of a pool."""
         allocation = status.get("allocation") or {}
         launch = allocation.get("launch", 1)
-        held = {part.pool: part.gpus for part in held_parts(allocation) if part.gpus}
+        read = allocation_in(status)
+        held = {} if read is None else {part.pool: part.gpus for part in read.by_pool if part.gpus}
         for pool, span in list(job.open.items()):
             if held.get(pool) != span.gpus or span.launch != launch:
                 span.end = at
@@ -298,7 +299,8 @@ class Recent:
         """Lines about a job: launches and their ends, changes of size, moves of layers, its end."""
         was, held = before.get("allocation") or {}, after.get("allocation") or {}
         if held and (not was or was.get("launch") != held.get("launch")):
-            parts = " and ".join(map(str, held_parts(held)))
+            read = allocation_in(after)
+            parts = " and ".join(map(str, () if read is None else read.by_pool))
             start = seconds_of(held.get("since"), at) if first else at
             self._happened(start, item, "Launched", f"launch {held.get('launch', 1)} on {parts}")
         elif held and was and was.get("gpus") != held.get("gpus"):

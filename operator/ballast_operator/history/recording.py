@@ -9,9 +9,9 @@ from ballast_policies.scheduling.decision import SchedulingPolicy
 from ballast_policies.scheduling.state import ClusterJob, ClusterState
 from ballast_policies.simulator.replay import WITHIN, RecordedCluster, Replay
 
+from ballast_operator.api.training_job_status import allocation_in
 from ballast_operator.history.recent import seconds_of
 from ballast_operator.kube.kinds import Object, key_of, spec_of
-from ballast_operator.report.held import held_parts, partner
 
 SEEN, COURSE, CLUSTER, TWIN = "seen", "course", "cluster", "twin"
 """Kinds of rows: a job as decisions saw it last, what it held from then on, the pools, a replay's result."""
@@ -150,21 +150,25 @@ class Held:
     def of(cls, item: Object, at: float) -> "Held":
         """GPUs held by a TrainingJob as it is stored."""
         status: Any = item.get("status") or {}
-        held = status.get("allocation") or {}
+        held = allocation_in(status)
         true = {each.get("type") for each in status.get("conditions") or [] if each.get("status") == "True"}
-        per_pod = int(held.get("gpusPerPod") or 1)
-        return cls(
+        record = cls(
             at=at,
             state=str(status.get("state") or "New"),
-            pool=str(held.get("pool") or ""),
-            gpu_type=str(held.get("gpuType") or ""),
-            nodes=tuple(str(node) for node in held.get("nodes") or () for _ in range(per_pod)),
-            apart=len(held_parts(held)) > 1 or bool(partner(held)),
-            trains="Running" in true and not held.get("ending"),
-            joining=bool(held.get("joining")),
             launches=int(status.get("launches") or 0),
             step=int((status.get("progress") or {}).get("step") or 0),
             cost=float(status.get("costSoFar") or 0.0),
+        )
+        if held is None:
+            return record
+        return dataclasses.replace(
+            record,
+            pool=held.pool,
+            gpu_type=held.gpu_type,
+            nodes=held.placement.nodes,
+            apart=len(held.by_pool) > 1 or bool(held.partner),
+            trains="Running" in true and held.ending is None,
+            joining=bool(held.joining),
         )
 
     @property

@@ -13,12 +13,12 @@ import yaml
 from ballast_policies.rounds.values import dedupe_shared_gpus
 
 from ballast_operator.api.conditions import NO_POLICY, JobState
+from ballast_operator.api.training_job_status import allocation_in
 from ballast_operator.history.recent import DecisionLine, Recent, RoundLine, partition_now
 from ballast_operator.kube.kinds import JOB, POD, POLICY, Key, Object, key_of, spec_of
 from ballast_operator.page import pictures
 from ballast_operator.report.costs import Costs, costs
 from ballast_operator.report.explanation import Explanation, explanation
-from ballast_operator.report.held import held_parts, paid_parts, shared_node
 from ballast_operator.report.overview import JobLine, Overview, overview
 
 PAGE_ROWS, POOL_JOBS, MOST_OPTIONS, MOST_CHANGES = 100, 12, 500, 200
@@ -162,8 +162,9 @@ def _pools(view: View) -> list[PoolRow]:
     # Of all namespaces: numbers without names. Of two jobs on one GPU, one that trains counts.
     statuses: list[Any] = [job.get("status") or {} for job in view.seen.jobs.values()]
     statuses.sort(key=lambda status: status.get("state") not in TRAINS)
-    for status in dedupe_shared_gpus(statuses, lambda status: shared_node(status.get("allocation") or {})):
-        for part in paid_parts(status.get("allocation") or {}):
+    allocations = ((status, found) for status in statuses if (found := allocation_in(status)) is not None)
+    for status, allocation in dedupe_shared_gpus(allocations, lambda each: each[1].shared_node):
+        for part in allocation.on_nodes_by_pool:
             held[part.pool] += part.gpus
             trains[part.pool] += part.gpus if status.get("state") in TRAINS else 0
     rows = []
@@ -281,8 +282,8 @@ def _held(line: JobLine) -> tuple[str, ...]:
 
 
 def _pools_of(view: View, line: JobLine) -> tuple[str, ...]:
-    job = view.seen.jobs[line.namespace, line.job]
-    return tuple(part.pool for part in held_parts((job.get("status") or {}).get("allocation") or {}))
+    allocation = allocation_in(view.seen.jobs[line.namespace, line.job].get("status"))
+    return () if allocation is None else tuple(part.pool for part in allocation.by_pool)
 
 
 def job(view: View, item: Object) -> dict[str, Any]:

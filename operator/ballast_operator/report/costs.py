@@ -16,16 +16,14 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ballast_policies.accounting import cost, price_part
+from ballast_policies.accounting import cost
 from ballast_policies.contract.errors import camel
 from ballast_policies.prices.egress import NO_DATA_PRICES, DataPrices
 
-from ballast_operator.api.base import memory_bytes
-from ballast_operator.api.costs import BudgetPeriod
-from ballast_operator.api.training_job_status import WASTE
+from ballast_operator.api.costs import BudgetPeriod, DataLocation
+from ballast_operator.api.training_job_status import WASTE, allocation_in
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import JOB, POLICY, Object, is_ours, key_of, spec_of
-from ballast_operator.report.held import held_parts, paid_parts, partner
 from ballast_operator.report.paid import team_costs, written_for_data, written_for_gpus
 
 
@@ -77,23 +75,13 @@ def read_prices(policies: Sequence[Object]) -> Prices:
 
 def data_usd_per_step(job: Object, prices: Prices) -> float:
     """Price of the data of a step of the job where it runs; 0: nothing, or it is not known."""
-    stated, held = (
-        spec_of(job).get("dataLocation"),
-        held_parts((job.get("status") or {}).get("allocation") or {}),
-    )
-    if not stated or not held:
+    stated, allocation = spec_of(job).get("dataLocation"), allocation_in(job.get("status"))
+    if not stated or allocation is None:
         return 0.0
-    if stated.get("readPerStep") is not None:
-        each = memory_bytes(stated["readPerStep"])
-    else:
-        each = memory_bytes(stated["readInAll"]) / max(1, spec_of(job).get("totalSteps", 0))
-    total = sum(part.gpus for part in held) or 1
-    return sum(
-        (prices.data.of_bytes(each, stated["region"], prices.region.get(part.pool, "")) or 0.0)
-        * part.gpus
-        / total
-        for part in held
-    )
+    data = DataLocation.model_validate(stated).read_in(spec_of(job).get("totalSteps", 0))
+    pools = {part.pool: prices.region.get(part.pool, "") for part in allocation.by_pool}
+    each = {pool: data.usd_per_step(prices.data, region) or 0.0 for pool, region in pools.items()}
+    return allocation.placement.mean(each)
 
 
 def on_demand_cost(gpu_seconds: Mapping[str, float], status: Any, prices: Prices) -> float | None:
@@ -330,13 +318,15 @@ def _mean_goodput(jobs: Iterable[tuple[float | None, float]]) -> float | None:
 def _job(job: Object, prices: Prices, now: datetime.datetime) -> JobCost:
     status: Any = job.get("status") or {}
     spec: Any = spec_of(job)
-    allocation, progress = status.get("allocation") or {}, status.get("progress") or {}
-    held, of_price = paid_parts(allocation), price_part(shared=bool(partner(allocation)))
+    allocation, progress = allocation_in(status), status.get("progress") or {}
+    held = () if allocation is None else allocation.on_nodes_by_pool
+    of_price = 1.0 if allocation is None else allocation.price_part
     rates = {part.pool: cost(part.gpus * of_price, prices.price.get(part.pool, 0.0)) for part in held}
     rate = sum(rates.values())  # per second
     # As times, not as texts: one of them may have a fraction of a second.
+    since = (status.get("allocation") or {}).get("since")
     made = job["metadata"].get("creationTimestamp")  # after both, of a job that a backup has brought back
-    began = [time for time in (status.get("costAt"), allocation.get("since"), made) if time]
+    began = [time for time in (status.get("costAt"), since, made) if time]
     seconds = min((_seconds_since(time, now) for time in began), default=0.0)
     by_pool = {
         entry["pool"]: entry.get("cost", 0.0) + entry.get("dataCost", 0.0)
@@ -373,7 +363,7 @@ def _job(job: Object, prices: Prices, now: datetime.datetime) -> JobCost:
         by_pool=by_pool,
         data_cost=(status.get("data") or {}).get("cost", 0.0),
         data_by_pool={e["pool"]: e.get("dataCost", 0.0) for e in status.get("poolCosts") or []},
-        partner=partner(allocation),
+        partner="" if allocation is None else allocation.partner,
         goodput=time.get("goodput", 0.0) if time.get("held") else None,
         badput={n: time.get(n, 0.0) / time["held"] for n in map(camel, WASTE) if time.get("held")},
         gpu_hours_by_pool={pool: seconds / 3600.0 for pool, seconds in gpu_seconds.items()},

@@ -10,7 +10,6 @@ from ballast_policies.contract import JOB_LABEL
 from ballast_operator.api.conditions import NO_POLICY, JobCondition
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import EVENT, JOB, POD, POLICY, Object, is_ours
-from ballast_operator.report.held import with_nodes
 
 LAST_EVENTS = 10
 """Events shown."""
@@ -116,6 +115,13 @@ def _answer(status: Object, conditions: Sequence[Object]) -> tuple[str, str]:
     decision = status.get("lastDecision") or {}
     why = decision.get("why") or admitted["message"]
     return admitted["reason"], with_nodes(why, by_type.get("Consolidated"))
+
+
+def with_nodes(why: str, consolidated: Object | None) -> str:
+    """Reason for a gang's placement, with its condition ``Consolidated`` if it is spread."""
+    if consolidated is None or consolidated.get("status") != "False":
+        return why
+    return f"{why}; {consolidated['message']}"
 
 
 def _pod(pod: Object) -> PodLine:

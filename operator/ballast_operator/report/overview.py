@@ -5,9 +5,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ballast_operator.api.training_job_status import allocation_in
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import JOB, POLICY, Object, is_ours, key_of, spec_of
-from ballast_operator.report.held import held_parts, partner, with_nodes
+from ballast_operator.report.explanation import with_nodes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,7 @@ def _policy(policy: Object) -> str:
 
 def _job(job: Object) -> JobLine:
     status: Any = job.get("status") or {}
-    allocation, progress = status.get("allocation") or {}, status.get("progress") or {}
+    allocation, progress = allocation_in(status), status.get("progress") or {}
     conditions = {c["type"]: c for c in status.get("conditions") or []}
     admitted = conditions.get("Admitted") or {}
     placed = admitted.get("status") == "True"
@@ -110,10 +111,10 @@ def _job(job: Object) -> JobLine:
         namespace=job["metadata"].get("namespace", ""),
         job=job["metadata"]["name"],
         state=status.get("state") or "New",
-        gpu_type=allocation.get("gpuType", ""),
-        parts=tuple(map(str, held_parts(allocation))) if allocation.get("parts") else (),
-        gpus=allocation.get("gpus", 0),
-        partner=partner(allocation),
+        gpu_type="" if allocation is None else allocation.gpu_type,
+        parts=tuple(map(str, allocation.by_pool)) if allocation is not None and allocation.parts else (),
+        gpus=0 if allocation is None else allocation.gpus,
+        partner="" if allocation is None else allocation.partner,
         step=progress.get("step", 0),
         total_steps=spec_of(job).get("totalSteps", 0),
         steps_per_second=progress.get("stepsPerSecond"),

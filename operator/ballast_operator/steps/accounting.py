@@ -352,11 +352,9 @@ def data_cost_per_second(context: ReconcileContext) -> float:
     progress, allocation = status.progress, status.allocation
     if data is None or allocation is None or progress is None or not progress.steps_per_second:
         return 0.0
-    total, found = sum(part.gpus for part in allocation.by_pool) or 1, 0.0
-    for part in allocation.by_pool:
-        info = context.around.pool(part.pool)
-        found += (data.usd_per_step(info.data_prices, info.region) or 0.0) * part.gpus / total
-    return found * progress.steps_per_second
+    pools = {part.pool: context.around.pool(part.pool) for part in allocation.by_pool}
+    each = {name: data.usd_per_step(info.data_prices, info.region) or 0.0 for name, info in pools.items()}
+    return allocation.placement.mean(each) * progress.steps_per_second
 
 
 def _checkpoint(context: ReconcileContext, status: TrainingJobStatus, known: DataCost) -> tuple[float, float]:

@@ -393,9 +393,7 @@ def dedupe_shared_allocations(allocations: Iterable[JobAllocation]) -> list[JobA
     The first is one that pays, if there is one: the other's pod has ended, or its node is still to come.
     """
     paying_first = sorted(allocations, key=lambda held: not held.pays)
-    return dedupe_shared_gpus(
-        paying_first, lambda held: held.nodes[0] if held.shared_gpu is not None and held.nodes else ""
-    )
+    return dedupe_shared_gpus(paying_first, lambda held: held.shared_node)
 
 
 JOBS_PER_GPU = 2

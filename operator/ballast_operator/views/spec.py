@@ -22,7 +22,6 @@ from ballast_policies.rounds.values import PoolPart
 from ballast_policies.scheduling.gang_spec import GangSpec, digest
 
 from ballast_operator.api.base import memory_bytes
-from ballast_operator.api.costs import DataLocation
 from ballast_operator.api.job_allocation import JobAllocation, LaunchDegrees
 from ballast_operator.api.read import InvalidObject, read_job_status, read_training_job
 from ballast_operator.api.template import filled_in, trainer_template
@@ -124,7 +123,7 @@ class JobSpec(GangSpec):
     def data(self) -> JobData | None:
         """Data that it reads, and its region; None: that costs nothing."""
         stated = self.asked.data_location
-        return None if stated is None else _data(stated, self.config.total_steps)
+        return None if stated is None else stated.read_in(self.config.total_steps)
 
     def with_degrees(self, degrees: LaunchDegrees) -> "JobSpec":
         """The spec of a launch that divides the work so. Raises ContractError: no trainer runs that."""
@@ -481,13 +480,3 @@ def _with_plans(
         in_parts={gpus: tuple(more) for gpus, (_, *more) in found.items() if more},
         gpu_speeds=speeds,
     )
-
-
-def _data(data: DataLocation, total_steps: int) -> JobData:
-    each = 0.0
-    if data.read_per_step is not None:
-        each = memory_bytes(data.read_per_step)
-    elif data.read_in_all is not None:
-        each = memory_bytes(data.read_in_all) / max(1, total_steps)
-    size = None if data.checkpoint_size is None else memory_bytes(data.checkpoint_size)
-    return JobData(region=data.region, bytes_per_step=each, checkpoint_bytes=size)

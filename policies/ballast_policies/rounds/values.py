@@ -126,6 +126,12 @@ class Placement:
             first += part.gpus
         return found
 
+    def mean(self, of_pools: Mapping[str, float]) -> float:
+        """Mean of a value of pools over its GPUs; of a pool that is missing it is 0."""
+        return sum(of_pools.get(part.pool, 0.0) * part.gpus for part in self.by_pool) / max(
+            1, len(self.nodes)
+        )
+
     def first(self, gpus: int) -> "Placement":
         """Its first ranks, by part also where they are in one pool."""
         parts, left = [], gpus

@@ -227,13 +227,6 @@ def _next_best_sizes(gang: ElasticGang, shares: Mapping[str, float], placement: 
 HOUR = 3600.0
 
 
-def at_placement(of_pools: Mapping[str, float], placement: Placement) -> float:
-    """Price of a gang's step from prices by pool: each of its pools reads its part by its GPUs."""
-    parts = placement.by_pool
-    total = sum(part.gpus for part in parts)
-    return sum(of_pools.get(part.pool, 0.0) * part.gpus for part in parts) / max(1, total)
-
-
 def data_cost_message(
     job: ClusterJob, placement: Placement | None, pools: Sequence[PricedPool], *, by_price: bool
 ) -> str:
@@ -243,7 +236,7 @@ def data_cost_message(
     """
     if placement is None or not job.usd_per_step:
         return ""
-    speed, here = job.speed(placement), at_placement(job.usd_per_step, placement)
+    speed, here = job.speed(placement), placement.mean(job.usd_per_step)
     if speed <= 0:
         return ""
     told = []

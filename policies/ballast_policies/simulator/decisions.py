@@ -13,7 +13,6 @@ from ballast_policies.allocation.registry import allocate, find_policy
 from ballast_policies.rounds.gangs import PAUSE_SECONDS, RESTART_SECONDS
 from ballast_policies.rounds.question import SpotLimits
 from ballast_policies.rounds.values import Node, Round, gpus_by
-from ballast_policies.scheduling.assignments import at_placement
 from ballast_policies.scheduling.decision import Decision, Memory, SchedulingPolicy, SolveRequest, decide
 from ballast_policies.scheduling.state import Capacity, ClusterJob, ClusterState
 from ballast_policies.simulator.clock import LEAST_STEP, ActiveJob, Answer, SimulationError
@@ -107,7 +106,7 @@ class ClusterGang(SimulatedGang):
         for part in at.by_pool:
             price = self.prices.get(part.pool, 0.0)
             self.cost += seconds * part.gpus / HOUR * price * self.of_price
-        self.cost += trained * speed * at_placement(self.one.usd_per_step, at)
+        self.cost += trained * speed * at.mean(self.one.usd_per_step)
         return trained
 
     def follow(self, decided: Round, now: float) -> None:

@@ -52,16 +52,15 @@ def _saves(progress: dict[str, Any]) -> str:
 def as_text(found: "Explanation") -> str:
     """The explanation as text lines."""
     from ballast_operator.api.job_allocation import LaunchDegrees
-    from ballast_operator.api.training_job_status import PlanTrial
-    from ballast_operator.report.held import held_parts, partner
+    from ballast_operator.api.training_job_status import PlanTrial, allocation_in
 
     lines = [f"{found.namespace}/{found.job}: {found.state} ({found.reason})", f"  {found.answer}"]
-    held = found.allocation
-    if held:
+    held, allocation = found.allocation, allocation_in({"allocation": found.allocation})
+    if allocation is not None:
         lines.append(
-            f"  holds    {' and '.join(map(str, held_parts(held)))} since {held['since']}, "
-            f"launch {held.get('launch', 1)}, round {held.get('planId', '-')}"
-            + (f"; {partner(held)} is on its GPU as well" if partner(held) else "")
+            f"  holds    {' and '.join(map(str, allocation.by_pool))} since {held['since']}, "
+            f"launch {allocation.launch}, round {held.get('planId', '-')}"
+            + (f"; {allocation.partner} is on its GPU as well" if allocation.partner else "")
         )
         if held.get("degrees"):
             lines.append(f"  planned  {LaunchDegrees.model_validate(held['degrees'])}")

@@ -50,7 +50,14 @@ JOB = {
         "poolCosts": [
             {"pool": "spot", "gpuType": "v100", "gpuSeconds": 7200.0, "cost": 2.0, "startupCost": 0.1}
         ],
-        "allocation": {"pool": "spot", "gpus": 2, "since": "2026-01-01T00:00:00Z"},
+        "allocation": {
+            "pool": "spot",
+            "gpuType": "v100",
+            "gpus": 2,
+            "since": "2026-01-01T00:00:00Z",
+            "pods": ["one-1-0", "one-1-1"],
+            "nodes": ["a", "b"],
+        },
         "progress": {"step": 640, "stepsPerSecond": 0.1},
         "lostSteps": 10,
         "lostCost": 0.05,
