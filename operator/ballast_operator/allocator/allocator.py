@@ -321,9 +321,10 @@ class Allocator:
         set_gauges(self._metrics, snapshot, jobs, decided)
         took_seconds = clock.total("all")
         self.throttle.decided(took_seconds, snapshot, decided)
-        if self.decider.growth_at is not None:
+        growth_at = snapshot.next_scale_up_time(started.timestamp())
+        if growth_at is not None:
             rest = max(GROWTH_REST_SECONDS, took_seconds)
-            self._next_growth = max(self.decider.growth_at, self._clock().timestamp() + rest)
+            self._next_growth = max(growth_at, self._clock().timestamp() + rest)
         self._reporter.report(item, PolicyReport(made=made, prices=prices))
         written = self._observer.caches[POLICY].get(("", item["metadata"]["name"]))
         set_cost_gauges(self._metrics, policy, written, jobs, started)

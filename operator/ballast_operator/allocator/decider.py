@@ -260,8 +260,6 @@ class Decider:
         faults: jobs that are left out of decisions, as these raise for them.
         measurements: what trainers have reported.
         memory: what decisions know of earlier ones.
-        plan_id: name of the last decision.
-        growth_at: when the next gang that has just changed its size may grow, epoch seconds; None: none does.
         budgets_at: when the next team's budget is spent or begins again, epoch seconds; None: not known.
     """
 
@@ -271,9 +269,7 @@ class Decider:
         self.measurements = Measurements()
         self._partners = Partners()
         self.memory = Memory()
-        self.plan_id = ""
         self.budgets_at: float | None = None
-        self.growth_at: float | None = None
         self.seen_nodes = SeenNodes()
         self.paid = Paid()
         self._admissions = Admissions()
@@ -342,15 +338,12 @@ class Decider:
 
     def keep(self, made: MadeDecision) -> None:
         """The decision is in force."""
-        pending = made.of
-        self.memory, self.plan_id = made.decision.memory, made.decision.plan_id
-        self.seen_nodes = pending.seen_nodes
-        self.growth_at = pending.snapshot.next_scale_up_time(pending.seen.now.timestamp())
-        self.faults.tell(pending.snapshot.faulty)
+        self.memory, self.seen_nodes = made.decision.memory, made.of.seen_nodes
+        self.faults.tell(made.of.snapshot.faulty)
         decided = made.decision.round
         logger.info(
             "round planId=%s extended=%d resized=%d started=%d moved=%d stopped=%d waiting=%d",
-            self.plan_id,
+            made.decision.plan_id,
             len(decided.extended),
             len(decided.resized),
             len(decided.started),

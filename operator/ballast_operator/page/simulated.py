@@ -127,6 +127,8 @@ def _status(job: Mapping[str, Any], kind: str | None, now: float, launch: int, p
             "gpuType": kind,
             "gpus": gpus,
             "launch": launch,
+            "pods": [f"{launch}-{rank}" for rank in range(gpus)],
+            "nodes": [kind] * gpus,
             "since": _time(now),
         }
         status["lastDecision"] = {

@@ -20,6 +20,7 @@ from ballast_policies.accounting import cost
 from ballast_policies.contract.errors import camel
 from ballast_policies.prices.egress import NO_DATA_PRICES, DataPrices
 
+from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
 from ballast_operator.api.costs import BudgetPeriod, DataLocation
 from ballast_operator.api.training_job_status import WASTE, allocation_in
 from ballast_operator.kube.client import Cluster
@@ -380,32 +381,30 @@ def _pools(
     policy: Object, jobs: Sequence[JobCost], then: Sequence[JobCost], now: datetime.datetime
 ) -> list[PoolCostLine]:
     """``then``: the jobs as they were when the bill was written."""
-    status: Any = policy.get("status") or {}
-    seconds = _seconds_since(status.get("billAt"), now)
+    status = ClusterPolicyStatus.written(policy.get("status"), "bill", "billAt") or ClusterPolicyStatus()
+    seconds = 0.0 if status.bill_at is None else max(0.0, (now - status.bill_at).total_seconds())
     found = []
-    for entry in status.get("bill") or []:
-        price = entry.get("pricePerGpuHour", 0.0)
-        gpus = entry.get("gpus", 0)
-        bill = entry.get("cost", 0.0) + cost(gpus * seconds, price)
-        of_jobs, data = _of_jobs(jobs, entry["pool"])
-        of_jobs_then, _ = _of_jobs(then, entry["pool"])
+    for entry in status.bill:
+        bill = entry.cost + cost(entry.gpus * seconds, entry.price_per_gpu_hour)
+        of_jobs, data = _of_jobs(jobs, entry.pool)
+        of_jobs_then, _ = _of_jobs(then, entry.pool)
         by_jobs = of_jobs + written_for_gpus(entry, seconds).paid_by_others(of_jobs, of_jobs_then)
-        bill = max(bill, entry.get("cost", 0.0) + by_jobs - entry.get("heldCost", 0.0))
+        bill = max(bill, entry.cost + by_jobs - entry.held_cost)
         data_of_others = written_for_data(entry).paid_by_others(data, data)
         found.append(
             PoolCostLine(
-                pool=entry["pool"],
-                gpu_type=entry.get("gpuType", ""),
-                gpus=gpus,
-                price=price,
-                since=entry.get("since", ""),
+                pool=entry.pool,
+                gpu_type=entry.gpu_type,
+                gpus=entry.gpus,
+                price=entry.price_per_gpu_hour,
+                since=entry.to_dict()["since"],
                 bill=bill + data + data_of_others,
                 jobs=of_jobs + data,
                 deleted_jobs=by_jobs - of_jobs + data_of_others,
                 idle=bill - by_jobs,
                 data=data + data_of_others,
                 goodput=_mean_goodput(
-                    (job.goodput, job.gpu_hours_by_pool.get(entry["pool"], 0.0)) for job in jobs
+                    (job.goodput, job.gpu_hours_by_pool.get(entry.pool, 0.0)) for job in jobs
                 ),
             )
         )

@@ -8,7 +8,7 @@ from typing import Any
 from ballast_policies.accounting import SECONDS_PER_HOUR, cost
 
 from ballast_operator.api.base import Time
-from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
+from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus, PoolBill
 from ballast_operator.api.costs import TeamCost
 
 ROUNDING = 1e-6
@@ -43,19 +43,16 @@ class Written:
         return self.others + deleted + max(0.0, self.since - (jobs - then))
 
 
-def written_for_gpus(entry: dict[str, Any], seconds: float) -> Written:
-    """Cost that jobs have paid for the GPUs of a pool; ``entry`` of ``status.bill``, ``seconds`` old."""
-    gpus = min(entry.get("gpus") or 0, entry.get("gpusHeld") or 0)
-    return Written(
-        total=entry.get("heldCost") or 0.0,
-        others=entry.get("deletedJobsCost"),
-        since=cost(gpus * seconds, entry.get("pricePerGpuHour") or 0.0),
-    )
+def written_for_gpus(entry: PoolBill, seconds: float) -> Written:
+    """Cost that jobs have paid for the GPUs of a pool; ``entry``: of the bill, ``seconds`` old."""
+    held = min(entry.gpus, entry.gpus_held) * seconds
+    since = cost(held, entry.price_per_gpu_hour)
+    return Written(total=entry.held_cost, others=entry.deleted_jobs_cost, since=since)
 
 
-def written_for_data(entry: dict[str, Any]) -> Written:
-    """Cost that jobs have paid for data read in a pool; ``entry`` of ``status.bill``."""
-    return Written(total=entry.get("dataCost") or 0.0, others=entry.get("deletedJobsDataCost"))
+def written_for_data(entry: PoolBill) -> Written:
+    """Cost that jobs have paid for data read in a pool."""
+    return Written(total=entry.data_cost, others=entry.deleted_jobs_data_cost)
 
 
 def team_costs(status: Mapping[str, Any] | None, now: Time) -> tuple[TeamCost, ...]:

@@ -130,9 +130,8 @@ class Paid:
         """
         seconds = 0.0 if written_at is None else max(0.0, (now - written_at).total_seconds())
         paid, then, earlier = dict[str, _Parts](), dict[str, _Parts](), dict[str, _Parts]()
-        entries = {entry.pool: entry.to_dict() for entry in bill}
-        for_gpus = {pool: written_for_gpus(entry, seconds) for pool, entry in entries.items()}
-        for_data = {pool: written_for_data(entry) for pool, entry in entries.items()}
+        for_gpus = {entry.pool: written_for_gpus(entry, seconds) for entry in bill}
+        for_data = {entry.pool: written_for_data(entry) for entry in bill}
         of_teams = {
             entry.team: Written(
                 total=entry.cost,
