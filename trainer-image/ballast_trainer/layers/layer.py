@@ -258,7 +258,9 @@ class Layer:
             value = self.shares[name].own_part(values[name]) if name in self.shares else values[name]
             instead[learnt] = nn.Parameter(value.to(learnt.device, torch.float32, copy=True))
             self._masters[name] = instead[learnt]
-        update_instead(optimizer, instead)
+        update_instead(
+            optimizer, instead, lambda old, value: value.float() if value.dtype is old.dtype else value
+        )
         self._kept_elsewhere = kept_elsewhere(optimizer)
         return optimizer
 
@@ -399,11 +401,9 @@ class Layer:
         """
         if self.optimizer is None:
             return
-        for group in self.optimizer.param_groups:
-            group["params"] = [new if parameter is old else parameter for parameter in group["params"]]
-        kept = {**self.optimizer.state.pop(old, {}), **state}
-        if kept:
-            self.optimizer.state[new] = kept
+        update_instead(self.optimizer, {old: new}, lambda _, value: value)
+        if state:
+            self.optimizer.state[new] = {**self.optimizer.state.get(new, {}), **state}
 
     def byte_count(self, *, shares_gradients: bool = False) -> int:
         """Bytes of parameters, gradients and optimizer state; ``shares_gradients``: of its part alone."""

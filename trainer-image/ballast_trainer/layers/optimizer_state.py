@@ -6,7 +6,7 @@ elsewhere would be lost when a layer moves and would change the loss curve, so i
 
 import zlib
 from collections import deque
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from typing import Any
 
 import torch
@@ -55,19 +55,22 @@ def from_tensor(
 
 
 def update_instead(
-    optimizer: torch.optim.Optimizer, instead: Mapping[torch.nn.Parameter, torch.nn.Parameter]
+    optimizer: torch.optim.Optimizer,
+    instead: Mapping[torch.nn.Parameter, torch.nn.Parameter | None],
+    as_new: Callable[[torch.nn.Parameter, torch.Tensor], torch.Tensor],
 ) -> None:
-    """Let an optimizer update other parameters, of the same shapes, instead of some of its own."""
+    """Let an optimizer update other parameters instead of some of its own; None: nothing in their place.
+
+    ``as_new``: of a parameter and a tensor of its state, which some make at once, that of the other's.
+    """
     for group in optimizer.param_groups:
-        group["params"] = [instead.get(parameter, parameter) for parameter in group["params"]]
+        now = [instead.get(parameter, parameter) for parameter in group["params"]]
+        group["params"] = [parameter for parameter in now if parameter is not None]
     for old, new in instead.items():
-        # Some make their state at once.
-        state = optimizer.state.pop(old, {})
-        if state:
+        state = {} if new is old else optimizer.state.pop(old, {})
+        if state and new is not None:
             optimizer.state[new] = {
-                key: value.to(new.dtype)
-                if isinstance(value, torch.Tensor) and value.dtype is old.dtype
-                else value
+                key: as_new(old, value) if isinstance(value, torch.Tensor) else value
                 for key, value in state.items()
             }
 

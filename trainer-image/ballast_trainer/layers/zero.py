@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ballast_trainer.distributed.axis import Axis, wait_for
-from ballast_trainer.layers.optimizer_state import is_plain, kept_elsewhere
+from ballast_trainer.layers.optimizer_state import is_plain, kept_elsewhere, update_instead
 from ballast_trainer.seeding import host_seeded
 
 _BY_NUMBER: frozenset[type] = frozenset(
@@ -131,25 +131,13 @@ def take_part(
 
     What has no share is the replica's alone.
     """
-    left_out = {id(parameter) for parameter in copies}
-    for group in optimizer.param_groups:
-        every = [p for p in group["params"] if id(p) not in left_out]
-        mine = [(p, shares[p].own if p in shares else p) for p in every]
-        group["params"] = [own for _, own in mine if own is not None]
-        for parameter, own in mine:
-            if own is parameter or parameter not in optimizer.state:
-                continue
-            # Some make their state at once.
-            state = optimizer.state.pop(parameter)
-            if own is None:
-                continue
-            begin, end = shares[parameter].bounds[shares[parameter].place[0]]
-            optimizer.state[own] = {
-                key: value.reshape(-1)[begin:end].clone()
-                if isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.dim()
-                else value
-                for key, value in state.items()
-            }
+
+    def own_part(parameter: nn.Parameter, value: torch.Tensor) -> torch.Tensor:
+        is_whole, share = value.shape == parameter.shape and value.dim() > 0, shares[parameter]
+        return share.part(value, share.place[0]).clone() if is_whole else value
+
+    owned = {parameter: share.own for parameter, share in shares.items()}
+    update_instead(optimizer, owned | dict.fromkeys(copies), own_part)
 
 
 class WholeWeights:
