@@ -194,9 +194,4 @@ def _step(model: ModelState, step: int, loss_scale: float) -> None:
     assert model.pipeline is not None
     model.pipeline.run(lambda: model.batch(step))
     model.complete_gradients()
-    for dynamic in model.dynamics:
-        dynamic.after_backward(model.layers)
     model.optimizer_step(step, squared_gradient_norm(model.layers.parameters()), loss_scale)
-    model.send_tied_weights()
-    for dynamic in model.dynamics:
-        dynamic.after_optimizer(model.layers)

@@ -18,7 +18,7 @@ from ballast_trainer.gpu_emulation import EmulatedSpeed
 from ballast_trainer.layers.buffers import Attributes
 from ballast_trainer.layers.frozen_outputs import FrozenOutputs
 from ballast_trainer.layers.layer import LayerSet
-from ballast_trainer.layers.optimize import optimizer_step
+from ballast_trainer.layers.optimize import drop_gradients, optimizer_step
 from ballast_trainer.layers.precision import Loss, LossScale
 from ballast_trainer.layers.running import CURRENT_FORWARD
 from ballast_trainer.layers.tied_messages import gather_gradients, send_weights
@@ -27,7 +27,7 @@ from ballast_trainer.loop.validation_data import ValidationData
 from ballast_trainer.models.loss_weights import weighted
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.pipeline.executor.pipelines import ExecutedPipeline
-from ballast_trainer.pipeline.gradients import GradientBuckets
+from ballast_trainer.pipeline.gradients import GradientBuckets, gather_weights
 from ballast_trainer.pipeline.layout import ScheduleRequest, holders_of, is_asynchronous, steps_between_drains
 from ballast_trainer.pipeline.stages import Boundaries, PipelineBuilder
 from ballast_trainer.pipeline.trial import PartitionCache, Shapes
@@ -305,14 +305,19 @@ class ModelState:
         return weighted(value, output, self.batches.factors(running.step, self.world)[running.microbatch])
 
     def complete_gradients(self) -> None:
-        """Average over the replicas, and sum those of tied weights on the ranks that own them; collective."""
+        """Average over the replicas, and sum those of tied weights on their owners; collective."""
         buckets, self._buckets = self._buckets or GradientBuckets(self.world.data, self.layers), None
         buckets.finish()
         self.layers.release_weights()
         gather_gradients(self.definition.tied, self.world, self.layers, self._layer_holders)
+        for dynamic in self.dynamics:
+            dynamic.after_backward(self.layers)
 
     def optimizer_step(self, step: int, squared_norm: float, loss_scale: float = 1.0) -> None:
-        """Update the layers held; arguments as of :func:`ballast_trainer.layers.optimize.optimizer_step`."""
+        """Update the layers held, and have what other ranks have updated of them; collective.
+
+        Arguments as of :func:`ballast_trainer.layers.optimize.optimizer_step`.
+        """
         optimizer_step(
             self.layers,
             self.config.training,
@@ -322,6 +327,18 @@ class ModelState:
             squared_norm=squared_norm,
             loss_scale=loss_scale,
         )
+        gather_weights(self.world, self.layers)
+        self.send_tied_weights()
+        self._step_ended()
+
+    def skip_update(self) -> None:
+        """Forget a step's gradients without learning from them."""
+        drop_gradients(self.layers)
+        self._step_ended()
+
+    def _step_ended(self) -> None:
+        for dynamic in self.dynamics:
+            dynamic.after_optimizer(self.layers)
 
     def send_tied_weights(self) -> None:
         """Give tied weights from their owners to their copies; collective."""

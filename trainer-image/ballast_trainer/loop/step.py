@@ -25,19 +25,14 @@ from torch import nn
 from ballast_trainer.device import peak_memory
 from ballast_trainer.distributed.process_group import rows_of
 from ballast_trainer.dynamics.block_change import set_loss_scale
-from ballast_trainer.layers.optimize import drop_gradients, squared_gradient_norm
+from ballast_trainer.layers.optimize import squared_gradient_norm
 from ballast_trainer.loop.ending import JobEnd
 from ballast_trainer.loop.plan_following import PlanFollower
 from ballast_trainer.loop.progress import Progress
 from ballast_trainer.loop.saving import Saver
 from ballast_trainer.pipeline.executor.executor import PeakUsage
 from ballast_trainer.pipeline.executor.pipelines import AsynchronousPipeline
-from ballast_trainer.pipeline.gradients import (
-    GradientBuckets,
-    buffers_at_start,
-    gather_weights,
-    squared_norm_once,
-)
+from ballast_trainer.pipeline.gradients import buffers_at_start, squared_norm_once
 from ballast_trainer.pipeline.layout import is_asynchronous, next_drain
 
 logger = logging.getLogger(__name__)
@@ -120,8 +115,6 @@ class TrainingStep:
             buffers.merge(model.world.data.all_gather)
         stragglers.finish_step(model.meter.busy_seconds(), microbatches=model.microbatches)
         model.complete_gradients()
-        for dynamic in model.dynamics:
-            dynamic.after_backward(model.layers)
         agreed = self._agreed(model.world.sum_rows(self._figures(loss, step)))
         self._exchange_due = agreed.exchange
         if stragglers.changed:
@@ -130,12 +123,8 @@ class TrainingStep:
         if run.loss_scale.step_is_sound(agreed.squared_norm, step=step):
             self._saver.wait_for_copy()
             model.optimizer_step(step, agreed.squared_norm, loss_scale)
-            gather_weights(model.world, model.layers)
-            model.send_tied_weights()
         else:
-            drop_gradients(model.layers)
-        for dynamic in model.dynamics:
-            dynamic.after_optimizer(model.layers)
+            model.skip_update()
         self._count(agreed, measured, time.perf_counter() - began)
         return agreed
 
@@ -291,15 +280,11 @@ class TrainingStep:
         if gradients:
             torch._foreach_div_(gradients, float(microbatches))
         # Parallel pipelines make this stage's update at the same place of their equal schedules.
-        GradientBuckets(model.world.data, model.layers).finish()
-        for dynamic in model.dynamics:
-            dynamic.after_backward(model.layers)
+        model.complete_gradients()
         norm = squared_gradient_norm(model.layers.parameters())
         # Of this stage alone: non-finite gradients must not reach its weights.
         self._run.loss_scale.step_is_sound(norm, step=step)
         model.optimizer_step(step, norm)
-        for dynamic in model.dynamics:
-            dynamic.after_optimizer(model.layers)
 
     def _print_drain(self, peak_usage: PeakUsage) -> None:
         in_flight: dict[int, int] = {}
