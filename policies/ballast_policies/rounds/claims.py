@@ -71,11 +71,17 @@ def by_urgency(priority: np.ndarray, *ties: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Claims:
-    """Parallel arrays of integers, the most urgent claim first."""
+    """Parallel arrays, the most urgent claim first.
+
+    Attributes:
+        job, column: indices as given.
+        stays: whether the job runs in that pool now.
+    """
 
     job: np.ndarray
     column: np.ndarray
     gpus: np.ndarray
+    stays: np.ndarray
 
     def __len__(self) -> int:
         """Number of claims."""
@@ -87,6 +93,7 @@ class Claims:
             job=self.job[positions],
             column=self.column[positions],
             gpus=self.gpus[positions],
+            stays=self.stays[positions],
         )
 
 
@@ -120,28 +127,18 @@ class Pools:
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class OrderedClaims:
-    """Claims, the most urgent first; ``stays`` and ``share`` are parallel to ``claims``.
-
-    Attributes:
-        claims: job indices and pool indices as given.
-        stays: whether the job runs in that pool now.
-        received_fraction: (job, column) -> fraction of the time that it has run there.
-    """
-
-    claims: Claims
-    stays: np.ndarray
-    received_fraction: Mapping[tuple[str, str], float]
-
-
-def ordered_claims(question: Question, pools: Pools, valid: Mapping[str, Placement]) -> OrderedClaims:
+def ordered_claims(
+    question: Question, pools: Pools, valid: Mapping[str, Placement]
+) -> tuple[Claims, dict[tuple[str, str], float]]:
     """The claims of the jobs on ``pools`` by priority (dissertation section 5.5).
 
     Ties go to the larger share, the job that has run least, the faster type, the earlier job, the pool it
     runs in, and the pool where one node holds the whole gang.
 
     ``valid``: job -> placement, of running jobs that could continue where they are.
+
+    Returns:
+        these, and (job, column) -> fraction of the time that it has run there.
     """
     jobs, shares, state, settings = question.jobs, question.shares, question.state, question.settings
     elapsed = longest_run(question)
@@ -191,10 +188,9 @@ def ordered_claims(question: Question, pools: Pools, valid: Mapping[str, Placeme
         job=index_.astype(np.int64),
         column=column_.astype(np.int64),
         gpus=gpus.astype(np.int64),
+        stays=stays > 0,
     )
-    return OrderedClaims(
-        claims=claims.take(order), stays=stays[order] > 0, received_fraction=received_fraction
-    )
+    return claims.take(order), received_fraction
 
 
 def longest_run(question: Question) -> float:

@@ -21,7 +21,6 @@ from ballast_policies.rounds.claims import (
     SEVERAL,
     Claims,
     Groups,
-    OrderedClaims,
     Pools,
     ordered_claims,
 )
@@ -50,7 +49,7 @@ def grant_gpus(question: Question, held: Mapping[str, Placement] | None = None) 
     """
     pools, valid = Pools.of(question.nodes, question.columns), valid_placements(question)
     state, settings, jobs = question.state, question.settings, {job.name: job for job in question.jobs}
-    pairs = question.second_jobs.items()
+    pairs, (claims, received_fraction) = question.second_jobs.items(), ordered_claims(question, pools, valid)
     first = {name: first for name, first in pairs if first in valid and name in jobs and jobs[name].gpus == 1}
     claimed = _Claimed(
         question=question,
@@ -61,7 +60,8 @@ def grant_gpus(question: Question, held: Mapping[str, Placement] | None = None) 
         pools=pools,
         valid=valid,
         groups=Groups.of(question, pools, valid, question.state.running if held is None else held),
-        ordered=ordered_claims(question, pools, valid),
+        claims=claims,
+        received_fraction=received_fraction,
     )
     pinned = within_min_run(question, claimed.here)
     limit = moves_left(question)
@@ -113,6 +113,7 @@ class _Claimed:
         valid: running job -> where it could continue with GPUs of its own.
         first: running job that is second on its GPU -> the first.
         here: running job -> where it could continue, with GPUs of its own or as a second job.
+        received_fraction: (job, column) -> fraction of the time that it has run there.
     """
 
     question: Question
@@ -123,7 +124,8 @@ class _Claimed:
     first: Mapping[str, str]
     here: Mapping[str, Placement]
     groups: Groups
-    ordered: OrderedClaims
+    claims: Claims
+    received_fraction: Mapping[tuple[str, str], float]
 
 
 def _grant(
@@ -133,7 +135,7 @@ def _grant(
     pools, groups, valid, names = claimed.pools, claimed.groups, claimed.valid, claimed.names
     index, holding = {name: m for m, name in enumerate(names)}, sorted(pinned.keys() & valid.keys())
     keeping = [index[job] for job in holding]
-    claims, position = claimed.ordered.claims, np.arange(len(claimed.ordered.claims))
+    claims, position = claimed.claims, np.arange(len(claimed.claims))
     open_ = ~np.isin(claims.job, [index[job] for job in pinned])
     chosen, splits = groups.select(claims.take(open_), keeping)
     granted = position[open_][chosen]
@@ -151,7 +153,7 @@ def _grant(
             int(claims.job[at]): frozenset(column for column, first in closed.items() if first < at)
             for at in np.flatnonzero(claims.column == SEVERAL).tolist()
         }
-        open_ &= claimed.ordered.stays | ahead
+        open_ &= claims.stays | ahead
         chosen, splits = groups.select(claims.take(open_), keeping, shut)
         granted = position[open_][chosen]
         kept_for = {pools.names[column]: names[claims.job[at]] for column, at in closed.items()}
@@ -243,7 +245,7 @@ def _draft(
             reasons[name] = Reason(f"{at}{why}; {gang.speed_at(at):.3g} steps/s are predicted")
         else:
             columns = dict.fromkeys(column_of[part.pool] for part in at.by_pool)
-            share, received = question.shares.get(name, {}), claimed.ordered.received_fraction
+            share, received = question.shares.get(name, {}), claimed.received_fraction
             reasons[name] = explain_placement(
                 share=sum(share.get(column, 0.0) for column in columns),
                 received_fraction=sum(received.get((name, column), 0.0) for column in columns),
