@@ -311,6 +311,8 @@ class TrainingJobStatus(StatusModel):
         # The operator writes pods and nodes together. An allocation without them holds nothing.
         if allocation is None or not allocation.pods or len(allocation.pods) != len(allocation.nodes):
             return None
+        if allocation.parts and {*allocation.pods} != {pod for part in allocation.parts for pod in part.pods}:
+            allocation = allocation.replace(parts=())  # put there by hand
         gpus = len(allocation.pods) * allocation.gpus_per_pod
         return allocation if allocation.gpus == gpus else allocation.replace(gpus=gpus)
 
@@ -429,6 +431,15 @@ def progress_alone(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
     """True if nothing differs but what changes with every report."""
     fields = TrainingJobStatus.model_fields.keys() - PROGRESS_FIELDS
     return all(getattr(old, field) == getattr(new, field) for field in fields)
+
+
+def words_alone(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
+    """True if nothing differs but the words of why a job waits."""
+    was, said = old.condition(JobCondition.ADMITTED), new.condition(JobCondition.ADMITTED)
+    if new.allocation is not None or was is None or said is None or said.replace(message=was.message) != was:
+        return False
+    conditions = tuple(was if each is said else each for each in new.conditions)
+    return old == new.replace(conditions=conditions, last_decision=old.last_decision)
 
 
 def reconciled(status: TrainingJobStatus, now: Time, generation: int) -> TrainingJobStatus:

@@ -21,6 +21,7 @@ from ballast_operator.api.training_job_status import (
     reconciled,
     refused_since,
     status_content,
+    words_alone,
 )
 from ballast_operator.errors import (
     ActionRefused,
@@ -59,7 +60,7 @@ from ballast_operator.steps.decide import decide, refused
 from ballast_operator.views.job import JobView
 
 PROGRESS_WRITES_PER_SECOND = 20.0
-"""Writes of progress for all jobs together, at most: with more jobs, each is written less often."""
+"""Writes of progress, and of words for waiting jobs, at most: with more jobs, each is written less often."""
 
 POOLS_SOON_SECONDS = 1.0
 """Until a job is looked at again that waits for this operator's first decision: it makes the pools known."""
@@ -473,14 +474,22 @@ class Reconciler:
         return status if kept is content else TrainingJobStatus.model_validate(kept)
 
     def _too_soon(self, key: Key, old: TrainingJobStatus, new: TrainingJobStatus) -> float:
-        """Seconds to wait where nothing but progress has changed since a recent write."""
+        """Seconds to wait where nothing but progress, or why it waits, has changed since a recent write.
+
+        A gang's launch and its first step change the words of all jobs that wait for its GPUs.
+        """
         last = self._progress_written.get(key)
         first = old.progress is None and new.progress is not None
-        if last is None or first or not progress_alone(old, new):
+        if last is None or first:
             return 0.0
-        pause = max(
-            self._settings.progress_seconds, len(self._observer.gpu_holders) / PROGRESS_WRITES_PER_SECOND
-        )
+        if words_alone(old, new):
+            pause = len(self._observer.decided.assignments) / PROGRESS_WRITES_PER_SECOND
+        elif progress_alone(old, new):
+            pause = max(
+                self._settings.progress_seconds, len(self._observer.gpu_holders) / PROGRESS_WRITES_PER_SECOND
+            )
+        else:
+            return 0.0
         return pause - (self._observer.clock.seconds() - last)
 
     def _count(self, result: StepResult) -> None:

@@ -7,6 +7,7 @@ import pytest
 from ballast_operator.api.conditions import JobReason, PolicyReason
 from ballast_operator.errors import ActionRefused, Forbidden
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, NODE, POLICY
+from ballast_operator.reconcile import reconciler
 from ballast_operator.waits import WaitReason
 from ballast_policies.contract import CONFIG_KEY, lease_name, plan_config_map_name
 
@@ -121,6 +122,28 @@ async def test_a_job_waits_for_capacity_with_numbers():
 
 
 @pytest.mark.slow
+async def test_the_words_of_jobs_that_wait_are_written_at_a_rate_that_all_of_them_share(monkeypatch):
+    """A gang's first step changes them for all that wait for its GPUs; they are right in the end."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)}, roundSeconds=80_000)
+    simulation.add_job("first", totalSteps=10**6)
+    simulation.trainers["first"].start_seconds = 5
+    await simulation.ticks(2)
+    waiting = [f"w{number}" for number in range(5)]
+    for name in waiting:
+        simulation.add_job(name)
+
+    def told() -> list[bool]:
+        return [f"{NAMESPACE}/first has been" in simulation.condition(w, "Admitted").message for w in waiting]
+
+    await simulation.ticks(2)
+    assert all(told())
+    monkeypatch.setattr(reconciler, "PROGRESS_WRITES_PER_SECOND", len(simulation.present()) / 20)
+    await simulation.running("first")
+    await simulation.ticks(2)
+    assert all(told())
+    await simulation.until(lambda: not any(told()), ticks=30)
+
+
 async def test_a_node_that_matches_two_pools_takes_no_gangs_and_the_others_do():
     """The condition names node and pools; who runs there stays, and new jobs start on the other nodes."""
     simulation = Simulation(nodes={"a": ("fast", 4), "b": ("fast", 3)}, roundSeconds=5)
