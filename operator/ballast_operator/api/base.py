@@ -171,7 +171,9 @@ def memory_bytes(quantity: str) -> float:
     return float(parse_quantity(quantity))
 
 
-Step = Annotated[int, Field(ge=0, le=2**53)]
+MOST_STEPS = 2**53
+
+Step = Annotated[int, Field(ge=0, le=MOST_STEPS)]
 """A number of optimizer steps."""
 
 

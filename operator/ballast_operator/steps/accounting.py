@@ -6,7 +6,7 @@ from ballast_policies.accounting import cost, isolated_seconds, price_part
 from ballast_policies.contract import Report
 from ballast_policies.prices.egress import GB
 
-from ballast_operator.api.base import Verdict
+from ballast_operator.api.base import MOST_STEPS, Verdict
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.costs import DataCost, TeamPart
 from ballast_operator.api.job_allocation import JobAllocation, PoolCost, SharedGpu
@@ -312,7 +312,8 @@ def accrue_data(
     """
     data, known, allocation = context.spec.data, status.data, status.allocation
     done = status.progress.step if status.progress is not None else 0
-    read = done + status.lost_steps + unreported  # the data of steps that were lost was read twice
+    # The data of steps that were lost was read twice; a hand may have written any number of them.
+    read = min(done + status.lost_steps + unreported, MOST_STEPS)
     if allocation is None or (data is None and known is None):
         return status
     if data is None or known is None:

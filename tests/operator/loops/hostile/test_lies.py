@@ -185,6 +185,26 @@ async def test_what_can_be_read_of_a_status_is_kept_by_an_operator_that_begins(s
     assert simulation.status("one").launches == before.launches + (not held or 0)
 
 
+PART = {"pool": "fast", "gpuType": "fast", "speed": 1.0}
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"allocation": {"parts": [{**PART, "pods": ["stray"]}, {**PART, "pool": "slow"}]}},
+        {"lostSteps": 2**63 - 1, "data": {"steps": 2**53}},
+    ],
+    ids=["parts", "lost steps"],
+)
+async def test_a_job_goes_on_with_a_status_that_a_hand_has_written(edit):
+    """Of values that the definition allows, and no operator writes: every pass of it succeeds."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
+    await simulation.run_job("one", totalSteps=200)
+    simulation.world.patch(JOB, NAMESPACE, "one", {"status": edit})
+    await simulation.until(lambda: simulation.state("one") == "Succeeded", ticks=100)
+    assert simulation.status("one").launches == 1
+
+
 async def test_a_status_that_the_clusters_policies_refuse_is_told_by_an_event(monkeypatch):
     """Nothing else can tell it; the job goes on once they let the operator write."""
     simulation = Simulation(nodes={"fast-0": ("fast", 4)})
