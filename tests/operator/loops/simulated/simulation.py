@@ -293,6 +293,7 @@ class Simulation:
         try:
             await self._operate()
             await self.report()
+            await asyncio.sleep(0)  # tasks beside it have their turn: from Python 3.14 nothing else yields
         except Crash:
             self.restarts += 1
             self.start_operator()
