@@ -380,6 +380,14 @@ def test_a_notebook_shows_jobs_as_a_table_whatever_they_hold():
     assert Job(odd).restarts == 0 and Job(odd).loss is None
 
 
+def test_printed_jobs_are_a_line_each():
+    """Their whole objects, with what the API server manages, would fill the screen."""
+    job = Job({"metadata": {"namespace": "n", "name": "a", "managedFields": ["long"]}})
+    assert repr(Jobs((job, job), more=True)).splitlines() == [*2 * ["n/a: New, step 0/0"], "and others"]
+    assert f"{job!r}" == str(job) == "n/a: New, step 0/0"
+    assert str(Jobs(())) == "no jobs"
+
+
 def test_lines_of_several_pods_are_one_log_by_time(answers):
     """Each as it is; what has no time stays behind the line before it."""
     logs = {

@@ -151,7 +151,7 @@ class Job:
                 return str(_at(conditions[kind], "message") or "")
         return str(_at(self.raw, "status", "lastDecision", "why") or "")
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         held = f", {self.gpus} {self.gpu_type}" if self.gpus else ""
         return f"{self.namespace}/{self.name}: {self.state}, step {self.step}/{self.total_steps}{held}"
 
@@ -169,7 +169,7 @@ WIDE_COLUMNS = (*COLUMNS, "restarts", "end", "nodes", "why")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Jobs(Sequence[Job]):
-    """Jobs at one moment; a notebook shows them as a table.
+    """Jobs at one moment; printed a line each, in a notebook a table.
 
     Attributes:
         jobs: by namespace and name.
@@ -195,6 +195,10 @@ class Jobs(Sequence[Job]):
     def rows(self) -> list[tuple[str, ...]]:
         """A row of texts for each job, as :data:`WIDE_COLUMNS`."""
         return [_row(job) for job in self.jobs]
+
+    def __repr__(self) -> str:
+        lines = [*map(str, self.jobs), *(["and others"] if self.more else [])]
+        return "\n".join(lines) or "no jobs"
 
     def _repr_html_(self) -> str:
         width = len(COLUMNS)
