@@ -120,17 +120,16 @@ class Gang:
 
     def exit_codes(self) -> dict[str, int]:
         """Wait until all have ended."""
-        eventually(
-            lambda: all(process.exitcode is not None for process in self.processes.values()),
-            f"all of {sorted(self.processes)} end",
-            self.errors,
-        )
-        return {name: process.exitcode or 0 for name, process in self.processes.items()}
+        return {name: self.exit_code(name) for name in self.processes}
 
     def exit_code(self, name: str) -> int:
         """Wait until one has ended."""
-        eventually(lambda: self.processes[name].exitcode is not None, f"{name} ends", self.errors)
-        return self.processes[name].exitcode or 0
+        process = self.processes[name]
+        process.join(WAIT_SECONDS)
+        assert process.exitcode is not None, (
+            f"waited {WAIT_SECONDS:g} s for the end of {name}\n{self.errors()}"
+        )
+        return process.exitcode
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """JSON lines that a process has printed so far, whole ones only."""
