@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ballast_policies.contract import Candidate, Directive, Plan, Rank, Report, Tried
+from ballast_policies.counting import counted
 from ballast_policies.protocol.moves import Wait, WaitFor
 from ballast_policies.protocol.observed import Cause, Deadline, Gang
 from ballast_policies.rounds.gangs import types_by_rank
@@ -343,7 +344,7 @@ def write_first_plan(context: ReconcileContext, epoch: int) -> StepResult:
         JobCondition.RUNNING,
         False,
         JobReason.RANKS_MEETING,
-        f"{len(plan.pods)} pods run; ranks connect and load the checkpoint",
+        f"{counted(len(plan.pods), 'pod', 'run')}; ranks connect and load the checkpoint",
     )
     # A script acknowledges nothing that would ask for the next pass: it runs with the plan's writing.
     again = 0.0 if view.is_script else context.settings.start_seconds

@@ -6,6 +6,7 @@ like the others.
 """
 
 from ballast_policies.contract import Plan, Proposal, Stage
+from ballast_policies.counting import counted
 from ballast_policies.protocol.moves import AbandonGrowth, RecordShrink, Why
 from ballast_policies.protocol.observed import Deadline, Gang
 
@@ -157,7 +158,9 @@ def record_shrink(context: ReconcileContext, move: RecordShrink) -> StepResult:
     status = accrue_cost(context, context.view.status)
     status = status.replace(allocation=shrunk, repacks=(*status.repacks, entry)[-KEPT_REPACKS:])
     status = accrue_pause(status, context.change_pause_ms)
-    message = f"{', '.join(released)} released at step {entry.step}; {len(shrunk.pods)} pods continue"
+    message = (
+        f"{', '.join(released)} released at step {entry.step}; {counted(len(shrunk.pods), 'pod', 'continue')}"
+    )
     message += _degrees(shrunk)
     kind, reason = JobCondition.REPACKED, JobReason.PODS_RELEASED
     if entry.asked:

@@ -13,6 +13,7 @@ from ballast_policies.contract import (
     plan_config_map_name,
 )
 from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.counting import counted
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.job_allocation import LaunchDegrees
@@ -99,9 +100,9 @@ def track_progress(context: ReconcileContext) -> TrainingJobStatus:
     allocation, lease = context.allocation, view.lease
     report = lease.report if lease is not None else None
     if view.acknowledged:
-        does = "run the template's command" if view.is_script else "train"
         where = " and ".join(f"{part.gpu_type} of pool {part.pool}" for part in allocation.by_pool)
-        message = f"{len(context.plan.ranks)} ranks {does} on {where}"
+        message = counted(len(context.plan.ranks), "rank", "run" if view.is_script else "train")
+        message += (" the template's command" if view.is_script else "") + f" on {where}"
         known = status.condition(JobCondition.RUNNING)
         if report is not None and report.not_saved and view.has_spoken:
             # The first reason stays: a text that changed with each try would be a write each.

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from ballast_policies.allocation.problem import Configuration, Job, Problem
 from ballast_policies.allocation.registry import find_policy
+from ballast_policies.counting import counted
 from ballast_policies.rounds.gangs import MixedGang, speed_key
 from ballast_policies.rounds.ledger import Ledger
 from ballast_policies.rounds.values import Node, PoolPart
@@ -92,7 +93,8 @@ def waits_for(gang: MixedGang, ledger: Ledger) -> str:
     room = room_on(open_nodes(gang, ledger, provisionable=True), gang, ledger)
     types = {node.pool: node.gpu_type for node in ledger.nodes.values() if gang.relative(node.gpu_type) > 0}
     has = [f"{room.get(pool, ('', 0))[1]} {kind} free in pool {pool}" for pool, kind in sorted(types.items())]
-    return f"waits for {gang.sizes[0]} GPUs of its pools together: {'; '.join(has) or 'it may use none'}"
+    needs = counted(gang.sizes[0], "GPU")
+    return f"waits for {needs} of its pools together: {'; '.join(has) or 'it may use none'}"
 
 
 def mixtures(gang: MixedGang, room: Room) -> tuple[tuple[PoolPart, ...], ...]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from ballast_policies.allocation.problem import Job
+from ballast_policies.counting import counted
 from ballast_policies.rounds.ledger import Ledger, in_its_pools
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import (
@@ -104,7 +105,7 @@ def _starting(question: Question, placements: Mapping[str, Placement]) -> dict[s
     for pool, (first, *others) in found.items():
         since = min(question.state.running_since.get(first, 0.0), _LAST)
         at = datetime.datetime.fromtimestamp(since, datetime.UTC)
-        more = f", and {len(others)} more gangs later" if others else ""
+        more = f", and {counted(len(others), 'more gang')} later" if others else ""
         texts[pool] = f"{first} has been starting there since {at:%Y-%m-%dT%H:%M:%SZ}{more}"
     return texts
 
@@ -138,16 +139,16 @@ def explain_waiting(
             text += f", at most {most} of them in one domain, {domain}"
         elif per_pod > 1:
             fitting = sum(room.free[node.name] // per_pod for node in within)
-            text += f", room for {fitting} pod{'' if fitting == 1 else 's'}"
+            text += f", room for {counted(fitting, 'pod')}"
         text += f", kept for {kept}" if kept != job.name and left else ""
         text += f", {room.starting}" if room.starting and left < job.gpus else ""
         closed = Counter(node.closed for node in room.nodes if node.closed)
         barred = Counter(n.taints for n in room.nodes if not n.closed and n.taints in asks.barred)
         counts.append(text + barred_nodes(room.pool, barred, closed))
     where = "; ".join(counts) or f"no node has {' or '.join(usable)}"
-    pods = "" if per_pod == 1 else f" in {job.gpus // per_pod} pods of {per_pod}"
+    pods = "" if per_pod == 1 else f" in {counted(job.gpus // per_pod, 'pod')} of {per_pod}"
     domain = "" if required is None else f" within one domain of {required.label}"
-    return f"waits for {job.gpus} GPUs of one pool{domain}{pods}: {where}"
+    return f"waits for {counted(job.gpus, 'GPU')} of one pool{domain}{pods}: {where}"
 
 
 class Explained:
@@ -187,7 +188,7 @@ def barred_nodes(pool: str, barred: Mapping[str, int], closed: Mapping[str, int]
         closed: why nodes take no gang at all -> nodes.
     """
     texts = [
-        f"{_nodes(count)} of pool {pool} {'has' if count == 1 else 'have'} taint {taints}, "
+        f"{counted(count, 'node')} of pool {pool} {'has' if count == 1 else 'have'} taint {taints}, "
         "which the template does not tolerate"
         for taints, count in sorted(barred.items())
         if TOLD_APART not in taints
@@ -195,16 +196,14 @@ def barred_nodes(pool: str, barred: Mapping[str, int], closed: Mapping[str, int]
     others = sum(count for taints, count in barred.items() if TOLD_APART in taints)
     if others:
         texts.append(
-            f"{_nodes(others)} of pool {pool} {'is' if others == 1 else 'are'} excluded by the template's "
-            "tolerations, nodeSelector, node affinity or requests, or by the memory of their GPUs, or "
-            "avoided since its pods did not run there in time"
+            f"{counted(others, 'node')} of pool {pool} {'is' if others == 1 else 'are'} excluded by the "
+            "template's tolerations, nodeSelector, node affinity or requests, or by the memory of their "
+            "GPUs, or avoided since its pods did not run there in time"
         )
-    texts += [f"{_nodes(count)} of pool {pool}: {reason}" for reason, count in sorted(closed.items())]
+    texts += [
+        f"{counted(count, 'node')} of pool {pool}: {reason}" for reason, count in sorted(closed.items())
+    ]
     return "".join(f"; {text}" for text in texts)
-
-
-def _nodes(count: int) -> str:
-    return "1 node" if count == 1 else f"{count} nodes"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

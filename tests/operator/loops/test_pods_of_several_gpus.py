@@ -76,7 +76,7 @@ async def test_a_gang_is_placed_when_a_node_has_room_for_its_pod():
     await simulation.tick()
     await simulation.tick()
     waiting = simulation.condition("pair", "Admitted").message
-    assert "in 1 pods of 2: 2 of 4 fast free in pool fast, room for 0 pods" in waiting
+    assert "in 1 pod of 2: 2 of 4 fast free in pool fast, room for 0 pods" in waiting
     await simulation.running("pair")
     assert simulation.state("short") == "Succeeded"
     assert [gpus(pod) for pod in simulation.pods("pair")] == ["2"]

@@ -243,8 +243,8 @@ def test_a_gang_that_waits_is_told_which_one_starts_where_it_could_run():
         settings=RoundSettings(within_round=True),
     )
     assert decide_round(asked).reasons["behind"] == (
-        "waits for 1 GPUs of one pool: 0 of 2 v100 free in pool a, first has been starting there since "
-        "1970-01-01T00:01:00Z, and 1 more gangs later"
+        "waits for 1 GPU of one pool: 0 of 2 v100 free in pool a, first has been starting there since "
+        "1970-01-01T00:01:00Z, and 1 more gang later"
     )
     since = dict.fromkeys(state.running, 1e12)  # on the clock of a simulation, after the year 9999
     late = dataclasses.replace(asked, now=1e12, state=dataclasses.replace(state, running_since=since))
