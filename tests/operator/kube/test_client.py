@@ -6,7 +6,6 @@ import contextlib
 import email.utils
 import json
 import os
-import sys
 import time
 import types
 import weakref
@@ -615,11 +614,8 @@ def test_a_value_of_usual_depth_is_as_it_was(value):
 
 @pytest.mark.parametrize("levels", [MOST_LEVELS, MOST_LEVELS + 2, DEEP])
 def test_a_deep_value_is_cut_and_its_neighbours_are_whole(levels):
-    """Python itself would give up on the whole text."""
+    """Before Python 3.14 `json.loads` gives up on the whole text."""
     text = f'{{"items": [{{"name": "a"}}, {nested(levels)}, {{"name": "b"}}]}}'
-    if levels > sys.getrecursionlimit():
-        with pytest.raises(RecursionError):
-            json.loads(text)
     first, deep, last = read_json(text.encode())["items"]
     assert (first, last) == ({"name": "a"}, {"name": "b"})
     assert depth(deep) == MOST_LEVELS - 2
