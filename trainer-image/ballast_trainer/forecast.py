@@ -36,7 +36,7 @@ from ballast_policies.planning.step_time import predict_step_seconds
 
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.pipeline.layout import ScheduleRequest, is_asynchronous, used_replicas
+from ballast_trainer.pipeline.layout import ScheduleRequest, is_asynchronous
 
 FLOW_STEPS = 4
 """Simulated steps of a schedule without a flush; a step's time is the mean of as many further steps."""
@@ -254,7 +254,7 @@ def forecast(
     trace = traces[slowest]
     busy = [seconds / played for seconds in trace.busy]
     formula = None
-    if SCHEDULES[config.pipeline.schedule].closed_form and not used_replicas(config.pipeline.replicas):
+    if SCHEDULES[config.pipeline.schedule].closed_form and not config.pipeline.used_replicas:
         updates = _update_seconds(trace)
         formula = predict_step_seconds(
             [load - update for load, update in zip(busy, updates, strict=True)],

@@ -161,9 +161,8 @@ def predicted_step_seconds(model: ModelState, costs: LayerCosts, stages: Sequenc
     if staged is not None:
         return staged.step_seconds(partition_of(stages))
     loads = [0.0] * (1 + max(stage.rank for stage in stages))
-    for stage, holders in zip(
-        stages, holders_of(stages, model.config.pipeline.replicas, len(loads)), strict=True
-    ):
+    replicas = model.schedule_request(len(loads)).replicas
+    for stage, holders in zip(stages, holders_of(stages, replicas), strict=True):
         loads[stage.rank] += sum(costs.total[stage.first_layer : stage.end_layer]) / len(holders)
     return predict_step_seconds(loads, model.microbatches_per_drain)
 

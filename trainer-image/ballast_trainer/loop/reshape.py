@@ -132,7 +132,7 @@ def _move_and_try(
     Raises:
         MigrationFailed: nothing has changed.
     """
-    before, replicas = model.layers.indices(), model.config.pipeline.replicas
+    before, replicas = model.layers.indices(), model.config.pipeline.used_replicas
     positions = range(model.world.positions)
     kept = positions if kept is None else kept
     moves = plan_moves(in_force, stages, replicas)

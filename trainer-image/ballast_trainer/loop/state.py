@@ -372,7 +372,7 @@ class ModelState:
     @property
     def holders(self) -> tuple[tuple[int, ...], ...]:
         """Pipeline positions that hold each stage: several where the stage has replicas."""
-        return holders_of(self.stages, self.config.pipeline.replicas, self.world.positions)
+        return holders_of(self.stages, self.schedule_request(self.world.positions).replicas)
 
     @property
     def _layer_holders(self) -> list[tuple[int, ...]]:

@@ -26,7 +26,7 @@ class ScheduleRequest:
         name: one of ``ballast_policies.planning.schedules.registry.SCHEDULES``.
         ranks: positions of the pipeline.
         microbatches: per step, of one replica of the pipeline.
-        replicas: by stage, how many ranks hold it; empty: one each.
+        replicas: by stage, how many ranks hold it; empty: one each, or one rank trains alone.
         stages_per_rank: where the schedule leaves it open; None: the default.
     """
 
@@ -44,7 +44,7 @@ class ScheduleRequest:
             name=pipeline.schedule,
             ranks=ranks,
             microbatches=pipeline.microbatches // config.parallelism.data,
-            replicas=tuple(pipeline.replicas),
+            replicas=() if ranks == 1 else pipeline.used_replicas,
             stages_per_rank=pipeline.stages_per_rank,
         )
 
@@ -84,18 +84,18 @@ class ScheduleRequest:
                 ranks=self.ranks,
                 microbatches=self.microbatches,
                 chunks=self.stages_per_rank or DEFAULT_STAGES_PER_RANK,
-                replicas=used_replicas(self.replicas, self.ranks),
+                replicas=self.replicas,
                 steps=steps,
             )
         except ScheduleError as error:
-            field = "pipeline.replicas" if used_replicas(self.replicas) else "pipeline.schedule"
+            field = "pipeline.replicas" if self.replicas else "pipeline.schedule"
             raise ConfigurationError(field, f"{self.name} over {self.ranks} ranks: {error}") from error
 
     def placement(self) -> tuple[int, ...]:
         """Each stage's first rank; one rank has one stage. Raises ConfigurationError: counts do not suit."""
         if self.ranks == 1:
             return (0,)
-        if not used_replicas(self.replicas) and SCHEDULES[self.name].microbatch_a_rank:
+        if not self.replicas and SCHEDULES[self.name].microbatch_a_rank:
             unsuited = SCHEDULES[self.name].unsuited(self.ranks, self.microbatches)
             if unsuited is not None:
                 reason = f"{self.name}: {unsuited}. To fix: more microbatches, or fewer ranks"
@@ -103,16 +103,9 @@ class ScheduleRequest:
         return tuple(holders[0] for holders in self.one_step().stage_ranks)
 
 
-def used_replicas(replicas: Sequence[int], ranks: int = 0) -> Sequence[int]:
-    """The replicas of each stage; empty where every stage has one, or one rank trains alone."""
-    return replicas if ranks != 1 and any(count != 1 for count in replicas) else ()
-
-
-def holders_of(
-    stages: Sequence[Stage], replicas: Sequence[int], ranks: int = 0
-) -> tuple[tuple[int, ...], ...]:
-    """All ranks that hold each stage: a stage's own, and those after it that are its replicas."""
-    if not used_replicas(replicas, ranks):
+def holders_of(stages: Sequence[Stage], replicas: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """All ranks that hold each stage: a stage's own, and those after it that are its replicas, if any."""
+    if not replicas:
         return tuple((stage.rank,) for stage in stages)
     return tuple(
         tuple(range(stage.rank, stage.rank + count)) for stage, count in zip(stages, replicas, strict=True)

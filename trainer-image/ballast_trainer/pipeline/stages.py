@@ -94,7 +94,7 @@ class PipelineBuilder:
     @property
     def holders(self) -> tuple[tuple[int, ...], ...]:
         """Pipeline positions that hold each stage."""
-        return holders_of(self.stages, self.schedule.replicas, self.schedule.ranks)
+        return holders_of(self.stages, self.schedule.replicas)
 
     @property
     def _replicated(self) -> bool:
