@@ -310,14 +310,14 @@ def test_what_the_api_server_refuses_is_one_of_the_clients_errors(answers, statu
         ("kind: Pod\napiVersion: v1\nmetadata: {name: a}", "it is not a TrainingJob"),
         ("kind: TrainingJob\napiVersion: v1\nmetadata: {name: a}", "apiVersion: 'v1'"),
         ("kind: TrainingJob\napiVersion: ballast.dev/v1alpha1\nspec: {totalSteps: .nan}", "nan is no number"),
-        ("kind: TrainingJob\n1: 2", "the key 1 is no text"),
+        ("kind: TrainingJob\n~: 2", "the key None is no text"),
         ("a: !!binary aGVsbG8=", "bytes is no value"),
         ("a: " + "[" * 80 + "]" * 80, "50 levels"),
         ("a: &a [1, 1]\nb: &b [*a, *a]\n" + "".join(
             f"{chr(c + 1)}: &{chr(c + 1)} [{', '.join([f'*{chr(c)}'] * 9)}]\n" for c in range(98, 110)
         ), "200000 values"),
         ("a: " + "[" * 2000, "100 levels"),
-        ("a: " + "9" * 9000, "not YAML"),
+        ("a: " + "9" * 9000, "it is not a TrainingJob"),
         ("x" * (2 << 20), "more than 1 MiB"),
         ("a: \ud800", "not UTF-8"),
         ("kind: TrainingJob\nspec: {totalSteps: 1, totalSteps: 2}", "'totalSteps' is given twice"),
@@ -336,6 +336,7 @@ def test_a_file_that_holds_no_training_job_is_refused(text, says, tmp_path, answ
     ("words", "says"),
     [
         (("--name", "a"), "--image, --steps, COMMAND: not given"),
+        (("--name", "a", "job.yaml"), "To fix: -f job.yaml, or"),
         (("-f", "x", "--gpus", "2"), "-f: not with COMMAND or options of a job"),
         (("--gpus", "²"), "--gpus: '²' is no number"),
         (("--gpus", "4-2"), "fewest above most"),

@@ -168,8 +168,9 @@ def _manifest(command: tuple[str, ...], flags: dict[str, Any]) -> dict[str, Any]
     }
     missing = [name for name, value in needed.items() if not value]
     if missing:
+        file = command[0] if len(command) == 1 and command[0].endswith((".yaml", ".json")) else "FILE"
         raise click.UsageError(
-            f"{', '.join(missing)}: not given. To fix: -f FILE, or --name, --image, --steps and, after --, "
+            f"{', '.join(missing)}: not given. To fix: -f {file}, or --name, --image, --steps and, after --, "
             "the command; a job with `model` needs a file"
         )
     environment = {}
