@@ -196,7 +196,7 @@ def backwards(world):
     for stage in (1, 2, 3):
         config = TrainingConfig(recompute=stage == 3)
         layers = all_layers(model, config, with_unused, replicas=world.data, shards_weights=stage == 3)
-        buckets = GradientBuckets(world.data, layers, 4, each_backward=stage >= 2)
+        buckets = GradientBuckets(world.data, layers, each_backward=stage >= 2)
         alive, whole = [], []
         for parameter in layers.parameters():
             parameter.register_post_accumulate_grad_hook(
@@ -260,7 +260,7 @@ def peaks(world):
     for stage in range(4):
         replicas = world.data if stage else None
         layers = all_layers(model, replicas=replicas, shards_weights=stage == 3)
-        buckets = GradientBuckets(world.data, layers, 4, each_backward=stage >= 2)
+        buckets = GradientBuckets(world.data, layers, each_backward=stage >= 2)
         ended = stage >= 2, buckets.layer_ended
         pipeline = one_stage(model, layers, 4, layer_ended=ended)
 

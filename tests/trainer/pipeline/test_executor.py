@@ -97,8 +97,8 @@ def run(
             for stage, module in modules_by_rank[rank].items()
         }
 
-        def update(stage, *, step, microbatches):
-            apply_gradients(rank, stage, step=step, microbatches=microbatches)
+        def update(stage, *, step, replicas):
+            apply_gradients(rank, stage, step=step, replicas=replicas)
 
         executor = Executor(
             stacks,
@@ -238,7 +238,7 @@ def test_a_schedule_with_a_flush_gives_the_gradients_of_one_process(name, ranks,
         for module in modules:
             value = module(value)
         mean = half_square(value, target)
-        mean.backward()
+        (mean / 8).backward()
         wanted_loss += float(mean.detach()) / 8
     assert loss == pytest.approx(wanted_loss, abs=1e-12)
     for stage, module in enumerate(modules):
@@ -284,10 +284,10 @@ class Shift(nn.Module):
 def descent(modules):
     """The updates of plain gradient descent on the stages of each rank."""
 
-    def apply_gradients(rank, stage, *, step, microbatches):
+    def apply_gradients(rank, stage, *, step, replicas):
         with torch.no_grad():
             for parameter in modules[rank][stage].parameters():
-                parameter.sub_(RATE * parameter.grad / microbatches)
+                parameter.sub_(RATE * parameter.grad / replicas)
                 parameter.grad = None
 
     return apply_gradients

@@ -2,8 +2,7 @@
 
 A block over some positions of each sequence; and a further loss of a layer, whose gradient enters where the
 layer's output is computed.  So no stage needs to send it on, and the loss that is printed stays the model's
-own.  The loss counts as part of the microbatch's: the trainer divides the gradients of both by the number of
-microbatches.
+own.  The loss counts as part of the microbatch's.
 """
 
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.protocol import Dynamic
 from ballast_trainer.dynamics.schedule import ChangeSteps
 from ballast_trainer.layers.layer import LayerSet
+from ballast_trainer.layers.running import CURRENT_FORWARD
 from ballast_trainer.models.blocks import lacking
 
 
@@ -125,14 +125,6 @@ def run_at(
     return torch.where(chosen.unsqueeze(-1), after, hidden.to(after.dtype)), after
 
 
-_scale = [1.0]
-
-
-def set_loss_scale(factor: float) -> None:
-    """The factor on the model's loss in the step that runs, which side losses share (fp16)."""
-    _scale[0] = factor
-
-
 class _Attached(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, output: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
@@ -141,7 +133,8 @@ class _Attached(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return gradient, torch.full_like(ctx.like, _scale[0])
+        factor = CURRENT_FORWARD.loss_scale * CURRENT_FORWARD.loss_share
+        return gradient, torch.full_like(ctx.like, factor)
 
 
 def with_side_loss(output: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:

@@ -12,11 +12,17 @@ import torch
 
 @dataclasses.dataclass(slots=True)
 class Running:
-    """This rank's forward; ``microbatch`` is None in a trial; ``targets_of``: a step, by microbatch."""
+    """This rank's forward; ``microbatch`` is None in a trial; ``targets_of``: a step, by microbatch.
+
+    ``loss_scale``: factor on the model's loss in the step (fp16); ``loss_share``: on a microbatch's loss in
+    that of its update, over all replicas.
+    """
 
     step: int = 0
     microbatch: int | None = None
     targets_of: Callable[[int], tuple[torch.Tensor, ...]] | None = None
+    loss_scale: float = 1.0
+    loss_share: float = 1.0
 
     def set(self, step: int, microbatch: int | None) -> None:
         """A forward begins."""

@@ -127,9 +127,7 @@ class ModelState:
     def train_pipeline(self, step: int) -> float | None:
         """Forward and backward of ``step``; the mean loss on the rank of the last stage."""
         assert self.pipeline is not None
-        self._buckets = GradientBuckets(
-            self.world.data, self.layers, self.microbatches, each_backward=self._shards_gradients
-        )
+        self._buckets = GradientBuckets(self.world.data, self.layers, each_backward=self._shards_gradients)
         if is_read_in_order(self.definition.batch):
             # On every rank: one that did not read along would have to read all steps again later.
             self.batch(step)
@@ -265,6 +263,7 @@ class ModelState:
             independent_layers=self.definition.independent_layers and all(map(is_built_in, self.dynamics)),
             shared=tuple(axis for axis in self._shared_axes if axis.size > 1),
             frozen_outputs=self.frozen_outputs,
+            pipelines=self.world.data.size,
             layer_ended=(self._shards_gradients, self._layer_ended) if self._reduces_early else None,
         )
 
@@ -305,7 +304,7 @@ class ModelState:
         return weighted(value, output, self.batches.factors(running.step, self.world)[running.microbatch])
 
     def complete_gradients(self) -> None:
-        """Average over the replicas, and sum those of tied weights on their owners; collective."""
+        """Sum them over the replicas, and those of tied weights on their owners; collective."""
         buckets, self._buckets = self._buckets or GradientBuckets(self.world.data, self.layers), None
         buckets.finish()
         self.layers.release_weights()

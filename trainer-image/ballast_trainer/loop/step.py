@@ -24,8 +24,8 @@ from torch import nn
 
 from ballast_trainer.device import peak_memory
 from ballast_trainer.distributed.process_group import rows_of
-from ballast_trainer.dynamics.block_change import set_loss_scale
 from ballast_trainer.layers.optimize import squared_gradient_norm
+from ballast_trainer.layers.running import CURRENT_FORWARD
 from ballast_trainer.loop.ending import JobEnd
 from ballast_trainer.loop.plan_following import PlanFollower
 from ballast_trainer.loop.progress import Progress
@@ -108,7 +108,7 @@ class TrainingStep:
             microbatches=model.microbatches,
             exchange=self._exchange_due,
         )
-        set_loss_scale(run.loss_scale.value)
+        CURRENT_FORWARD.loss_scale = run.loss_scale.value
         buffers = buffers_at_start(model.world, model.layers, model.microbatches)
         loss = model.train_pipeline(step)
         if buffers is not None:
@@ -273,12 +273,12 @@ class TrainingStep:
         self._count(agreed, summed.measured, summed.seconds)
         return agreed
 
-    def _apply_gradients(self, stage: int, *, step: int, microbatches: int) -> None:
+    def _apply_gradients(self, stage: int, *, step: int, replicas: int) -> None:
         model = self._model
         self._pipeline.sum_over_replicas(stage)
         gradients = [p.grad for p in model.layers.parameters() if p.grad is not None]
-        if gradients:
-            torch._foreach_div_(gradients, float(microbatches))
+        if gradients and replicas > 1:
+            torch._foreach_div_(gradients, float(replicas))
         # Parallel pipelines make this stage's update at the same place of their equal schedules.
         model.complete_gradients()
         norm = squared_gradient_norm(model.layers.parameters())

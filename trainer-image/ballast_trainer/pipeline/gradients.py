@@ -27,11 +27,10 @@ class _Bucket:
         axis: Axis,
         layer: Layer,
         parameters: Mapping[str, nn.Parameter],
-        terms: int,
         experts: Sequence[nn.Parameter] = (),
     ) -> None:
         """Those of ``parameters``; ``experts``: which this replica has alone."""
-        self._axis, self._layer, self._parameters, self._terms = axis, layer, parameters, terms
+        self._axis, self._layer, self._parameters = axis, layer, parameters
         self._experts = experts
         self._sum: torch.Tensor | None = None
         self._coming: torch.Tensor | None = None
@@ -91,26 +90,24 @@ class _Bucket:
         return self.settle()[: len(self._parameters) + bool(self._experts)].float()
 
     def give(self, counts: Sequence[float]) -> None:
-        """Give the parameters, or this replica's shares of them, their mean gradients."""
+        """Give the parameters, or this replica's shares of them, their gradients."""
         offset, summed = len(counts), self.settle()
-        summed[offset:].div_(self._terms)
         for expert in self._experts if counts[-1] > 0 else ():
             # Of one that no token took: as in one process, where all are computed together.
             expert.grad = torch.zeros_like(expert) if expert.grad is None else expert.grad
-            expert.grad.div_(self._terms)
         for name, count in zip(self._parameters, counts[: len(self._parameters)], strict=True):
             learnt = self._layer.learnt(name)
             if learnt is None:
                 continue
-            mean = summed[offset : offset + learnt.numel()].view(learnt.shape)
+            total = summed[offset : offset + learnt.numel()].view(learnt.shape)
             offset += learnt.numel()
             if count > 0:
                 # An optimizer's kernel wants a gradient laid out as its parameter is.
-                learnt.grad = mean if learnt.is_contiguous() else torch.empty_like(learnt).copy_(mean)
+                learnt.grad = total if learnt.is_contiguous() else torch.empty_like(learnt).copy_(total)
 
 
 class GradientBuckets:
-    """Gradients of a step made the mean over the data axis: a bucket a layer, the last layer's first.
+    """Gradients of a step summed over an axis of replicas: a bucket a layer, the last layer's first.
 
     A layer's bucket starts once no backward of the step adds to its gradients, while those of earlier layers
     still run; with ZeRO-2 after each backward, and a replica keeps the sums of its part alone.  Every replica
@@ -122,18 +119,14 @@ class GradientBuckets:
         self,
         axis: Axis,
         layers: Iterable[Layer],
-        microbatches: int = 1,
         *,
         each_backward: bool = False,
-        mean: bool = True,
     ) -> None:
         """Begin a step of this replica, with no gradients yet.
 
-        They are divided by its microbatches after the backward.  With ``each_backward`` layers end in each of
-        their backwards (ZeRO-2), not in the last one alone; without ``mean`` replicas get the sum.
+        With ``each_backward`` layers end in each of their backwards (ZeRO-2), not in the last one alone.
         """
-        self._axis, self._microbatches, self._each_backward = axis, microbatches, each_backward
-        self._parts = axis.size if mean else 1
+        self._axis, self._each_backward = axis, each_backward
         self._layers = {layer.index: layer for layer in layers} if axis.size > 1 else {}
         self._begun: dict[int, list[_Bucket]] = {}
         self._newest: list[_Bucket] = []
@@ -141,12 +134,12 @@ class GradientBuckets:
     def layer_ended(self, index: int) -> None:
         """A backward has left this layer: any, or the last, after which nothing adds to its gradients."""
         if index in self._layers:
-            self._begin(index, self._microbatches)
+            self._begin(index)
 
     def finish(self) -> None:
-        """Begin what has not, and give all parameters their mean gradients; collective over the axis."""
+        """Begin what has not, and give all parameters their gradients; collective over the axis."""
         for index in sorted(self._layers.keys() - self._begun.keys(), reverse=True):
-            self._begin(index, 1)
+            self._begin(index)
         buckets = [bucket for of in self._begun.values() for bucket in of]
         for bucket in buckets:
             bucket.refuse_late()
@@ -157,14 +150,14 @@ class GradientBuckets:
             bucket.give(of.tolist())
         self._begun.clear()
 
-    def _begin(self, index: int, microbatches: int) -> None:
+    def _begin(self, index: int) -> None:
         if index not in self._begun:
-            layer, terms = self._layers[index], microbatches * self._parts
+            layer = self._layers[index]
             named = ((name, layer.module.get_parameter(name)) for name in layer.of_experts)
             experts = [one for _, one in named if one.requires_grad]
             # With those of the first type, if any.
             self._begun[index] = [
-                _Bucket(self._axis, layer, parameters, terms, () if number else experts)
+                _Bucket(self._axis, layer, parameters, () if number else experts)
                 for number, parameters in enumerate(learning_by_type(layer) or [{}] * bool(experts))
             ]
         if self._each_backward:

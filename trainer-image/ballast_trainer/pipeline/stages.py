@@ -72,6 +72,7 @@ class PipelineBuilder:
         shared: the axes over which ranks wait for each other inside a stage: for weights, or parts of an
             output.
         frozen_outputs: keeps what frozen layers put out; None: nothing is kept.
+        pipelines: replicas of the whole pipeline, which make an update together.
         layer_ended: whether each backward counts or a step's last one alone, and what is told that it has
             gone past a layer, where the schedule lets that be seen: not where backwards are split or stages
             have replicas.
@@ -89,6 +90,7 @@ class PipelineBuilder:
     independent_layers: bool = False
     shared: tuple[Axis, ...] = ()
     frozen_outputs: FrozenOutputs | None = None
+    pipelines: int = 1
     layer_ended: tuple[bool, Callable[[int], None]] | None = None
 
     @property
@@ -224,6 +226,7 @@ class PipelineBuilder:
             loss=_MeteredLoss(self.loss, self.meter, self.stages[-1].end_layer - 1),
             device=self.layers.device,
             transport=Transport(groups, line),
+            pipelines=self.pipelines,
         )
         order = RankOrder(flush, self.rank, 1)
         if schedule.asynchronous:

@@ -18,6 +18,7 @@ from ballast_trainer.data.collate import Batch
 from ballast_trainer.layers.boundaries import Boundary
 from ballast_trainer.layers.layer_stack import LayerStack
 from ballast_trainer.layers.precision import Loss
+from ballast_trainer.layers.running import CURRENT_FORWARD
 from ballast_trainer.pipeline.executor.links import Links, Transport
 from ballast_trainer.pipeline.executor.order import (
     BACKWARDS,
@@ -121,8 +122,8 @@ def _put(owner: nn.Module, name: str, parameter: nn.Parameter) -> None:
 class ApplyGradients(Protocol):
     """Changes a stage's parameters by the gradients gathered in them, and clears these."""
 
-    def __call__(self, stage: int, *, step: int, microbatches: int) -> None:
-        """Update the weights from the gradients of ``microbatches``, summed over all replicas."""
+    def __call__(self, stage: int, *, step: int, replicas: int) -> None:
+        """Update the weights from this rank's gradients; ``replicas`` of the stage have theirs."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -158,10 +159,15 @@ class Executor:
         loss: Loss,
         device: torch.device,
         transport: Transport,
+        pipelines: int = 1,
     ) -> None:
-        """Prepare; ``boundaries``: of all stages; ``loss``: of one microbatch, for the last stage."""
+        """Prepare; ``boundaries``: of all stages; ``loss``: of one microbatch, for the last stage.
+
+        ``pipelines``: replicas of the whole pipeline, which make an update together.
+        """
         self.stacks, self._boundaries = stacks, tuple(boundaries)
         self.meter, self._loss, self._device, self._transport = meter, loss, device, transport
+        self._pipelines = pipelines
 
     def begin(
         self,
@@ -176,6 +182,7 @@ class Executor:
         """
         self._order, self._first_step = order, first_step
         self._batch, self._apply_gradients = batch, apply_gradients
+        CURRENT_FORWARD.loss_share = 1 / (order.schedule.update_every * self._pipelines)
         self._links = Links(order, self._boundaries, self._transport, self._device)
         self._place = self._step = 0
         self._last_step = order.steps - 1
@@ -261,10 +268,10 @@ class Executor:
         elif action.kind is Kind.BACKWARD_WEIGHT:
             self._backward_weights(action)
         elif action.kind is Kind.UPDATE:
-            covered = self._order.covered_by_update(stage)
+            replicas = len(self._order.schedule.stage_ranks[stage])
             apply_gradients, step = self._apply_gradients, self.meter.step
             assert apply_gradients is not None, f"a schedule with a flush has no update of stage {stage}"
-            self._versions[stage].update(lambda: apply_gradients(stage, step=step, microbatches=covered))
+            self._versions[stage].update(lambda: apply_gradients(stage, step=step, replicas=replicas))
         if action.kind in LAST_OF_MICROBATCH:
             self._in_flight[stage] -= 1
 
@@ -300,7 +307,12 @@ class Executor:
         kept, meter = self._kept.pop((stage, k)), self.meter
         last = stage + 1 == self._order.schedule.stages
         waited = kept.results if last else [t for t, sent in self._sent(stage, kept.results) if sent]
-        gradients: Sequence[torch.Tensor | None] = [None] if last else self._gradient(planned)
+        gradients: Sequence[torch.Tensor]
+        if last:
+            # From the start, as in one process: hooks and backwards of the user's see these gradients.
+            gradients = [torch.full_like(value, CURRENT_FORWARD.loss_share) for value in kept.results]
+        else:
+            gradients = self._gradient(planned)
         # What a microbatch has computed may need no gradient although others did.
         pairs = [(t, g) for t, g in zip(waited, gradients, strict=True) if t.requires_grad]
         results, gradients = [t for t, _ in pairs], [g for _, g in pairs]

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import torch
 from ballast_policies.planning.schedules.schedule import Schedule, ScheduleError
 from ballast_policies.planning.schedules.validate import ScheduleFacts, validate
 
@@ -45,15 +44,11 @@ class ExecutedPipeline:
             self.sum_over_replicas(stage)
         if buffers is not None:
             buffers.merge(self._replicas.all_gather)
-        parameters = [parameter for stack in stacks.values() for parameter in stack.parameters()]
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        if gradients:
-            torch._foreach_div_(gradients, float(self._flush.microbatches))
         return loss
 
     def sum_over_replicas(self, stage: int) -> None:
         """Sum the gradients of a stage over its replicas; collective over them."""
-        GradientBuckets(self._replicas, self._executor.stacks[stage].held, mean=False).finish()
+        GradientBuckets(self._replicas, self._executor.stacks[stage].held).finish()
 
 
 class AsynchronousPipeline(ExecutedPipeline):
@@ -79,7 +74,7 @@ class AsynchronousPipeline(ExecutedPipeline):
     ) -> Executor:
         """Start a run of ``steps`` steps; the caller advances it to its end and finishes it.
 
-        ``apply_gradients`` is called for each update, with the sum of this rank's gradients in place.
+        ``apply_gradients`` is called for each update, with this rank's gradients in place.
 
         Raises:
             ConfigurationError: the counts do not suit the schedule.
