@@ -4,7 +4,8 @@ import json
 
 import pytest
 import torch
-from ballast_trainer.checkpoints.export import newest_sound
+from ballast_policies.contract.job.output import ExportConfig
+from ballast_trainer.checkpoints.export import check_export, newest_sound
 from ballast_trainer.checkpoints.manifest import Patience
 from ballast_trainer.cli.main import main
 from ballast_trainer.errors import CheckpointError, ConfigurationError
@@ -329,6 +330,9 @@ def test_what_cannot_be_exported_after_the_last_step_is_refused_before_the_first
     """The format when the configuration is read, the place when the job begins; nothing is left there."""
     with pytest.raises(ConfigurationError, match=r"export.format: huggingFace is for .*To fix: safetensors"):
         ValidatedJob.from_mapping(job(export={"path": str(tmp_path / "model"), "format": "huggingFace"}))
+    wide = Model.from_layers([nn.Linear(4, 4, dtype=torch.complex128)], loss=nn.functional.mse_loss)
+    with pytest.raises(ConfigurationError, match=r"no complex128, as .weight. of layer 0 is\. To fix: torch"):
+        check_export(wide, ExportConfig(path=str(tmp_path / "model")))
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
     for path in (tmp_path / "file" / "model", tmp_path / "folder"):

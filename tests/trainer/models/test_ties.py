@@ -150,6 +150,21 @@ def test_a_weight_that_a_layer_hides_is_refused_when_it_is_built():
         model.build_layer(1)
 
 
+def test_a_layer_whose_copy_cannot_learn_is_refused():
+    """As of what torch.jit.script returns, whose copies have weights that were computed."""
+
+    class Computed(nn.Linear):
+        def __deepcopy__(self, memo):
+            copied = Computed(4, 4)
+            del copied.weight
+            copied._parameters["weight"] = self.weight.clone()
+            return copied
+
+    model = Model.from_layers([Computed(4, 4)], loss=nn.functional.mse_loss)
+    with pytest.raises(ConfigurationError, match="copy of layer 0 cannot learn 'weight'"):
+        model.build_layer(0)
+
+
 STATED = functools.partial(
     Model, layer_count=2, build_layer=lambda index: nn.Linear(4, 4 + index), loss=nn.functional.mse_loss
 )

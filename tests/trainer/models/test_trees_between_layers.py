@@ -55,12 +55,25 @@ def losses_of_plain_modules(name, steps=8):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recompute", [False, True])
-def test_one_process_learns_as_plain_modules_do(recompute):
-    """Skips, and gradients that meet in one tensor; with repeated forwards, too."""
-    config = job("unet")
+@pytest.mark.parametrize(("name", "recompute"), [("unet", False), ("unet", True), ("clipped", False)])
+def test_one_process_learns_as_plain_modules_do(tmp_path, name, recompute):
+    """Skips, gradients that meet in one tensor, or that hooks clip; with repeated forwards, and a stop."""
+    config = job(name, checkpoint={"path": str(tmp_path / "saved")})
     config["training"] |= {"recompute": recompute, "weightDecay": 0.01}
-    assert_same_curve(train_here(config).losses, losses_of_plain_modules("unet"))
+    begun, ended = train_here(config, stop_after=5), train_here(config)
+    assert_same_curve(begun.losses | ended.losses, losses_of_plain_modules(name))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("schedule", first_daily(["1F1B", "ZeroBubbleH1"]))
+def test_hooks_see_the_gradients_of_one_process(gang, schedule):
+    """Not those of a microbatch's loss alone, on whatever replica and stage."""
+    config = job("clipped", parallelism={"data": 2})
+    config["training"]["weightDecay"] = 0.01
+    config["pipeline"]["schedule"] = schedule
+    running = gang(config, ranks=4)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    assert_same_curve(running.losses(), losses_of_plain_modules("clipped"))
 
 
 def test_sizes_are_kept_of_sequences_of_any_length_and_tokens_are_not():

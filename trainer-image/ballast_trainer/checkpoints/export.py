@@ -70,6 +70,13 @@ def check_export(model: Model, wanted: ExportConfig | None, changes: Sequence[Dy
     Raises:
         ConfigurationError: with the formats that it has.
     """
+    if wanted is not None and wanted.format is ExportFormat.SAFETENSORS:
+        for index in range(model.layer_count):
+            layer = model.kept_layer(index)
+            state = {} if layer is None else layer.state_dict(keep_vars=True)
+            for name in (name for name, value in state.items() if value.dtype is torch.complex128):
+                reason = f"safetensors has no complex128, as {name!r} of layer {index} is. To fix: torch"
+                raise ConfigurationError("export.format", reason)
     if wanted is None or wanted.format is not ExportFormat.HUGGING_FACE:
         return
     if model.save_whole is None:

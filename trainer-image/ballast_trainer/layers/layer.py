@@ -356,6 +356,13 @@ class Layer:
                 # In another shape than it was built with, perhaps: a cache may have grown.
                 path, _, name = key.removeprefix(_UNSAVED).rpartition(".")
                 self.module.get_submodule(path).register_buffer(name, value.clone(), persistent=False)
+        for path, part in self.module.named_modules():
+            for name, buffer in part._buffers.items():
+                made = module.get(f"{path}.{name}".lstrip("."))
+                if buffer is None and made is not None:
+                    # One that the first forward makes.
+                    device = next(self.module.parameters(), made).device
+                    part._buffers[name] = torch.empty_like(made, device=device)
         for shared in shared_experts(self.module).values():
             shared.follow_buffer()
         self.of_experts = names_of_experts(self.module)

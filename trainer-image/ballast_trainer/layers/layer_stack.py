@@ -452,6 +452,8 @@ class _Repeat:
             if self._count is not None:
                 found = [place.tensor for place in (each() for each in self._places) if place is not None]
                 self._count([tensor for tensor in found if tensor is not None])
+            # A module may keep a part of the graph, as torch.nn.utils.weight_norm does, and with it all this.
+            del self._again, self._value, self._count
             return
         raise RuntimeError(_other(f"it keeps {filled} tensors, at first {len(self._places)}"))
 

@@ -320,8 +320,8 @@ def _copied(index: int, module: nn.Module, owners: Mapping[int, tuple[int, str]]
         owners: a layer and a name by the identity of each parameter.
 
     Raises:
-        ConfigurationError: it refers to another layer's parameter in a way that PyTorch does not see, or has
-            computed something that no forward computes again.
+        ConfigurationError: it refers to another layer's parameter in a way that PyTorch does not see, has
+            computed something that no forward computes again, or has no copy that learns.
     """
     copies: dict[int, Any] = {}
     for part in module.modules():
@@ -339,6 +339,14 @@ def _copied(index: int, module: nn.Module, owners: Mapping[int, tuple[int, str]]
                 )
             copies[id(value)] = value.detach().clone()
     layer = copy.deepcopy(module, copies)
+    computed = [name for name, parameter in layer.named_parameters() if not parameter.is_leaf]
+    if computed:
+        raise ConfigurationError(
+            "model.name",
+            f"PyTorch's copy of layer {index} cannot learn {computed[0]!r}, as of what torch.jit.script "
+            "returns. To fix: the plain module (training.compile compiles it), or give Model.from_layers a "
+            "function that makes the layer",
+        )
     own = {id(parameter) for parameter in module.parameters()}
     for identity in (owners.keys() & copies.keys()) - own:
         other, name = owners[identity]
