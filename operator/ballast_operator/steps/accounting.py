@@ -197,7 +197,7 @@ def accrue_isolated_time(known: Isolated | None, report: Report, speed: float) -
     before = known if known is not None else Isolated(seconds=0.0, step=0)
     step = max(0, report.step)
     if step < before.step:  # back to a checkpoint: what is lost counts no longer
-        return Isolated(seconds=before.seconds * step / before.step, step=step)
+        return Isolated(seconds=before.seconds * (step / before.step), step=step)
     rate = report.steps_per_second if report.steps_per_second is not None else 0.0
     if step == before.step or not 0 < rate * speed < math.inf:
         return known

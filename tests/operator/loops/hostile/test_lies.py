@@ -193,8 +193,9 @@ PART = {"pool": "fast", "gpuType": "fast", "speed": 1.0}
     [
         {"allocation": {"parts": [{**PART, "pods": ["stray"]}, {**PART, "pool": "slow"}]}},
         {"lostSteps": 2**63 - 1, "data": {"steps": 2**53}},
+        {"isolated": {"seconds": 1e308, "step": 2**53}},
     ],
-    ids=["parts", "lost steps"],
+    ids=["parts", "lost steps", "isolated"],
 )
 async def test_a_job_goes_on_with_a_status_that_a_hand_has_written(edit):
     """Of values that the definition allows, and no operator writes: every pass of it succeeds."""
