@@ -163,7 +163,7 @@ SHARED = {"parallelism": {"data": 2, "zeroStage": 3}}
     ("kind", "ranks", "change"),
     [
         ("Skipping", 2, SHARED),
-        ("Descending", 2, {"parallelism": {"data": 2}}),
+        ("Descending", 2, {"parallelism": {"data": 2}, "training": {"recompute": True}}),
         ("Mapped", 2, {}),
         ("Quantized", 2, {**SHARED, "training": {"optimizer": f"{MODELS}:own_adam"}}),
         ("Normed", 2, {"training": {"recompute": True}}),

@@ -402,8 +402,10 @@ class _Repeat:
         value: Tree,
         count: Callable[[list[torch.Tensor]], None] | None,
     ) -> None:
-        self._again, self._value, self._count = again, value, count
-        self._versions = [tensor._version for tensor in tensors_of(value)]
+        self._again, self._count = again, count
+        # Without its graph: a module may keep a part of this one, as torch.nn.utils.weight_norm does.
+        self._value = mapped(_leaf, value)
+        self._versions = [tensor._version for tensor in tensors_of(self._value)]
         self._places: list[weakref.ref[_Place]] = []
         self._kinds: list[tuple[torch.Size, torch.dtype]] = []
 
@@ -452,8 +454,6 @@ class _Repeat:
             if self._count is not None:
                 found = [place.tensor for place in (each() for each in self._places) if place is not None]
                 self._count([tensor for tensor in found if tensor is not None])
-            # A module may keep a part of the graph, as torch.nn.utils.weight_norm does, and with it all this.
-            del self._again, self._value, self._count
             return
         raise RuntimeError(_other(f"it keeps {filled} tensors, at first {len(self._places)}"))
 
