@@ -121,8 +121,8 @@ def in_two_digits(seconds: float) -> str:
     """A duration by two digits: it changes as time passes, and each change is a write."""
     for unit, length in (("days", 86_400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * length:
-            return f"{seconds / length:.2g} {unit}"
-    return f"{seconds:.2g} s"
+            return f"{two_digits(seconds / length)} {unit}"
+    return f"{two_digits(seconds)} s"
 
 
 LATE_AGAIN = 0.95

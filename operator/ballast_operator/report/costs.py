@@ -79,7 +79,10 @@ def data_usd_per_step(job: Object, prices: Prices) -> float:
     stated, allocation = spec_of(job).get("dataLocation"), allocation_in(job.get("status"))
     if not stated or allocation is None:
         return 0.0
-    data = DataLocation.model_validate(stated).read_in(spec_of(job).get("totalSteps", 0))
+    try:
+        data = DataLocation.model_validate(stated).read_in(spec_of(job).get("totalSteps", 0))
+    except ValueError:  # of a newer release
+        return 0.0
     pools = {part.pool: prices.region.get(part.pool, "") for part in allocation.by_pool}
     each = {pool: data.usd_per_step(prices.data, region) or 0.0 for pool, region in pools.items()}
     return allocation.placement.mean(each)

@@ -168,7 +168,7 @@ def accrue_lost_steps(status: TrainingJobStatus, report: Report) -> TrainingJobS
         time = time.plus(lost_steps=max(0.0, steps) * lost / done)
     return status.replace(
         gpu_time=time,
-        lost_steps=status.lost_steps + lost,
+        lost_steps=min(status.lost_steps + lost, MOST_STEPS),
         lost_cost=status.lost_cost + max(0.0, trained) * lost / done,
     )
 

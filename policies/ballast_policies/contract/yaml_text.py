@@ -148,6 +148,6 @@ def parse_documents(text: str, *, limits: Limits = OBJECT) -> list[Any]:
     limits.check_size(text)
     try:
         return [found for found in yaml.load_all(text, _Loader) if found is not None]
-    # Impossible tags, what is no text, a number of thousands of digits.
+    # Impossible tags, and what is no text.
     except (yaml.YAMLError, ValueError, AttributeError, LookupError, RecursionError) as error:
         raise ContractError(f"not YAML: {' '.join(str(error).split()):.300}. To fix: correct it") from error

@@ -144,6 +144,7 @@ async def test_the_words_of_jobs_that_wait_are_written_at_a_rate_that_all_of_the
     await simulation.until(lambda: not any(told()), ticks=30)
 
 
+@pytest.mark.slow
 async def test_a_node_that_matches_two_pools_takes_no_gangs_and_the_others_do():
     """The condition names node and pools; who runs there stays, and new jobs start on the other nodes."""
     simulation = Simulation(nodes={"a": ("fast", 4), "b": ("fast", 3)}, roundSeconds=5)

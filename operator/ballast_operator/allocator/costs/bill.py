@@ -169,11 +169,13 @@ class Paid:
         )
 
     def _is_new(self, view: JobView, written_at: Time | None) -> bool:
-        """True if the job was made since the last look, or since the sums were written."""
+        """True if the job was made since the last look; or since the sums were written, and has not paid."""
         if self.gpus.at is not None:
             return view.uid not in self.gpus.by_job
-        made = view.created
-        return made is not None and written_at is not None and made >= written_at.replace(microsecond=0)
+        made, paid_at = view.created, view.status.cost_at
+        if made is None or written_at is None or (paid_at is not None and paid_at >= made):
+            return False
+        return made >= written_at.replace(microsecond=0)
 
 
 def _paid_by(view: JobView, pools: Mapping[str, PoolInfo], now: Time) -> _Parts:

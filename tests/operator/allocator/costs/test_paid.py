@@ -26,18 +26,29 @@ WRITTEN = PoolBill(
 """Of an earlier version, which wrote no part of deleted jobs."""
 
 
-def job(uid: str, paid: float, *, gpus: int = 0, since: float = 0.0, entity: str | None = None, by_team=()):
+def job(
+    uid: str,
+    paid: float,
+    *,
+    gpus=0,
+    since=0.0,
+    entity: str | None = None,
+    by_team=(),
+    created=None,
+    paid_at=None,
+):
     """A job that has paid ``paid`` in the pool, and holds ``gpus`` there since."""
     held = PoolPart(pool="p", gpu_type="v100", gpus=gpus)
     allocation = types.SimpleNamespace(on_nodes_by_pool=(held,), price_part=1.0) if gpus else None
     return types.SimpleNamespace(
         uid=uid,
-        created=None,
+        created=created,
         spec=a_spec(entity=entity),
         status=types.SimpleNamespace(
             pool_costs=(PoolCost(pool="p", cost=paid),),
             team_costs=tuple(TeamPart(team=team, cost=cost) for team, cost in by_team),
             cost_so_far=paid,
+            cost_at=paid_at,
             allocation=allocation,
             unpaid_since=at(since) if gpus else None,
         ),
@@ -57,6 +68,14 @@ def test_a_new_operator_takes_on_what_the_last_one_wrote():
     # An earlier version wrote no such part: the GPUs that were held count on.
     older = Paid().next([job("a", 12.0, gpus=2, since=10)], POOLS, [WRITTEN], (), at(10), at(15))
     assert older.gpus.of("p") == pytest.approx(20.0 + 10.0)
+
+
+@pytest.mark.parametrize(("paid_at", "total"), [(5, 8.0), (15, 8.0 + 12.0)])
+def test_a_job_that_is_younger_than_the_bill_has_paid_in_this_life_alone(paid_at: float, total: float):
+    """What it had paid before it was made is another life's, which the bill has."""
+    known = WRITTEN.replace(deleted_jobs_cost=8.0, held_cost=8.0, gpus_held=0)
+    made = job("a", 12.0, created=at(10), paid_at=at(paid_at))
+    assert Paid().next([made], POOLS, [known], (), at(10), at(20)).gpus.of("p") == pytest.approx(total)
 
 
 def test_a_job_that_was_deleted_while_no_operator_ran_has_paid():

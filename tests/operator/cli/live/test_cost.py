@@ -105,6 +105,13 @@ def test_json_has_every_figure_under_its_name(call):
     assert set(json.loads(call("--output", "json", "--by", "team").stdout)) == {"at", "teams"}
 
 
+def test_data_as_a_newer_release_has_it_is_left_out_of_the_forecast():
+    """The command, and the page, show what they can read of the job."""
+    where = {"region": "us", "readPerStep": "1Gi", "newer": 1}
+    found = costs([{**JOB, "spec": {**JOB["spec"], "dataLocation": where}}, JOB], [POLICY], now=NOW)
+    assert found.jobs[0] == found.jobs[1]
+
+
 @pytest.mark.parametrize("by", ["job", "team", "pool"])
 def test_csv_is_one_table_with_the_names_of_its_columns(call, by):
     rows = list(csv.DictReader(io.StringIO(call("--output", "csv", "--by", by).stdout)))

@@ -192,7 +192,7 @@ PART = {"pool": "fast", "gpuType": "fast", "speed": 1.0}
     "edit",
     [
         {"allocation": {"parts": [{**PART, "pods": ["stray"]}, {**PART, "pool": "slow"}]}},
-        {"lostSteps": 2**63 - 1, "data": {"steps": 2**53}},
+        {"lostSteps": 2**63 - 1, "progress": {"step": 199}, "data": {"steps": 2**53}},
         {"isolated": {"seconds": 1e308, "step": 2**53}},
     ],
     ids=["parts", "lost steps", "isolated"],
@@ -204,6 +204,7 @@ async def test_a_job_goes_on_with_a_status_that_a_hand_has_written(edit):
     simulation.world.patch(JOB, NAMESPACE, "one", {"status": edit})
     await simulation.until(lambda: simulation.state("one") == "Succeeded", ticks=100)
     assert simulation.status("one").launches == 1
+    assert simulation.status("one").lost_steps <= 2**53  # beyond 2**63 an API server refuses a status
 
 
 async def test_a_status_that_the_clusters_policies_refuse_is_told_by_an_event(monkeypatch):

@@ -118,15 +118,15 @@ def elastic(least: int, most: int) -> dict[str, Any]:
 async def test_elastic_gangs_have_the_gpus_that_keep_their_deadlines_before_one_that_nothing_keeps():
     """Three GPUs keep each of two, one does not; the gang that came first is late even on eight."""
     simulation = cluster("min-cost-slo", nodes={"a": ("sure", 8)})
-    for name, seconds in (("far", 1500), ("one", 10_500), ("two", 10_500)):
-        add(simulation, name, totalSteps=20_000, deadline=at(seconds), **elastic(1, 8))
+    for name, steps, seconds in (("far", 35_000, 1500), ("one", 20_000, 10_500), ("two", 20_000, 10_500)):
+        add(simulation, name, totalSteps=steps, deadline=at(seconds), **elastic(1, 8))
     await simulation.until(lambda: all(map(simulation.pool, ("far", "one", "two"))))
     await simulation.ticks(3, seconds=10)
     assert [simulation.status(name).allocation.gpus for name in ("far", "one", "two")] == [2, 3, 3]
     told = {name: simulation.condition(name, "OnTime") for name in ("far", "one")}
     assert told["one"].reason == JobReason.DEADLINE_WITHIN_REACH
     assert told["far"].reason == JobReason.DEADLINE_OUT_OF_REACH
-    assert "need 63 min on its fastest GPUs" in told["far"].message
+    assert "need 110 min on its fastest GPUs" in told["far"].message
 
 
 async def test_a_gang_that_may_mix_pools_waits_for_spot_machines_as_others_do():
