@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from ballast_policies.contract import RENEW_ENV, RENEW_SECONDS, Plan
 from ballast_policies.contract.decode import Unknown
 from ballast_policies.contract.job.job import JobConfig
@@ -209,8 +208,7 @@ class _Process:
         self._heartbeat: RankHeartbeat | None = None
         if launch.lost is not None:
             self._heartbeat = RankHeartbeat(
-                # One rank alone tells its user what it is busy with for long.
-                launch.store or dist.HashStore(),
+                launch.store,
                 process=launch.process,
                 limits=HangLimits(
                     hang_seconds=seconds_from(os.environ, HANG_SECONDS_ENV) or HANG_SECONDS,

@@ -326,12 +326,20 @@ def test_what_cannot_be_exported_is_refused(job, tmp_path):
     assert not list(tmp_path.glob(".*.partial"))
 
 
+class Noting(nn.Linear):
+    """Saves what is no tensor."""
+
+    def get_extra_state(self):
+        return {"calls": 1}
+
+
 def test_what_cannot_be_exported_after_the_last_step_is_refused_before_the_first(job, tmp_path):
     """The format when the configuration is read, the place when the job begins; nothing is left there."""
     with pytest.raises(ConfigurationError, match=r"export.format: huggingFace is for .*To fix: safetensors"):
         ValidatedJob.from_mapping(job(export={"path": str(tmp_path / "model"), "format": "huggingFace"}))
-    wide = Model.from_layers([nn.Linear(4, 4, dtype=torch.complex128)], loss=nn.functional.mse_loss)
-    with pytest.raises(ConfigurationError, match=r"no complex128, as .weight. of layer 0 is\. To fix: torch"):
+    layers = Noting(4, 4), nn.Linear(4, 4, dtype=torch.complex128)
+    wide = Model.from_layers(layers, loss=nn.functional.mse_loss)
+    with pytest.raises(ConfigurationError, match=r"no complex128, as .weight. of layer 1 is\. To fix: torch"):
         check_export(wide, ExportConfig(path=str(tmp_path / "model")))
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()

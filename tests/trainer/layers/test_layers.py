@@ -327,12 +327,12 @@ def test_ranks_that_wait_for_data_wait_as_long_as_they_live(monkeypatch, patient
 
 
 def test_a_rank_alone_shows_where_it_has_been_for_too_long(monkeypatch, capfd, caplog):
-    """Nobody else could tell its user, and it works on."""
+    """Nobody else could tell its user, and it works on, also where the process was stopped for long."""
     monkeypatch.setattr("ballast_trainer.distributed.heartbeat.BEAT_SECONDS", 0.01)
-    store, found = dist.HashStore(), []
+    found = []
     beats = itertools.count()
-    limits = HangLimits(1000, {Limit.ANY: 50})
-    alone = RankHeartbeat(store, process="alone", limits=limits, lost=found.append, clock=lambda: next(beats))
+    limits = HangLimits(0, {Limit.ANY: 50})
+    alone = RankHeartbeat(None, process="alone", limits=limits, lost=found.append, clock=lambda: next(beats))
     alone.watch(["alone"])
     shown = []
     with ACTIVITY.doing("the batch of step 3"):

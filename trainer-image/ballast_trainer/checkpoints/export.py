@@ -74,7 +74,9 @@ def check_export(model: Model, wanted: ExportConfig | None, changes: Sequence[Dy
         for index in range(model.layer_count):
             layer = model.kept_layer(index)
             state = {} if layer is None else layer.state_dict(keep_vars=True)
-            for name in (name for name, value in state.items() if value.dtype is torch.complex128):
+            # What is no tensor, of get_extra_state, is refused where the layer is built.
+            wide = (k for k, value in state.items() if getattr(value, "dtype", None) is torch.complex128)
+            for name in wide:
                 reason = f"safetensors has no complex128, as {name!r} of layer {index} is. To fix: torch"
                 raise ConfigurationError("export.format", reason)
     if wanted is None or wanted.format is not ExportFormat.HUGGING_FACE:

@@ -127,14 +127,15 @@ class RankHeartbeat:
         """Start beating.
 
         Args:
-            store: where ranks meet; a separate connection is opened.
+            store: where ranks meet; a separate connection is opened. None: this rank is alone, and tells its
+                user what it is busy with for long.
             process: name of this one.
             limits: after which a rank is told of, or killed.
             lost: called once, on the heartbeat's thread, with the reason as text.
             survivors: with which this rank goes on where one is lost; None: it does not.
             clock: seconds.
         """
-        self._store = store.clone()
+        self._store = dist.HashStore() if store is None else store.clone()
         self._limits, self._survivors = limits, survivors
         self._process = process
         self._lost = lost
@@ -146,8 +147,9 @@ class RankHeartbeat:
         self._seen: dict[str, tuple[bytes, float]] = {}
         self._closed = threading.Event()
         self._answered = clock()
-        for name, work in (("heartbeat", self._run), ("heartbeat-store", self._watch_store)):
-            threading.Thread(target=work, name=name, daemon=True).start()
+        threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
+        if store is not None:
+            threading.Thread(target=self._watch_store, name="heartbeat-store", daemon=True).start()
 
     def at(self, store: Any, survivors: Survivors) -> "RankHeartbeat":
         """The same at another store, in place of this one; nobody else is watched yet."""
