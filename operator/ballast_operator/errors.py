@@ -61,6 +61,10 @@ OVER_QUOTA = "exceeded quota"
 """In the API server's text of an object for which a ResourceQuota has no room."""
 
 
+NAMESPACE_ENDS = "because it is being terminated"
+"""In the API server's text of an object in a namespace that is being deleted."""
+
+
 class Expired(Rejected):
     """The requested version is too old (HTTP 410): it is listed anew. It happens in good order."""
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from ballast_operator.api.base import Condition
 from ballast_operator.api.conditions import TOLD, JobCondition, JobReason, Told
-from ballast_operator.errors import Conflict, NotFound, Rejected, Unavailable
+from ballast_operator.errors import NAMESPACE_ENDS, Conflict, NotFound, Rejected, Unavailable
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import EVENT, Kind
 from ballast_operator.views.clock import now, show
@@ -119,6 +119,8 @@ class Recorder:
             try:
                 await self._cluster.create(EVENT, body)
             except (Conflict, NotFound, Rejected, Unavailable) as error:
-                logger.info(
-                    "event not posted object=%s/%s reason=%s: %s", namespace, name, notice.reason, error
-                )
+                level = (
+                    logging.DEBUG if NAMESPACE_ENDS in str(error) else logging.INFO
+                )  # the job is told once
+                words = "event not posted object=%s/%s reason=%s: %s"
+                logger.log(level, words, namespace, name, notice.reason, error)

@@ -1,8 +1,8 @@
 """Tries of a job's pods on the API server, before GPUs are reserved for them.
 
-The API server is asked by a dry run of the first pod: schema, defaults, quotas, Pod Security, webhooks; and
-for the volume claims that the pod names. Jobs of a namespace with the same template share one answer, and at
-most a few are asked at a time: 5,000 jobs that wait cost a handful of requests.
+The API server is asked by a dry run of the first pod: schema, defaults, quotas, Pod Security, webhooks; for
+the namespace; and for the volume claims that the pod names. Jobs of a namespace with the same template share
+one answer, and at most a few are asked at a time: 5,000 jobs that wait cost a handful of requests.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ from ballast_operator.errors import (
     TooSlow,
 )
 from ballast_operator.kube.client import Cluster
-from ballast_operator.kube.kinds import CLAIM, CONFIG_MAP, LEASE, POD, POD_GROUP, STORAGE_CLASS
+from ballast_operator.kube.kinds import CLAIM, CONFIG_MAP, LEASE, NAMESPACE, POD, POD_GROUP, STORAGE_CLASS
 from ballast_operator.reconcile.actions import own_object
 from ballast_operator.settings import JobSettings
 from ballast_operator.views.clock import Time, parse
@@ -80,10 +80,13 @@ class PodChecks:
         self._answers: OrderedDict[tuple[str, ...], tuple[Refusal | None, float]] = OrderedDict()
         self._turns = asyncio.Semaphore(AT_ONCE)
 
-    async def why_blocked(self, view: JobView, gpu_resources: frozenset[str], now: Time) -> Refusal | None:
+    async def why_blocked(
+        self, view: JobView, gpu_resources: frozenset[str], now: Time, *, launches: bool = False
+    ) -> Refusal | None:
         """Reason that no pod of the job can be made, or run, now; None: one can.
 
-        ``gpu_resources``: the extended resources that count as GPUs in the pools.
+        ``gpu_resources``: the extended resources that count as GPUs in the pools. ``launches``: GPUs wait for
+        the answer, and its namespace is looked at anew.
 
         Raises:
             Unavailable: the API server does not answer.
@@ -93,8 +96,13 @@ class PodChecks:
         problem = gpus_elsewhere(spec.template, resources, spec.gpus_per_pod)
         if problem:
             return Refusal(JobReason.MISCONFIGURED, problem)
-        asked = _asked(view, spec, resources)
-        answer = await self._remembered(asked, lambda: self._ask(view, spec, resources, now))
+        namespace, asked = view.key[0], _asked(view, spec, resources)
+        ask = functools.partial(self._namespace, namespace)
+        if launches:
+            self._answers.pop(("namespace", namespace), None)
+        answer = await self._remembered(("namespace", namespace), ask, lasts=False)
+        if answer is None:
+            answer = await self._remembered(asked, lambda: self._ask(view, spec, resources, now))
         if answer is None and view.over_quota:
             ask = functools.partial(self._over_quota, view, spec, resources, now)
             answer = await self._remembered(_of_gang(asked, spec), ask, lasts=False)  # others' pods come
@@ -127,6 +135,18 @@ class PodChecks:
         while len(self._answers) > MOST_ANSWERS:
             self._answers.popitem(last=False)
         return answer
+
+    async def _namespace(self, name: str) -> Refusal | None:
+        """Refusal where the namespace is being deleted; None: it is not, or that is not known."""
+        try:
+            found = await self._cluster.get(NAMESPACE, "", name)
+        except (NotFound, Forbidden):
+            return None
+        if not found["metadata"].get("deletionTimestamp"):
+            return None
+        fix = "create the job in another namespace"
+        message = f"namespace {name} is being deleted, and no pod can be made in it. To fix: {fix}"
+        return Refusal(JobReason.NOT_ALLOWED, message, may_pass=True)
 
     async def _ask(
         self, view: JobView, spec: JobSpec, gpu_resources: Sequence[str], now: Time

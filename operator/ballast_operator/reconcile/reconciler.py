@@ -236,7 +236,9 @@ class Reconciler:
         """The job with what keeps its pods from being made, if anything does; None: it is gone."""
         if view.spec is None or view.deleting or view.status.finished or view.hold(self._clock()):
             return view
-        why = await self._checks.why_blocked(view, self._gpu_resources, self._clock())
+        assignment = self._observer.decided.on(view.key, view.uid)
+        launches = assignment is not None and assignment.placement is not None
+        why = await self._checks.why_blocked(view, self._gpu_resources, self._clock(), launches=launches)
         if self._findings.block(view, why):
             self._allocate()
         assignment = self._observer.decided.on(view.key, view.uid)

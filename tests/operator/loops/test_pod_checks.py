@@ -5,13 +5,21 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from ballast_operator.errors import Forbidden, NotAllowed, Rejected, ServerInternalError, TooSlow
+from ballast_operator.errors import (
+    NAMESPACE_ENDS,
+    Forbidden,
+    NotAllowed,
+    Rejected,
+    ServerInternalError,
+    TooSlow,
+)
 from ballast_operator.kube.kinds import CLAIM, CONFIG_MAP, JOB, NODE, POD, STORAGE_CLASS, Kind
+from ballast_operator.kube.kinds import NAMESPACE as NAMESPACES
 from ballast_operator.reconcile.pod_checks import ANSWER_LASTS_SECONDS
 from ballast_policies.contract import JOB_LABEL, RANK_LABEL, ExitCode, ExitReason, TerminationMessage
 
 from tests.operator.loops.simulated.machines import end_pod, node
-from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, template
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, at, template
 
 GPU = "nvidia.com/gpu"
 
@@ -102,6 +110,35 @@ async def test_what_the_cluster_does_not_allow_is_waited_for():
     assert simulation.world.dry_runs < 20
     simulation.world.admission = refusing(NotAllowed(words), when=of("nobody"))
     await simulation.until(lambda: simulation.state("one") == "Succeeded", ticks=90)
+
+
+async def test_a_namespace_that_is_being_deleted_is_promised_no_gpus(caplog):
+    """Each of its jobs says so once, and none is launched, though its template was taken before."""
+    caplog.set_level("INFO")
+    simulation, names = Simulation(nodes={"fast-0": ("fast", 4)}), [f"job-{number}" for number in range(4)]
+    for name in names:
+        simulation.add_job(name, totalSteps=10**6)
+    await simulation.running(*names[:2])
+    await simulation.ticks(35)  # that the namespace stays is an answer for 30 s
+    caplog.clear()
+
+    def admission(kind: Kind, body: Mapping[str, Any]) -> None:
+        raise NotAllowed(f"HTTP 403 unable to create new content in namespace {NAMESPACE} {NAMESPACE_ENDS}")
+
+    simulation.world.admission = admission
+    going = {"name": NAMESPACE, "deletionTimestamp": at(0)}
+    simulation.world.put(NAMESPACES, NAMESPACES.object(metadata=going))
+    for kind in (CONFIG_MAP, POD):
+        for item in simulation.world.items(kind):
+            simulation.world.drop(kind, NAMESPACE, item["metadata"]["name"])
+    words = f"namespace {NAMESPACE} is being deleted"
+    await simulation.until(
+        lambda: all(words in simulation.condition(name, "Admitted").message for name in names)
+    )
+    await simulation.ticks(300)
+    assert [simulation.status(name).launches for name in names] == [1, 1, 0, 0]
+    told = [line for line in caplog.messages if "is being deleted" in line]
+    assert len(told) == len(names) and NAMESPACE_ENDS not in caplog.text
 
 
 async def test_jobs_that_the_cluster_does_not_allow_are_at_rest():
