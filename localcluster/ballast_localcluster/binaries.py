@@ -48,13 +48,23 @@ def find_binaries(progress: Progress = print_progress) -> Binaries:
     Raises:
         BinariesError: ``BALLAST_CONTROLPLANE`` lacks a program, or the build is not possible or fails.
     """
+    folder = _folder()
+    build_once(folder, _WHAT, functools.partial(_build, progress=progress), progress)
+    return Binaries(folder=folder)
+
+
+def present_binaries() -> Binaries | None:
+    """The same if they are there; None: they are not built. Raises BinariesError: a program is missing."""
+    folder = _folder()
+    return Binaries(folder=folder) if folder.is_dir() else None
+
+
+def _folder() -> Path:
     folder = named_folder("BALLAST_CONTROLPLANE", PROGRAMS)
     # Other projects set KUBEBUILDER_ASSETS to a folder with three of the five: then ours is built.
     with contextlib.suppress(BinariesError):
         folder = folder or named_folder("KUBEBUILDER_ASSETS", PROGRAMS)
-    folder = folder or build_folder("controlplane", build_key())
-    build_once(folder, _WHAT, functools.partial(_build, progress=progress), progress)
-    return Binaries(folder=folder)
+    return folder or build_folder("controlplane", build_key())
 
 
 def build_key(source: Path = SOURCE) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ballast_localcluster.binaries import PROGRAMS
 from ballast_operator.cli.live.ui import ui
 from ballast_operator.page.simulated import NotASimulationError, simulated
 from click.testing import CliRunner
@@ -178,6 +179,24 @@ def test_ballast_ui_refuses_what_it_cannot_show(tmp_path: Path) -> None:
         answer = CliRunner().invoke(ui, [str(file), "--no-open"])
         assert answer.exit_code == 1 and words in answer.output and "To fix" in answer.output
     assert "--direct reads a cluster" in CliRunner().invoke(ui, [str(file), "--direct"]).output
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_ballast_ui_forwards_by_the_kubectl_that_was_built(
+    built: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On a machine without another one, as after `ballast up`; where that was not built it is said."""
+    monkeypatch.setattr("ballast_operator.cli.live.ui.asked", lambda *_, **__: None)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in PROGRAMS if built else ():
+        (programs / name).write_text("#!/bin/sh\necho Forwarding from 127.0.0.1:8090 to 8090\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("BALLAST_CONTROLPLANE", str(programs))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    answer = CliRunner().invoke(ui, ["--no-open"])
+    assert answer.exit_code == (not built), answer.output
+    assert ("http://127.0.0.1:8090/" if built else "kubectl is not installed. To fix") in answer.output
 
 
 @pytest.mark.processes

@@ -111,11 +111,25 @@ async def _directly(kubeconfig: str | None, port: int, opens: bool) -> None:
             await _serve(page, access.key, port, opens)
 
 
+def _built_kubectl() -> str | None:
+    """The kubectl that was built for `ballast up`; None: there is none."""
+    try:
+        from ballast_localcluster.binaries import present_binaries
+        from ballast_localcluster.errors import LocalClusterError
+    except ModuleNotFoundError:
+        return None
+    try:
+        found = present_binaries()
+    except LocalClusterError:
+        return None
+    return str(found.program("kubectl")) if found else None
+
+
 def _forward(namespace: str, service: str, kubeconfig: str | None, port: int, opens: bool) -> None:
     """Forward a port of this machine to the operator's page, by kubectl."""
     # Of a cluster that does not answer kubectl says five lines, and not what to change.
     asked(kubeconfig, lambda _: asyncio.sleep(0), namespace=namespace)
-    kubectl = shutil.which("kubectl")
+    kubectl = shutil.which("kubectl") or _built_kubectl()
     if kubectl is None:
         fix = "install kubectl, or read the cluster with your own rights: ballast ui --direct"
         raise click.ClickException(f"kubectl is not installed. To fix: {fix}")
