@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from ballast_lab.simulated_steps import fitted_action_seconds, simulated_step_seconds
+from ballast_policies.planning.balancers.network import steady_period_seconds
 from ballast_policies.planning.balancers.registry import BalancerInput, deepspeed_partition
 from ballast_policies.planning.partition import Partition, PlanningError, even_partition
 from ballast_policies.planning.rank_capacity import RankCapacity
@@ -114,8 +115,12 @@ def test_a_decision_over_a_slow_link_is_no_slower_in_the_simulator(slow_link):
     assert steps["network"] <= steps["exact"] * (1 + 1e-9)
 
 
-def test_over_links_the_number_of_links_is_checked():
-    """One less than ranks."""
+def test_over_links_a_step_takes_as_much_longer_as_filling_does():
+    """Where the balancer measures them, and their number is one less than the ranks'."""
+    given = {"seconds": [8.0] * 4, "min_gain": 0.0, "link_seconds": [0.5]}
+    over, alone = (decide(even_partition(4, 2), method=method, **given) for method in ("network", "exact"))
+    assert alone.step_seconds_before == 7 * 2 + 4
+    assert over.step_seconds_before == 7 * steady_period_seconds([2.0, 2.0], [0.5]) + 4 + 2 * 0.5
     with pytest.raises(PlanningError, match="2 links"):
         decide(even_partition(6, 3), [1.0] * 6, method="network", link_seconds=[0.1])
 

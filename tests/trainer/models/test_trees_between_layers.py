@@ -152,6 +152,7 @@ def test_a_loss_with_parameters_learns_on_replicas_of_two_stages(gang, functions
         [
             ("packed", True),
             ("weighted", True),
+            ("clipped", True),
             *(("masked", recompute) for recompute in (False, True)),
             *((name, False) for name in ("unet", "packed")),
         ],

@@ -208,4 +208,4 @@ def clipped():
 
 def data_of(name):
     """The batches that a model brings."""
-    return {"masked": words, "packed": words, "unet": numbers, "weighted": numbers}[name]
+    return {"masked": words, "packed": words, "unet": numbers, "weighted": numbers, "clipped": numbers}[name]
