@@ -30,7 +30,9 @@ def advice_by_job(
         if view.key in refused:
             return refused_advice(snapshot, view)
         job, one = asked[view.key], snapshot.by_name[job_id(view.key)]
-        options = placement_options(snapshot, one)
+        assert view.spec is not None
+        limited = job.deadline is not None or view.spec.asked.budget is not None
+        options = placement_options(snapshot, one) if limited else ()
         return (
             *_inputs_complete(policy, inputs.job_defaults.get(job.name, ()), view),
             *deadline_advice(policy, job, allocation, options),
@@ -146,8 +148,6 @@ def limit_advice(
     assert view.spec is not None
     asked = view.spec.asked
     team = refused_advice(snapshot, view)
-    if asked.budget is None and job.job.deadline is None:
-        return team
     found = []
     if job.job.deadline is not None:
         met = None
