@@ -1,4 +1,4 @@
-"""Tenant limits: which jobs of each namespace take part in a decision, and with how many GPUs.
+"""Tenant limits: which jobs of each tenant take part in a decision, and with how many GPUs.
 
 Jobs of a tenant are admitted first come, first served while its limits have room; what runs is never stopped
 for a limit. The others wait outside the allocation problem, so that the jobs in it can never exceed a limit,
@@ -8,10 +8,11 @@ whatever policy and round decide, and a tenant that floods the queue costs the o
 import dataclasses
 import enum
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 
-class TenantLimit(enum.StrEnum):
+class LimitField(enum.StrEnum):
     """The limits, by the name of their field."""
 
     GPUS = "maxGpus"
@@ -20,36 +21,47 @@ class TenantLimit(enum.StrEnum):
     WAITING_JOBS = "maxWaitingJobs"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class TenantLimits:
-    """Limits of one tenant; None: no limit.
+ALL_TYPES = ""
+"""The GPU type of limits on GPUs of all types together."""
 
-    Attributes:
-        gpus: GPUs that its jobs may hold at a time.
-        running_jobs: jobs that may hold GPUs at a time.
-        waiting_jobs: waiting jobs that take part in the allocation, the oldest ones.
+
+class TenantLimit(NamedTuple):
+    """A limit of a tenant, as a namespace, a team, or the team that this is inside.
+
+    Of waiting jobs it counts those that take part in the allocation, the oldest ones.
     """
 
-    gpus: int | None = None
-    running_jobs: int | None = None
-    waiting_jobs: int | None = None
+    tenant: str
+    field: LimitField
+    gpu_type: str = ALL_TYPES
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TenantJob:
-    """A job that wants GPUs.
+    """A job that wants or holds GPUs.
 
     Attributes:
+        tenants: whose limits hold for it.
+        held: GPU type -> GPUs that its pods have now, those of an ended launch too; of all types those
+            that it is to keep.
         sizes: GPUs that its gang may have, most first; of a running gang only its size counts, the first.
-        running: it holds its GPUs and is to keep them.
-        held: GPUs that its pods have now; those of an ended launch too, until the pods are gone.
+        grown: GPUs that it may have when it runs, fewest first; empty: those with which it is started.
+        types: GPU types that it may use.
+        runs_on: types on which it runs, and stays unless it is moved; empty: it waits.
     """
 
     name: str
-    tenant: str
-    sizes: tuple[int, ...]
-    running: bool = False
-    held: int = 0
+    tenants: tuple[str, ...]
+    held: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    sizes: tuple[int, ...] = ()
+    grown: tuple[int, ...] = ()
+    types: tuple[str, ...] = ()
+    runs_on: frozenset[str] = frozenset()
+
+    @property
+    def least(self) -> int:
+        """GPUs without which it does not run."""
+        return self.grown[0] if self.grown else self.sizes[-1]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,184 +70,134 @@ class TenantAdmission:
 
     Attributes:
         sizes: job -> GPUs of its gang, for jobs that take part.
+        by_type: of each of these: GPU type -> most GPUs that it may have there; empty: no limit is by type.
         over: job -> limit that keeps it out.
-        never: those of ``over`` whose smallest gang exceeds the limit by itself.
-        room: tenant -> GPUs that its running gangs may grow by, for tenants with a limit on GPUs.
+        room: tenant -> GPUs that its jobs may have besides what its running gangs keep, for tenants with a
+            limit on GPUs of all types.
     """
 
     sizes: Mapping[str, int]
+    by_type: Mapping[str, Mapping[str, int]]
     over: Mapping[str, TenantLimit]
-    never: frozenset[str]
     room: Mapping[str, int]
 
 
-@dataclasses.dataclass(slots=True)
-class _Left:
-    """Rest of a tenant's limits; None: any number."""
-
-    gpus: int | None
-    running_jobs: int | None
-    waiting_jobs: int | None
-    closed_by: TenantLimit | None = None
-
-
 def admit_by_tenant(
-    jobs: Sequence[TenantJob],
-    limits: Callable[[str], TenantLimits],
-    *,
-    held_by_others: Mapping[str, int] | None = None,
+    jobs: Sequence[TenantJob], limits: Mapping[TenantLimit, int], others: Iterable[TenantJob] = ()
 ) -> TenantAdmission:
     """Jobs of ``jobs``, in order of arrival, that take part.
 
     A waiting job that a limit keeps out also keeps out the younger ones of its tenant, so that small gangs do
-    not overtake a large one without end; one that alone exceeds the limit does not. Where the limit leaves
-    less room than the largest gang, the gang is as large as the room allows.
+    not overtake a large one without end; one that alone exceeds the limit does not. Where a limit on all
+    types leaves less room than the largest gang, the gang is as large as the room allows.
+
+    So that no choice of types exceeds a limit, a gang counts on every limited type that it may use: first
+    where it runs, then the least sizes of those that wait, oldest first, of running ones that could move
+    there, and then what they may grow by.
 
     Args:
         jobs: those that want GPUs.
-        limits: of a tenant.
-        held_by_others: tenant -> GPUs held by jobs that want none, e.g. until a suspended one has saved.
+        limits: limit -> what the tenant may have of it; absent: any number.
+        others: jobs that want none and hold some, e.g. until a suspended one has saved.
     """
-    held = Counter(held_by_others or {})
-    running: Counter[str] = Counter()
-    for job in jobs:
-        held[job.tenant] += max(job.sizes[0], job.held) if job.running else job.held
-        running[job.tenant] += job.running
-    left: dict[str, _Left] = {}
-    most: dict[str, int | None] = {}
-    for tenant in {job.tenant for job in jobs}:
-        limit = limits(tenant)
-        most[tenant] = limit.gpus
-        left[tenant] = _Left(
-            gpus=None if limit.gpus is None else limit.gpus - held[tenant],
-            running_jobs=None if limit.running_jobs is None else limit.running_jobs - running[tenant],
-            waiting_jobs=limit.waiting_jobs,
-        )
-    sizes: dict[str, int] = {}
+    ledger = _Ledger(limits, [*jobs, *others])
+    sizes, by_type = dict[str, int](), dict[str, dict[str, int]]()
     over: dict[str, TenantLimit] = {}
-    never: set[str] = set()
+    typed = {limit.tenant for limit in limits if limit.field is LimitField.GPUS_BY_TYPE}
+    for job in sorted(jobs, key=lambda job: bool(job.runs_on)):
+        size = job.sizes[0] if job.runs_on else ledger.start(job)
+        if isinstance(size, TenantLimit):
+            over[job.name] = size
+            continue
+        by_its_types = job.types and not typed.isdisjoint(job.tenants)
+        most = ledger.least_by_type(job) if by_its_types else dict[str, int]()
+        if isinstance(most, TenantLimit):
+            over[job.name] = most
+            continue
+        sizes[job.name], by_type[job.name] = size, most
     for job in jobs:
-        if job.running:
-            sizes[job.name] = job.sizes[0]
-            continue
-        gpus = most[job.tenant]
-        if gpus is not None and job.sizes[-1] > gpus:
-            over[job.name] = TenantLimit.GPUS
-            never.add(job.name)
-            continue
-        admitted = _admit(job, left[job.tenant])
-        if isinstance(admitted, TenantLimit):
-            over[job.name] = admitted
-        else:
-            sizes[job.name] = admitted
-    room = {tenant: max(0, one.gpus) for tenant, one in left.items() if one.gpus is not None}
-    return TenantAdmission(sizes=sizes, over=over, never=frozenset(never), room=room)
+        if job.name in sizes:
+            ledger.grow(job, by_type[job.name], job.grown[-1] if job.grown else sizes[job.name])
+    return TenantAdmission(sizes=sizes, by_type=by_type, over=over, room=ledger.room)
 
 
-def _admit(job: TenantJob, left: _Left) -> int | TenantLimit:
-    """GPUs of the gang, taken from what is left; or the limit that keeps it out."""
-    if left.waiting_jobs == 0:
-        return TenantLimit.WAITING_JOBS
-    if left.closed_by is None and left.running_jobs is not None and left.running_jobs <= 0:
-        left.closed_by = TenantLimit.RUNNING_JOBS
-    if left.closed_by is not None:
-        return left.closed_by
-    size = job.sizes[0]
-    if left.gpus is not None:
-        # Its own pods of an earlier launch are gone before it is launched again.
-        room = left.gpus + job.held
-        fitting = next((one for one in job.sizes if one <= room), None)
-        if fitting is None:
-            left.closed_by = TenantLimit.GPUS
-            return left.closed_by
-        size = fitting
-        left.gpus = room - max(size, job.held)
-    if left.running_jobs is not None:
-        left.running_jobs -= 1
-    if left.waiting_jobs is not None:
-        left.waiting_jobs -= 1
-    return size
+class _Ledger:
+    """Rest of each limit, and the limits for which the younger jobs of a tenant have to wait."""
 
+    def __init__(self, limits: Mapping[TenantLimit, int], jobs: Iterable[TenantJob]) -> None:
+        self._limits, self._left = limits, dict(limits)
+        self._started: Counter[TenantLimit] = Counter()
+        self._waited_for: set[TenantLimit] = set()
+        for job in jobs:
+            self._take(self._of(job, LimitField.RUNNING_JOBS), bool(job.runs_on))
+            for gpu_type, count in job.held.items():
+                self._take(self._of_gpus(job, gpu_type), count)
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class TypedGang:
-    """A gang that takes part, of tenants with limits by GPU type.
+    @property
+    def room(self) -> dict[str, int]:
+        """What waits takes its GPUs only when it is placed; its earlier launch is gone by then."""
+        gpus = [limit for limit in self._limits if limit.field is LimitField.GPUS]
+        return {limit.tenant: max(0, self._left[limit]) + self._started[limit] for limit in gpus}
 
-    Attributes:
-        tenants: whose limits hold for it, as its namespace, its team, and the team that this is inside.
-        sizes: GPUs that it may have, fewest first.
-        held: GPU type -> its GPUs now, those of an ended launch too.
-        runs_on: types on which it runs and stays unless it is moved.
-    """
+    def _of(self, job: TenantJob, field: LimitField, gpu_type: str = ALL_TYPES) -> list[TenantLimit]:
+        stated = (TenantLimit(tenant, field, gpu_type) for tenant in job.tenants)
+        return [limit for limit in stated if limit in self._limits]
 
-    name: str
-    tenants: tuple[str, ...]
-    sizes: tuple[int, ...]
-    types: tuple[str, ...]
-    held: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    runs_on: frozenset[str] = frozenset()
+    def _of_gpus(self, job: TenantJob, gpu_type: str) -> list[TenantLimit]:
+        field = LimitField.GPUS if gpu_type == ALL_TYPES else LimitField.GPUS_BY_TYPE
+        return self._of(job, field, gpu_type)
 
+    def _take(self, limits: Iterable[TenantLimit], count: int) -> None:
+        for limit in limits:
+            self._left[limit] -= count
 
-def most_by_type(
-    gangs: Sequence[TypedGang],
-    limits: Mapping[str, Mapping[str, int]],
-    held_by_others: Mapping[str, Mapping[str, int]],
-) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
-    """Gang -> GPU type -> most GPUs that it may have there, so that no choice of types exceeds a limit.
+    def _full(self, job: TenantJob, limits: Iterable[TenantLimit], more: int) -> list[TenantLimit]:
+        """Limits of these that have no room for ``more``, or keep it for older jobs."""
+        waits = set() if job.runs_on else self._waited_for
+        return [limit for limit in limits if more > self._left[limit] or limit in waits]
 
-    Each gang counts on every limited type that it may use: first where it runs, then the least sizes of those
-    that wait, oldest first, of running ones that could move there, and then what they may grow by. A waiting
-    gang that gets no type keeps the types that it waits for from the younger ones of the tenants in its way.
+    def start(self, job: TenantJob) -> int | TenantLimit:
+        """GPUs of a waiting gang, taken from what is left; or the limit that keeps it out."""
+        gpus, held = self._of_gpus(job, ALL_TYPES), job.held.get(ALL_TYPES, 0)
+        counts = [*self._of(job, LimitField.WAITING_JOBS), *self._of(job, LimitField.RUNNING_JOBS)]
+        never = [limit for limit in gpus if job.sizes[-1] > self._limits[limit]]
+        full = never or self._full(job, counts, 1)
+        if full:
+            return full[0]
+        for size in job.sizes:
+            # Its own pods of an earlier launch are gone before it is launched again.
+            full = self._full(job, gpus, size - held)
+            if not full:
+                self._take(counts, 1)
+                self._take(gpus, max(0, size - held))
+                self._started.update(dict.fromkeys(gpus, max(size, held)))
+                return size
+        self._waited_for.update(full)
+        return full[0]
 
-    Args:
-        gangs: in order of arrival.
-        limits: tenant -> GPU type -> GPUs that its jobs may hold; absent: no limit.
-        held_by_others: tenant -> GPU type -> GPUs held by jobs that are not among them.
-
-    Returns:
-        that, and of each gang that gets no type a tenant that has no room for it.
-    """
-    left = {
-        (tenant, gpu_type): most - held_by_others.get(tenant, {}).get(gpu_type, 0)
-        for tenant, by_type in limits.items()
-        for gpu_type, most in by_type.items()
-    }
-
-    def limiting(gang: TypedGang, gpu_type: str) -> list[tuple[str, str]]:
-        return [key for tenant in gang.tenants if (key := (tenant, gpu_type)) in left]
-
-    for gang in gangs:
-        for gpu_type, count in gang.held.items():
-            for key in limiting(gang, gpu_type):
-                left[key] -= count
-    found: dict[str, dict[str, int]] = {}
-    without: dict[str, str] = {}
-    waited_for: set[tuple[str, str]] = set()
-    for gang in sorted(gangs, key=lambda gang: bool(gang.runs_on)):
-        least, most, in_the_way = gang.sizes[0], dict[str, int](), list[tuple[str, str]]()
-        for gpu_type in gang.types:
-            keys, more = limiting(gang, gpu_type), least - gang.held.get(gpu_type, 0)
-            full = [key for key in keys if more > left[key] or (key in waited_for and not gang.runs_on)]
-            if not keys:
-                most[gpu_type] = gang.sizes[-1]
-            elif gpu_type in gang.runs_on:
-                most[gpu_type] = max(gang.held.get(gpu_type, 0), least)
-            elif not full:
-                for key in keys:
-                    left[key] -= max(0, more)
-                most[gpu_type] = least
+    def least_by_type(self, job: TenantJob) -> dict[str, int] | TenantLimit:
+        """GPU type -> least GPUs of the gang, where they are left; or a limit that leaves it no type."""
+        found, full, in_the_way = dict[str, int](), list[TenantLimit](), list[TenantLimit]()
+        for gpu_type in job.types:
+            limits, held = self._of_gpus(job, gpu_type), job.held.get(gpu_type, 0)
+            short = self._full(job, limits, job.least - held)
+            if limits and gpu_type in job.runs_on:
+                found[gpu_type] = max(held, job.least)
+            elif not short:
+                self._take(limits, max(0, job.least - held))
+                found[gpu_type] = job.least
             else:
-                without.setdefault(gang.name, full[0][0])
-                if all(least <= limits[tenant][gpu_type] for tenant, _ in keys):
-                    in_the_way += full
-        if not most:
-            waited_for.update(in_the_way)
-        found[gang.name] = most
-    for gang in gangs:
-        for gpu_type, most_there in found[gang.name].items():
-            if (keys := limiting(gang, gpu_type)) and most_there < gang.sizes[-1]:
-                more = max(0, min(gang.sizes[-1] - most_there, *(left[key] for key in keys)))
-                for key in keys:
-                    left[key] -= more
-                found[gang.name][gpu_type] += more
-    return found, {name: tenant for name, tenant in without.items() if not found[name]}
+                full += short
+                if all(job.least <= self._limits[limit] for limit in limits):
+                    in_the_way += short
+        if not found:
+            self._waited_for.update(in_the_way)
+        return found or full[0]
+
+    def grow(self, job: TenantJob, most: dict[str, int], largest: int) -> None:
+        """Raise what the gang may have of each type as far as limits have room, at most to ``largest``."""
+        for gpu_type, there in most.items():
+            limits = self._of_gpus(job, gpu_type)
+            more = max(0, min([largest - there, *(self._left[limit] for limit in limits)]))
+            self._take(limits, more)
+            most[gpu_type] += more

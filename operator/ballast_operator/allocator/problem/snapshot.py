@@ -11,15 +11,7 @@ from collections.abc import Mapping, Sequence, Set
 from types import MappingProxyType
 
 from ballast_policies.protocol.observed import Cause
-from ballast_policies.rounds.tenants import (
-    TenantAdmission,
-    TenantJob,
-    TenantLimit,
-    TenantLimits,
-    TypedGang,
-    admit_by_tenant,
-    most_by_type,
-)
+from ballast_policies.rounds.tenants import ALL_TYPES, LimitField, TenantJob, TenantLimit, admit_by_tenant
 from ballast_policies.rounds.values import Node
 from ballast_policies.scheduling.gang_spec import job_id
 from ballast_policies.scheduling.measurements import Measurements
@@ -55,16 +47,34 @@ def admit_tenants(
 
     ``admitted``: by age. ``jobs``: all there are. ``teams``: those of the policy's objective.
     """
-    within, refused, rooms = _within_numbers(tenants, admitted, jobs)
-    within, beyond = _within_types(_ByType(tenants, teams, admitted), within, jobs)
-    return within, refused + beyond, rooms
+    limits = _Limits(tenants, teams, admitted)
+    if not limits.stated:
+        return list(admitted), [], TenantRooms()
+    asked = {one.view.key: limits.asked(one) for one in admitted}
+    holding = (view for view in jobs if view.status.allocation is not None and view.key not in asked)
+    found = admit_by_tenant(list(asked.values()), limits.stated, map(limits.holding, holding))
+    within, refused = [], []
+    for one in admitted:
+        job = asked[one.view.key]
+        if job.name in found.over:
+            refused.append(RefusedJob(one.view, limits.refusal(job, found.over[job.name])))
+            continue
+        gpus, most = found.sizes[job.name], found.by_type[job.name]
+        sized = one if one.gpus == gpus else dataclasses.replace(one, gpus=gpus)
+        within.append(_with_most(sized, most) if most else sized)
+    rooms = {tenant.partition(" ")[2]: gpus for tenant, gpus in found.room.items()}
+    left = {namespace: tenants.of(namespace).max_gpus or 0 for namespace in rooms}
+    for view in jobs:
+        if view.key[0] in left:
+            left[view.key[0]] -= _held(view)[ALL_TYPES]
+    return within, refused, TenantRooms(gpus=rooms, left={name: max(0, gpus) for name, gpus in left.items()})
 
 
-class _ByType:
-    """``maxGpusByType`` of namespaces and of teams, each with the jobs of the teams inside it.
+class _Limits:
+    """Limits of namespaces and of teams, each with the jobs of the teams inside it.
 
     Attributes:
-        limits: of each that has some, by the words for it.
+        stated: those that can keep a job out, with the words for the tenant.
     """
 
     def __init__(
@@ -72,117 +82,78 @@ class _ByType:
     ) -> None:
         self._tenants, self._teams = tenants, teams
         namespaces = {one.view.key[0] for one in admitted}
-        stated = {f"namespace {name}": tenants.of(name).max_gpus_by_type for name in namespaces}
-        stated |= {f"team {name}": own.max_gpus_by_type for name, own in teams.items()}
-        self.limits = {owner: by_type for owner, by_type in stated.items() if by_type}
+        stated = {f"namespace {name}": tenants.of(name).to_dict() for name in namespaces}
+        stated |= {f"team {name}": own.to_dict() for name, own in teams.items()}
+        self.stated = {
+            TenantLimit(tenant, field, gpu_type): most
+            for tenant, fields in stated.items()
+            for field in LimitField
+            if field in fields
+            for gpu_type, most in (
+                fields[field] if field is LimitField.GPUS_BY_TYPE else {ALL_TYPES: fields[field]}
+            ).items()
+            if field is not LimitField.WAITING_JOBS or most < len(admitted)
+        }
+        self._of_gpus = any(
+            limit.field in (LimitField.GPUS, LimitField.GPUS_BY_TYPE) for limit in self.stated
+        )
 
-    def of(self, view: JobView) -> tuple[str, ...]:
-        """Owners whose limits hold for the job: its namespace, its team, and so on outwards."""
-        owners, team = [f"namespace {view.key[0]}"], view.spec.asked.entity if view.spec is not None else None
+    def asked(self, one: Admitted) -> TenantJob:
+        """The job that a round can place, as limits count it."""
+        running, job = one.view.running_allocation, self.holding(one.view)
+        keeps = 0 if running is None else one.gpus
+        if not one.shrinks:
+            keeps = max(keeps, job.held[ALL_TYPES])
+        return dataclasses.replace(
+            job,
+            held={**job.held, ALL_TYPES: keeps},
+            sizes=_sizes(one) if self._of_gpus else (one.gpus,),
+            grown=one.sizes if len(one.sizes) > 1 or running is not None else (),
+            types=one.gpu_types,
+            runs_on=frozenset() if running is None else frozenset(part.gpu_type for part in running.by_pool),
+        )
+
+    def holding(self, view: JobView) -> TenantJob:
+        """The job with its GPUs, of its namespace, its team, and so on outwards."""
+        tenants = [f"namespace {view.key[0]}"]
+        team = view.spec.asked.entity if view.spec is not None else None
         while team is not None and team in self._teams:
-            owners.append(f"team {team}")
+            tenants.append(f"team {team}")
             team = self._teams[team].parent
-        return tuple(name for name in owners if name in self.limits)
+        return TenantJob(name=job_id(view.key), tenants=tuple(tenants), held=_held(view))
 
-    def refusal(self, gang: TypedGang, owner: str) -> Refusal:
-        """Refusal of a gang for which the owner's limits leave no type."""
-        what, _, name = owner.partition(" ")
-        limits = self.limits[owner]
-        bounds = ", ".join(f"{limits[each]} {each}" for each in gang.types if each in limits)
-        least, every = gang.sizes[0], [self.limits[tenant] for tenant in gang.tenants]
-        never = all(any(least > by_type.get(each, least) for by_type in every) for each in gang.types)
+    def refusal(self, job: TenantJob, limit: TenantLimit) -> Refusal:
+        """The same for all that wait for the limit, and while the queue moves: no write for a move."""
+        (tenant, field, _), bound = limit, self.stated[limit]
+        what, _, name = tenant.partition(" ")
+        reason, path = JobReason.NAMESPACE_LIMIT, self._tenants.field_of(name, field)
         if what == "team":
-            reason, field = JobReason.TEAM_LIMIT, f"objective.entities.{name}.{TenantLimit.GPUS_BY_TYPE}"
+            reason, path = JobReason.TEAM_LIMIT, f"objective.entities.{name}.{field}"
+        by_type = field is LimitField.GPUS_BY_TYPE
+        fix = "ask the cluster's administrator to raise " + (path if by_type else f"{path}={bound}")
+        if by_type:
+            at_most = {each: self.stated.get(TenantLimit(tenant, field, each)) for each in job.types}
+            bounds = ", ".join(f"{most} {each}" for each, most in at_most.items() if most is not None)
+            never = all(self._never(job, each) for each in job.types)
+            why = f"the job needs {job.least}" if never else "its older jobs have them or come first"
+            said = f"{tenant} may have {bounds} at a time, and {why}"
+            fix = f"{'' if never else 'wait, '}allow other gpuTypes, or {fix}"
+        elif field is LimitField.GPUS and job.sizes[-1] > bound:
+            said = f"needs {job.sizes[-1]} GPUs at least, and the jobs of {tenant} may hold {bound} at a time"
+            fix = f"lower pipeline.minStages, or {fix}"
+        elif field is LimitField.WAITING_JOBS:
+            said = f"the {bound} oldest waiting jobs of {tenant} take part in the allocation, and this "
+            said += "one is younger"
+            fix = f"wait, delete older ones, or {fix}"
         else:
-            reason, field = JobReason.NAMESPACE_LIMIT, self._tenants.field_of(name, TenantLimit.GPUS_BY_TYPE)
-        message = (
-            f"{owner} may have {bounds} at a time, and "
-            + (f"the job needs {least}" if never else "its older jobs have them or come first")
-            + f". To fix: {'' if never else 'wait, '}allow other gpuTypes, or ask the cluster's "
-            f"administrator to raise {field} of the ClusterPolicy"
-        )
-        return Refusal(reason, message)
+            what = "GPUs" if field is LimitField.GPUS else "jobs with GPUs"
+            said = f"{tenant} may have {bound} {what} at a time, and its older jobs run or come first"
+            fix = f"wait, or {fix}"
+        return Refusal(reason, f"{said}. To fix: {fix} of the ClusterPolicy")
 
-
-def _within_numbers(
-    tenants: Tenants, admitted: Sequence[Admitted], jobs: Sequence[JobView]
-) -> tuple[list[Admitted], list[RefusedJob], TenantRooms]:
-    if _limits_nothing(tenants, len(admitted)):
-        return list(admitted), [], TenantRooms()
-    limited = tenants.each_namespace.max_gpus is not None or any(
-        own.max_gpus is not None for own in tenants.namespaces.values()
-    )
-    wanting = {one.view.key for one in admitted}
-    others: Counter[str] = Counter()
-    for view in jobs:
-        if view.key not in wanting:
-            others[view.key[0]] += _held(view)
-    asked = [
-        TenantJob(
-            name=job_id(one.view.key),
-            tenant=one.view.key[0],
-            sizes=_sizes(one) if limited else (one.gpus,),
-            running=one.view.running_allocation is not None,
-            held=one.gpus if one.shrinks else _held(one.view),
-        )
-        for one in admitted
-    ]
-    found = admit_by_tenant(asked, lambda namespace: limits_of(tenants, namespace), held_by_others=others)
-    within, refused = [], []
-    for one, job in zip(admitted, asked, strict=True):
-        if (limit := found.over.get(job.name)) is not None:
-            refusal = _refusal(tenants, job.tenant, limit, gpus=job.sizes[-1], never=job.name in found.never)
-            refused.append(RefusedJob(one.view, refusal))
-        else:
-            gpus = found.sizes[job.name]
-            within.append(one if one.gpus == gpus else dataclasses.replace(one, gpus=gpus))
-    return within, refused, _rooms(tenants, found, asked, jobs)
-
-
-def _within_types(
-    limited: _ByType, admitted: Sequence[Admitted], jobs: Sequence[JobView]
-) -> tuple[list[Admitted], list[RefusedJob]]:
-    """(jobs with the GPU types and sizes that ``maxGpusByType`` leaves them, jobs that it leaves none)."""
-    if not limited.limits:
-        return list(admitted), []
-    of = {one.view.key: limited.of(one.view) for one in admitted if one.gpu_types}
-    asked = {one.view.key: _typed(one, owners) for one in admitted if (owners := of.get(one.view.key))}
-    others: dict[str, Counter[str]] = {}
-    for view in jobs:
-        if view.key not in asked:
-            for owner in limited.of(view):
-                others.setdefault(owner, Counter()).update(_held_by_type(view))
-    found, without = most_by_type(list(asked.values()), limited.limits, others)
-    within, refused = [], []
-    for one in admitted:
-        gang = asked.get(one.view.key)
-        if gang is None:
-            within.append(one)
-        elif gang.name in without:
-            refused.append(RefusedJob(one.view, limited.refusal(gang, without[gang.name])))
-        else:
-            within.append(_with_most(one, found[gang.name]))
-    return within, refused
-
-
-def _typed(one: Admitted, owners: tuple[str, ...]) -> TypedGang:
-    running = one.view.running_allocation
-    sizes = one.sizes if len(one.sizes) > 1 or running is not None else _sizes(one)[::-1]
-    return TypedGang(
-        name=job_id(one.view.key),
-        tenants=owners,
-        sizes=sizes,
-        types=one.gpu_types,
-        held=_held_by_type(one.view),
-        runs_on=frozenset() if running is None else frozenset(part.gpu_type for part in running.by_pool),
-    )
-
-
-def _held_by_type(view: JobView) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for part in view.status.allocation.by_pool if view.status.allocation is not None else ():
-        found[part.gpu_type] += part.gpus
-    return found
+    def _never(self, job: TenantJob, gpu_type: str) -> bool:
+        limits = (TenantLimit(tenant, LimitField.GPUS_BY_TYPE, gpu_type) for tenant in job.tenants)
+        return any(job.least > self.stated.get(limit, job.least) for limit in limits)
 
 
 def _with_most(one: Admitted, most: Mapping[str, int]) -> Admitted:
@@ -210,41 +181,14 @@ def _with_most(one: Admitted, most: Mapping[str, int]) -> Admitted:
     )
 
 
-def _limits_nothing(tenants: Tenants, jobs: int) -> bool:
-    """True if there are so few jobs that all take part, of whichever tenant."""
-    every = tenants.each_namespace
-    of_gpus = tenants.namespaces or every.max_gpus is not None or every.max_running_jobs is not None
-    return not of_gpus and jobs <= every.max_waiting_jobs
-
-
-def _rooms(
-    tenants: Tenants, found: TenantAdmission, asked: Sequence[TenantJob], jobs: Sequence[JobView]
-) -> TenantRooms:
-    if not found.room:
-        return TenantRooms()
-    gpus, held = Counter(found.room), Counter[str]()
-    for job in asked:
-        # What waits takes its least size only when it is placed; its earlier launch is gone by then.
-        if job.tenant in found.room and not job.running and job.name in found.sizes:
-            gpus[job.tenant] += max(found.sizes[job.name], job.held)
-    for view in jobs:
-        held[view.key[0]] += _held(view)
-    limits = {tenant: limits_of(tenants, tenant).gpus for tenant in found.room}
-    left = {tenant: max(0, most - held[tenant]) for tenant, most in limits.items() if most is not None}
-    return TenantRooms(gpus=dict(gpus), left=left)
-
-
-def limits_of(tenants: Tenants, namespace: str) -> TenantLimits:
-    """The limits of the namespace that do not depend on GPU types."""
-    limits = tenants.of(namespace)
-    return TenantLimits(
-        gpus=limits.max_gpus, running_jobs=limits.max_running_jobs, waiting_jobs=limits.max_waiting_jobs
-    )
-
-
-def _held(view: JobView) -> int:
-    allocation = view.status.allocation
-    return 0 if allocation is None else allocation.gpus
+def _held(view: JobView) -> Counter[str]:
+    """GPU type -> GPUs of the job's pods, those of all types included."""
+    found: Counter[str] = Counter()
+    if (allocation := view.status.allocation) is not None:
+        found[ALL_TYPES] = allocation.gpus
+        for part in allocation.by_pool:
+            found[part.gpu_type] += part.gpus
+    return found
 
 
 def _sizes(one: Admitted) -> tuple[int, ...]:
@@ -253,29 +197,6 @@ def _sizes(one: Admitted) -> tuple[int, ...]:
         return (one.gpus,)
     smaller = range(one.gpus - 1, max(1, one.spec.smallest_gang) - 1, -1)
     return (one.gpus, *(size for size in smaller if one.spec.suits(size)))
-
-
-def _refusal(tenants: Tenants, namespace: str, limit: TenantLimit, *, gpus: int, never: bool) -> Refusal:
-    """The same for all that wait for the limit, and unchanged while the queue moves: no write for a move."""
-    field, bound = tenants.field_of(namespace, limit), tenants.of(namespace).to_dict()[limit]
-    raise_it = f"ask the cluster's administrator to raise {field}={bound} of the ClusterPolicy"
-    if never:
-        message = (
-            f"needs {gpus} GPUs at least, and the jobs of namespace {namespace} may hold {bound} at a time. "
-            f"To fix: lower pipeline.minStages, or {raise_it}"
-        )
-    elif limit is TenantLimit.WAITING_JOBS:
-        message = (
-            f"the {bound} oldest waiting jobs of namespace {namespace} take part in the allocation, and this "
-            f"one is younger. To fix: wait, delete older ones, or {raise_it}"
-        )
-    else:
-        what = "GPUs" if limit is TenantLimit.GPUS else "jobs with GPUs"
-        message = (
-            f"namespace {namespace} may have {bound} {what} at a time, and its older jobs run or come first. "
-            f"To fix: wait, or {raise_it}"
-        )
-    return Refusal(JobReason.NAMESPACE_LIMIT, message)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

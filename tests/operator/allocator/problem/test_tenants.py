@@ -4,11 +4,10 @@ import dataclasses
 
 import pytest
 from ballast_operator.allocator.problem.admission import Admitted
-from ballast_operator.allocator.problem.snapshot import admit_tenants, limits_of
+from ballast_operator.allocator.problem.snapshot import admit_tenants
 from ballast_operator.api.cluster_policy import EachNamespace, EntityShare, Tenants
 from ballast_operator.api.job_allocation import Ending
 from ballast_operator.api.training_job_status import TrainingJobStatus
-from ballast_policies.rounds.tenants import TenantLimits
 from ballast_policies.scheduling.gang_room import GangMemory
 
 from tests.operator.views.builders import a_config, a_spec, a_view
@@ -41,9 +40,11 @@ def admitted(limits, *views):
 def test_a_namespace_has_its_own_limits_and_otherwise_those_of_each():
     """Field by field; 10,000 waiting jobs where nothing is said."""
     limits = tenants({"maxGpus": 8, "maxRunningJobs": 3}, vip={"maxGpus": 64})
-    assert limits_of(limits, "vip") == TenantLimits(gpus=64, running_jobs=3, waiting_jobs=10_000)
-    assert limits_of(limits, "team") == TenantLimits(gpus=8, running_jobs=3, waiting_jobs=10_000)
-    assert limits_of(Tenants(), "team") == TenantLimits(waiting_jobs=EachNamespace().max_waiting_jobs)
+    waiting_jobs = EachNamespace().max_waiting_jobs
+    stated = {"maxRunningJobs": 3, "maxWaitingJobs": waiting_jobs}
+    assert limits.of("vip").to_dict() == {"maxGpus": 64, **stated}
+    assert limits.of("team").to_dict() == {"maxGpus": 8, **stated}
+    assert Tenants().of("team").to_dict() == {"maxWaitingJobs": waiting_jobs}
 
 
 @pytest.mark.parametrize(
