@@ -291,6 +291,7 @@ async def test_a_job_that_is_restored_does_not_pay_for_the_time_between(restarts
     simulation.world.drop(JOB, NAMESPACE, "one")
     await pass_time(500)
     earlier = held - await restored(simulation, backup)
+    assert simulation.costs().jobs[0].cost == pytest.approx(held - earlier, abs=1e-6)
     if restarts:
         simulation.start_operator()
     await pass_time(40)
