@@ -13,7 +13,7 @@ from ballast_localcluster.binaries import find_binaries
 from ballast_localcluster.cluster import LocalCluster
 from ballast_localcluster.components import Layout
 from ballast_localcluster.errors import LocalClusterError
-from ballast_localcluster.go_builds import user_folder
+from ballast_localcluster.go_builds import Progress, print_progress, user_folder
 from ballast_localcluster.nodes.node import ProcessNode
 from ballast_localcluster.rest import Rest
 from ballast_localcluster.supervision.warden import await_end, warden_pid
@@ -96,8 +96,10 @@ def _answers(folder: Path) -> bool:
         return False
 
 
-def down(name: str) -> bool:
+def down(name: str, progress: Progress = print_progress) -> bool:
     """Stop a background cluster and remove its files; False where there is none of that name.
+
+    ``progress`` takes one line of progress.
 
     Raises:
         LocalClusterError: a control group of its real nodes stays.
@@ -107,7 +109,7 @@ def down(name: str) -> bool:
     pid = warden_pid(folder)
     if pid is not None:
         os.kill(pid, signal.SIGTERM)
-        await_end(folder, lambda: warden_pid(folder) is None)
+        await_end(folder, lambda: warden_pid(folder) is None, progress)
     existed = pid is not None or folder.exists()
     _tidy(folder)
     return existed

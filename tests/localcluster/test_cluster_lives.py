@@ -135,13 +135,15 @@ def test_pods_end_with_their_agent_and_everything_ends_with_the_warden(owner):
 
 
 def test_a_warden_that_removes_gigabytes_is_waited_for(tmp_path, monkeypatch):
-    """The limit of the processes is not that of their files: killed, it would leave them."""
+    """The limit of the processes is not that of their files: killed, it would leave them. Both are told."""
     clock = itertools.count(step=10)
     monkeypatch.setattr(
         waiting, "time", types.SimpleNamespace(monotonic=clock.__next__, sleep=lambda _: None)
     )
     waited = Limit.STOPPED.seconds + 100
-    await_end(tmp_path, lambda: next(clock) > waited)
+    told: list[str] = []
+    await_end(tmp_path, lambda: next(clock) > waited, told.append)
+    assert told == [f"ending the processes of {tmp_path}", "removing its files; large images take minutes"]
     with pytest.raises(TimeoutError, match="to be removed"):
         await_end(tmp_path, lambda: False)
 

@@ -68,6 +68,16 @@ def test_a_cluster_whose_api_server_is_not_there_is_not_said_to_run(monkeypatch,
     assert "To fix: wait, or ballast down --name half" in done.stderr
 
 
+def test_the_end_of_a_cluster_is_told_on_standard_error(monkeypatch, tmp_path):
+    """It takes minutes where its nodes have large images."""
+    pids = iter([1])
+    monkeypatch.setattr("ballast_localcluster.background.warden_pid", lambda folder: next(pids, None))
+    monkeypatch.setattr("os.kill", lambda pid, number: None)
+    done = CliRunner().invoke(down, ["--name", "large"], env={"XDG_STATE_HOME": str(tmp_path)})
+    assert done.exit_code == 0 and done.stdout.count("\n") == 1, done.output
+    assert "localcluster: removing its files" in done.stderr
+
+
 @pytest.mark.parametrize("output", ["text", "json"])
 def test_a_cluster_without_an_operator_names_what_starts_one(monkeypatch, tmp_path, output):
     """Nothing of Ballast is installed on it; with the nodes of a file or none; a shell takes what is told."""

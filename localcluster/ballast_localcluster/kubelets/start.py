@@ -136,7 +136,9 @@ class RealNodes:
         programs = find_kubelets(self._progress)
         write_pause_archive(programs / "pause", pause)
         if self._archives:
-            self._progress(f"importing {', '.join(archive.name for archive in self._archives)}")
+            gigabytes = sum(archive.stat().st_size for archive in self._archives) / 1e9
+            names = ", ".join(archive.name for archive in self._archives)
+            self._progress(f"importing {names} ({gigabytes:.1f} GB; minutes on a busy machine)")
         configuration = NodeConfiguration(
             folder=layout.folder / "nodes" / "images",
             programs=programs,

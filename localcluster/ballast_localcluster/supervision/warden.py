@@ -205,16 +205,22 @@ def warden_pid(folder: Path) -> int | None:
     return None
 
 
-def await_end(folder: Path, ended: Callable[[], bool]) -> None:
+def await_end(
+    folder: Path, ended: Callable[[], bool], progress: Callable[[str], None] = lambda line: None
+) -> None:
     """Wait until the warden of ``folder``, told to stop, has ended: its processes, then it removes files.
+
+    ``progress`` takes one line before each of the two.
 
     Raises:
         TimeoutError: it does not.
     """
     marked = f"{MARK_VARIABLE}={folder}"
+    progress(f"ending the processes of {folder}")
     wait_until(
         lambda: ended() or not marked_processes(marked), f"processes of {folder} to end", Limit.STOPPED
     )
+    progress("removing its files; large images take minutes")
     wait_until(ended, f"the files of {folder} to be removed", Limit.REMOVED)
 
 
