@@ -43,15 +43,19 @@ def end(reason: ExitReason, message: str, *, step: int | None = None, log: Path 
     if log is not None:
         # An error's text may have halves of characters, of a file's name in another encoding.
         text = message[:_MESSAGE_CHARACTERS].encode(errors="replace").decode()
-        termination = TerminationMessage(reason=reason, message=text, step=step)
-        try:
-            log.write_text(termination.to_json())
-        except OSError as error:
-            print(f"cannot write {log}: {error}", file=sys.stderr)  # noqa: T201 - the process is ending
+        write_message(log, TerminationMessage(reason=reason, message=text, step=step).to_json())
     code = _CODES[reason]
     if code is not ExitCode.OK:
         print_error(f"{reason}: {message}")
     return code
+
+
+def write_message(log: Path, text: str) -> None:
+    """Write a termination message; one that cannot be written is told."""
+    try:
+        log.write_text(text)
+    except OSError as error:
+        print_error(f"cannot write {log}: {error}")
 
 
 def print_error(text: str) -> None:

@@ -173,7 +173,7 @@ def test_control_c_stops_a_rank_that_has_just_begun():
     from ballast_trainer.cli.local_ranks import run_local_ranks
     from ballast_trainer.distributed.stopping import StopSignal
 
-    def body():
+    def body(rank, log):
         os.kill(os.getpid(), signal.SIGINT)
         stop = StopSignal()
         stop.install(interactive=True)

@@ -17,7 +17,7 @@ BEGIN = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
 from ballast_policies.contract import ExitReason
-from ballast_trainer.cli.pod_ranks import run_pod_ranks
+from ballast_trainer.cli.local_ranks import run_pod_ranks
 from ballast_trainer.process_exit import end
 def body(local_rank, log):
     def told(number, frame):

@@ -108,7 +108,7 @@ def test_out_of_memory_in_a_layer_is_the_last_line(gang, config, tmp_path):
     running = gang(config("good_batches"), ranks=2, folder=tmp_path, local=True)
     assert running.exit_code("run") == ExitCode.ERROR
     said = "OutOfMemoryError: tried to allocate 20.00 GiB (in layer 2, Full)"
-    assert running.errors().strip().splitlines()[-1] == f"ballast-train: rank 1: {said}"
+    assert running.errors().strip().splitlines()[-1] == f"ballast-train: TrainingFailed: rank 1: {said}"
     # Also as the message that ends the rank's pod.
     assert f"TrainingFailed: {said}\n" in running.errors()
 

@@ -1,55 +1,38 @@
-"""Local ranks as forks of one process, which imports torch once for all of them."""
+"""Ranks of a pod, or of a machine outside of pods: forks that share one import of torch, and end as one.
 
+Where they go on without a lost one, this process, which outlives it, has another one serve their store: those
+of a gang's pods meet at that of its first pod.
+"""
+
+import contextlib
 import importlib
 import multiprocessing
 import os
 import signal
 import socket
 import time
-import types
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from multiprocessing.process import BaseProcess
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from ballast_policies.contract import ExitCode
 
-from ballast_trainer.distributed.stopping import on_closed_terminal
-from ballast_trainer.environment import RESTARTS_ENV, STORE_OUTLIVES_ENV
-from ballast_trainer.process_exit import end_with_parent, leave, print_error
-
-_POLL_SECONDS = 0.05
-_LEAVE_SECONDS = 10.0
-"""Seconds for the other ranks to notice that one has failed, and leave."""
-
-_CAUSE_CHARACTERS = 1000
-"""Of 16 ranks, less than a pipe takes without a reader."""
-
-_REFUSED_SECONDS = 2.0
-"""The same where one of them has refused the configuration."""
+from ballast_trainer.cli.rank_processes import (
+    ENDED_WELL,
+    LEAVE_SECONDS,
+    Body,
+    RankProcess,
+    RankSupervisor,
+    report,
+)
+from ballast_trainer.distributed import survivors
+from ballast_trainer.environment import STORE_OUTLIVES_ENV
+from ballast_trainer.process_exit import print_error
 
 _STORE_SECONDS = 120.0
 """Seconds that the process that serves the ranks' store may take to listen on this machine."""
 _LOOKS_FOR_HUNG = 20
-"""Looks for ranks that have ended between two for ranks that hang."""
-_ENDED_WELL = (ExitCode.OK, ExitCode.STOPPED)
-
-
-class Causes:
-    """The causes of failed ranks, sent to the process that started them."""
-
-    def __init__(self) -> None:
-        self._queue = multiprocessing.get_context("fork").SimpleQueue()
-
-    def add(self, reason: str) -> None:
-        """This rank has failed by itself."""
-        rank = os.environ.get("RANK", "0")
-        self._queue.put(f"rank {rank}: {reason[:_CAUSE_CHARACTERS]}")
-
-    def print_first(self) -> None:
-        """The cause as the last line, after those of the ranks that only lost it."""
-        if not self._queue.empty():
-            print_error(self._queue.get())
+"""Looks between two for ranks that hang."""
 
 
 def attempt_prefix() -> str:
@@ -58,54 +41,43 @@ def attempt_prefix() -> str:
 
 
 class _KeptStore:
-    """A store for ranks that go on without a lost one: a process of its own serves it.
+    """The store of ranks that go on without a lost one, as their parent, which has no threads, sees it."""
 
-    The process that forks the ranks has no threads, and tells them who is gone.
-    """
-
-    def __init__(self, port: int, ranks: int) -> None:
-        self._port, self._ranks = port, ranks
-        self._server = serve("127.0.0.1", port)
+    def __init__(self, port: int, supervisor: RankSupervisor) -> None:
+        self._port, self._supervisor = port, supervisor
         self._client: Any = None
-        self._told: set[int | None] = set()
-        self.lost: list[BaseProcess] = []
         self._looks = 0
 
-    def look(self, children: list[BaseProcess]) -> None:
-        """Tell the ranks which of them have ended, and end those that the others have given up."""
-        from ballast_trainer.distributed import survivors
+    def is_lost(self, ended: RankProcess) -> bool:
+        """Tell the ranks that one of them has ended; True: others may take it back."""
+        store, code = self._reached(), ended.code or 0
+        process = survivors.process_of(store, ended.process)
+        if process is not None and code in ENDED_WELL:
+            survivors.Fate.LEFT.tell(store, process)
+            return False
+        if process is not None and (code < 0 or code == ExitCode.PEER_LOST):
+            survivors.Fate.GONE.tell(store, process)
+        elif process is not None or not ended.restarts:
+            survivors.tell_none_goes_on(store, f"{ended.name} has ended with exit code {code}")
+            return False
+        # Else it had started again, and none waits for it.
+        return bool(self._supervisor.running())
 
+    def look(self) -> None:
+        """End the ranks that the others have given up, and those that the job has ended without."""
         self._looks += 1
-        waiting = bool(self._told)
-        for rank, child in enumerate(children):
-            code = child.exitcode
-            if child.pid in self._told or (code is None and self._looks % _LOOKS_FOR_HUNG):
-                waiting &= code is not None
-                continue
-            store = self._reached()
-            process = survivors.process_of(store, child.pid or 0)
-            if code is None:
-                waiting &= process is not None and not survivors.Fate.ENTERED.is_of(store, process)
-                if process is not None and survivors.Fate.HUNG.is_of(store, process):
-                    child.kill()
-                continue
-            self._told.add(child.pid)
-            if process is not None and code in _ENDED_WELL:
-                survivors.Fate.LEFT.tell(store, process)
-            elif process is not None and (code < 0 or code == ExitCode.PEER_LOST):
-                survivors.Fate.GONE.tell(store, process)
-                self.lost.append(child)
-            elif process is None and rank >= self._ranks:
-                # It had started again, and none waits for it.
-                self.lost.append(child)
-            else:
-                survivors.tell_none_goes_on(store, f"rank {child.name} has ended with exit code {code}")
-        if waiting and not self.lost:
-            # The job has ended without those that have started again.
-            for child in [one for one in children if one.pid not in self._told]:
-                child.kill()
-                child.join()
-                children.remove(child)
+        running = self._supervisor.running()
+        if self._looks % _LOOKS_FOR_HUNG or not running:
+            return
+        store = self._reached()
+        waiting = len(running) < len(self._supervisor.members)
+        for member in running:
+            process = survivors.process_of(store, member.process)
+            waiting &= process is not None and not survivors.Fate.ENTERED.is_of(store, process)
+            if process is not None and survivors.Fate.HUNG.is_of(store, process):
+                member.send(signal.SIGKILL)
+        for member in running if waiting else ():
+            member.give_up()
 
     def _reached(self) -> Any:
         if self._client is None:
@@ -117,18 +89,17 @@ class _KeptStore:
             self._client = dist.PrefixStore(attempt_prefix(), store)
         return self._client
 
-    def close(self) -> None:
-        """End the process that serves it."""
-        self._server.kill()
-        self._server.join()
 
-
-def serve(address: str, port: int) -> BaseProcess:
-    """A process of its own that serves the ranks' store until it is killed, or this one is gone."""
-    context = multiprocessing.get_context("fork")
-    server = context.Process(target=_serve, args=(address, port), daemon=True)
+@contextlib.contextmanager
+def _served(address: str, port: int) -> Iterator[None]:
+    """Within it, or until this process is gone, a process of its own serves the ranks' store."""
+    # Neither this process nor the server hears of one before it can; `RankSupervisor` unblocks them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    server = multiprocessing.get_context("fork").Process(target=_serve, args=(address, port), daemon=True)
     server.start()
-    return server
+    yield
+    server.kill()
+    server.join()
 
 
 def _serve(address: str, port: int) -> None:
@@ -148,9 +119,41 @@ def _serve(address: str, port: int) -> None:
     del store
 
 
-def run_local_ranks(
-    ranks: int, body: Callable[[], int], causes: Causes | None = None, *, restarts: int | None = None
+def run_pod_ranks(
+    ranks: int,
+    body: Body,
+    log: Path | None,
+    *,
+    imports: str = "ballast_trainer.preload",
+    leave_seconds: float = LEAVE_SECONDS,
+    restarts: int = 0,
+    store: tuple[str, int] | None = None,
 ) -> int:
+    """Run ``body`` in as many forks, and wait for all.
+
+    Args:
+        ranks: how many.
+        body: of each.
+        log: the pod's termination log; None: there is none.
+        imports: a module to import first: the forks share it, one import and one copy in memory.
+        leave_seconds: how long ranks may stay when another has failed.
+        restarts: how often each of them is started again when a signal has killed it.
+        store: address and port of the store that another process serves beside them; None: none does.
+
+    Returns:
+        the exit code of the pod: 0 where all ranks end well, else that of the first that failed by itself;
+        128 + n where signal n killed it.
+    """
+    # One that comes during the import is for the ranks.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    importlib.import_module(imports)
+    supervisor = RankSupervisor(ranks=ranks, body=body, restarts=restarts, leave_seconds=leave_seconds)
+    with contextlib.nullcontext() if store is None else _served(*store):
+        ended = supervisor.run()
+    return report([member for member in ended if not member.started_again], log)
+
+
+def run_local_ranks(ranks: int, body: Body, *, restarts: int | None = None) -> int:
     """Run ``body`` in ``ranks`` forks, each with the environment that torchrun would give it.
 
     SIGTERM is passed on to the ranks, which then save and exit, as they do where this process is killed.
@@ -165,103 +168,24 @@ def run_local_ranks(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    # A rank that has just begun hears Ctrl-C once it can stop by it (`StopSignal.install`).
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    kept = None if restarts is None else _KeptStore(port, ranks)
-    variables = {} if kept is None else {STORE_OUTLIVES_ENV: "1"}
-    children = [_fork(rank, ranks, port, body, variables) for rank in range(ranks)]
-    started: Counter[int] = Counter()
+    goes_on = restarts is not None
 
-    def pass_on(number: int, frame: types.FrameType | None) -> None:
-        for child in children:
-            if child.is_alive():
-                os.kill(child.pid or 0, signal.SIGTERM)
+    def as_under_torchrun(rank: int, log: Path) -> int:
+        os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(ranks)})
+        os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+        if goes_on:
+            os.environ[STORE_OUTLIVES_ENV] = "1"
+        return body(rank, log)
 
-    signal.signal(signal.SIGTERM, pass_on)
-    on_closed_terminal(pass_on)
-    # Ctrl-C reaches the ranks by itself; this process waits for them to save.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    left_behind: set[int] = set()
-    while any(child.is_alive() for child in children):
-        if any(child.exitcode == ExitCode.USAGE for child in children):
-            # No rank trains yet: the others only wait for the one that refused.
-            pass_on(signal.SIGTERM, None)
-            _end(children, _REFUSED_SECONDS)
-        elif kept is not None:
-            kept.look(children)
-            while kept.lost:
-                rank = int(kept.lost.pop().name)
-                if started[rank] < (restarts or 0) and any(child.is_alive() for child in children):
-                    started[rank] += 1
-                    again = variables | {RESTARTS_ENV: str(started[rank])}
-                    children.append(_fork(rank, ranks, port, body, again))
-        elif any(child.exitcode for child in children):
-            left_behind = _end(children, _LEAVE_SECONDS)
-        time.sleep(_POLL_SECONDS)
-    if kept is not None:
-        kept.close()
-    code = _exit_code(children, left_behind, went_on=kept is not None)
-    if causes is not None:
-        causes.print_first()
-    return code
-
-
-def _fork(
-    rank: int, ranks: int, port: int, body: Callable[[], int], variables: Mapping[str, str]
-) -> BaseProcess:
-    """A rank's process, named by its number."""
-    environment = {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        **variables,
-    }
-    context = multiprocessing.get_context("fork")
-    child = context.Process(target=_rank, args=(environment, body, os.getpid()), name=str(rank))
-    child.start()
-    return child
-
-
-def _exit_code(children: Sequence[BaseProcess], left_behind: set[int], *, went_on: bool) -> int:
-    """The exit code of the rank that failed by itself; names the ranks that were killed.
-
-    ``went_on``: where some have ended well, those that were killed do not count.
-    """
-    codes = [child.exitcode or 0 for child in children]
-    for rank in left_behind:
-        codes[rank] = ExitCode.PEER_LOST
-        print_error(f"rank {rank} did not end within {_LEAVE_SECONDS:.0f} s of another, and was killed")
-    if ExitCode.USAGE in codes:
-        return ExitCode.USAGE
-    for child, code in zip(children, codes, strict=True):
-        if code < 0:
-            print_error(f"rank {child.name} was killed by {signal.Signals(-code).name}")
-    ended_well = [code for code in codes if code in _ENDED_WELL]
-    if went_on and ended_well and all(c in _ENDED_WELL or c < 0 or c == ExitCode.PEER_LOST for c in codes):
-        return max(ended_well)
-    # A rank that only lost its peer is not the cause.
-    first = next((code for code in codes if code not in {0, ExitCode.PEER_LOST}), max(codes))
-    return 128 - first if first < 0 else first
-
-
-def _rank(environment: dict[str, str], body: Callable[[], int], parent: int) -> None:
-    end_with_parent(parent, signal.SIGTERM)
-    os.environ.update(environment)
-    leave(body())
-
-
-def _end(children: Sequence[BaseProcess], seconds: float) -> set[int]:
-    """Wait for all to leave; returns those that did not, and were killed."""
-    deadline = time.monotonic() + seconds
-    left_behind = set()
-    for rank, child in enumerate(children):
-        child.join(max(0.0, deadline - time.monotonic()))
-        if child.is_alive():
-            child.kill()
-            child.join()
-            left_behind.add(rank)
-    return left_behind
+    supervisor = RankSupervisor(ranks=ranks, body=as_under_torchrun, interactive=True, restarts=restarts or 0)
+    if goes_on:
+        kept = _KeptStore(port, supervisor)
+        supervisor.leave_seconds, supervisor.is_lost, supervisor.look = None, kept.is_lost, kept.look
+    with _served("127.0.0.1", port) if goes_on else contextlib.nullcontext():
+        ended = supervisor.run()
+    code = report(ended)
+    codes = {member.code or 0 for member in ended}
+    ended_well = codes.intersection(ENDED_WELL)
+    # Where some have ended well, those that were lost do not count.
+    own_fault = any(one > 0 for one in codes - {*ENDED_WELL, ExitCode.PEER_LOST})
+    return max(ended_well) if goes_on and ended_well and not own_fault else code

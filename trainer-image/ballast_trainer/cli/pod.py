@@ -4,7 +4,6 @@ import faulthandler
 import importlib
 import logging
 import os
-import signal
 import sys
 import threading
 import time
@@ -29,7 +28,7 @@ from ballast_trainer.causes import describe, explains_itself
 from ballast_trainer.channel.api_server import ApiServer
 from ballast_trainer.channel.base import Channel, ChannelError, DirectoryChannel
 from ballast_trainer.channel.kubernetes import KubernetesChannel
-from ballast_trainer.cli.pod_ranks import run_pod_ranks
+from ballast_trainer.cli.local_ranks import run_pod_ranks
 from ballast_trainer.distributed.stopping import StopSignal, handover_seconds, stop_seconds
 from ballast_trainer.environment import RESTARTS_ENV
 from ballast_trainer.errors import ConfigurationError, PeerLost, Stopped
@@ -127,7 +126,6 @@ def _run_rank(local_rank: int, log: Path | None) -> int:
     try:
         stop = StopSignal(handover_seconds=handover_seconds())
         stop.install(seconds=stop_seconds(), overdue=end_on_lost_peer(log))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         return _train(_required("BALLAST_JOB"), _required("BALLAST_POD_NAME"), local_rank, stop, log)
     # SystemExit of a user's layer, too: a rank must not leave as if the job were done.
     except (Exception, SystemExit) as error:

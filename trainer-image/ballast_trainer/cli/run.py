@@ -17,7 +17,7 @@ from ballast_policies.contract import RANK_RESTARTS, Directive, ExitCode, ExitRe
 
 from ballast_trainer.causes import describe, explains_itself
 from ballast_trainer.cli.config_file import read_config
-from ballast_trainer.cli.local_ranks import Causes, attempt_prefix, run_local_ranks
+from ballast_trainer.cli.local_ranks import attempt_prefix, run_local_ranks
 from ballast_trainer.distributed.stopping import StopSignal, stop_seconds
 from ballast_trainer.environment import DeviceChoice, TorchrunRank
 from ballast_trainer.errors import ConfigurationError
@@ -120,7 +120,7 @@ class _Options:
     trace_step: int
 
 
-def _run(config: dict[str, Any], options: _Options) -> int:
+def _run(config: dict[str, Any], options: _Options, log: Path | None) -> int:
     from ballast_trainer.channel.base import Channel, ChannelError, DirectoryChannel, StandaloneChannel
     from ballast_trainer.distributed.joining import Returning, wait_for_growth
     from ballast_trainer.launch import ValidatedJob, train
@@ -130,7 +130,7 @@ def _run(config: dict[str, Any], options: _Options) -> int:
     # Where torch aborts, e.g. on a collective of NCCL that hangs.
     faulthandler.enable(2)
     stop = StopSignal()
-    stop.install(interactive=True, seconds=stop_seconds(), overdue=end_on_lost_peer())
+    stop.install(interactive=True, seconds=stop_seconds(), overdue=end_on_lost_peer(log))
     if options.single_process:
         config = unpartitioned(config)
     job = ValidatedJob.from_mapping(config)
@@ -168,7 +168,7 @@ def _run(config: dict[str, Any], options: _Options) -> int:
             channel=channel,
             reporter=JsonReporter() if options.log == "json" else TextReporter(job.config.total_steps),
             stop=stop,
-            lost=end_on_lost_peer(),
+            lost=end_on_lost_peer(log),
             trace=None
             if options.trace is None
             else TraceRequest(path=options.trace, first_step=options.trace_step),
@@ -180,7 +180,7 @@ def _run(config: dict[str, Any], options: _Options) -> int:
             regrouped=regrouped if launched.store_outlives else None,
         ),
     )
-    return end(outcome.reason, outcome.message, step=outcome.step)
+    return end(outcome.reason, outcome.message, step=outcome.step, log=log)
 
 
 @click.command()
@@ -224,10 +224,9 @@ def run(config_path: Path, assignments: tuple[str, ...], ranks: int | None, **gi
 
     # Local ranks share it.
     unsaid = multiprocessing.get_context("fork").Lock()
-    causes = Causes()
     known: dict[str, Any] = {}
 
-    def body() -> int:
+    def body(local_rank: int = 0, log: Path | None = None) -> int:
         if "RANK" in os.environ:
             for handler in logging.root.handlers:
                 handler.setFormatter(logging.Formatter(f"{erase}[rank {os.environ['RANK']}] {form}"))
@@ -237,7 +236,7 @@ def run(config_path: Path, assignments: tuple[str, ...], ranks: int | None, **gi
                 raise ConfigurationError("--trace", reason)
             # One that starts again has what the others have.
             config = copy.deepcopy(known) or read_config(config_path, assignments)
-            return _run(config, options)
+            return _run(config, options, log)
         # SystemExit of a user's layer, too: a rank must not leave as if the job were done.
         except (Exception, SystemExit) as error:
             reason = reason_of(error)
@@ -245,13 +244,11 @@ def run(config_path: Path, assignments: tuple[str, ...], ranks: int | None, **gi
                 return _SAID_ONCE[reason]
             if reason is ExitReason.FAILED and not explains_itself(error):
                 logger.exception("training failed")
-            if reason is ExitReason.FAILED:
-                causes.add(describe(error))
-            return end(reason, describe(error))
+            return end(reason, describe(error), log=log)
 
     if ranks is not None and ranks > 1 and not options.single_process and "RANK" not in os.environ:
         with contextlib.suppress(ConfigurationError):  # the ranks say what is wrong
             known.update(read_config(config_path, assignments))
         restarts = _restarts(known, follows_plans=options.channel_folder is not None)
-        sys.exit(run_local_ranks(ranks, body, causes, restarts=restarts))
+        sys.exit(run_local_ranks(ranks, body, restarts=restarts))
     leave(body())

@@ -57,8 +57,9 @@ class StopSignal:
         os.register_at_fork(after_in_child=self._undo)
         if interactive:
             signal.signal(signal.SIGINT, self._receive)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # one that was kept for this moment
             on_closed_terminal(self._receive)
+        # Those that were kept for this moment.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
         if seconds is not None and overdue is not None:
             told, self._tell = socket.socketpair()
             self._tell.setblocking(False)
