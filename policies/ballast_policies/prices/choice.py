@@ -113,7 +113,8 @@ def choose(situation: Situation, options: Options, preferences: Preferences, use
         if at != WAIT and np.isfinite(cost[at]):
             return Choice(at, "stay")
         return _surest(situation, options, preferences, cost)
-    may_stay = at != WAIT and rate[at] >= min(needed, rate[best]) * (1 - 1e-9)
+    enough = at != WAIT and rate[at] >= min(needed, rate[best]) * (1 - 1e-9)
+    may_stay = at != WAIT and (enough or not _gains_time(situation, options, preferences, rate, best))
     if may_stay and not _worth_moving(situation, options, preferences, cost, rate, best):
         return Choice(at, "stay")
     if preferences.may_use_spot and not spot_there:
@@ -173,11 +174,15 @@ def _must_be_sure(situation: Situation, options: Options, preferences: Preferenc
     Until the next review nothing may get done, and work since the last checkpoint may be lost; then a
     machine has to start.
     """
-    left = situation.seconds_to_deadline or 0.0
+    return _slack_seconds(situation, options, preferences) <= 0
+
+
+def _slack_seconds(situation: Situation, options: Options, preferences: Preferences) -> float:
+    """Seconds until that review, for a job with a deadline."""
     least = dataclasses.replace(situation, at=WAIT)
     fastest = float(seconds_on_demand(least, options, preferences.restart).min(initial=math.inf))
-    saved = preferences.restart.checkpoint_seconds
-    return left <= fastest + saved + _reserve(situation, options, preferences)
+    used = fastest + preferences.restart.checkpoint_seconds + _reserve(situation, options, preferences)
+    return (situation.seconds_to_deadline or 0.0) - used
 
 
 def _may_start(best: int, situation: Situation, options: Options, preferences: Preferences) -> bool:
@@ -292,9 +297,53 @@ def _worth_moving(
         options.usd_per_hour[best] * startup
         + options.usd_per_hour[at] * restart.checkpoint_seconds / 3600.0
         + carried
+        + _scarce_slack_usd(situation, options, preferences, cost, rate, best)
     )
     back = options.usd_per_hour[at] * startup if lasts < left else 0.0
     return bool(saving > preferences.hysteresis * moving + back)
+
+
+def _gains_time(
+    situation: Situation, options: Options, preferences: Preferences, rate: np.ndarray, best: int
+) -> bool:
+    """True if more steps are done there, save and start included, while the offer is expected to last."""
+    at, restart = situation.at, preferences.restart
+    seconds = min(situation.steps / rate[best], 3600.0 * _lifetime_hours(options, preferences, best))
+    paused = restart.startup_seconds + restart.checkpoint_seconds
+    return bool((rate[best] - rate[at]) * seconds > rate[best] * paused)
+
+
+def _scarce_slack_usd(
+    situation: Situation,
+    options: Options,
+    preferences: Preferences,
+    cost: np.ndarray,
+    rate: np.ndarray,
+    best: int,
+) -> float:
+    """USD that a start is expected to cost before a deadline by the slack it takes from later ones.
+
+    With slack for m starts, and losses that come as a Poisson process of rate r, the job runs on demand
+    from the m-th loss to its end. One start less brings that forward to the loss before: at each hour t of
+    the hours left the premium of on-demand machines is paid with probability P(N(t) = m - 1), whose integral
+    is the regularized incomplete gamma function P(m, r * left) / r.
+    """
+    if situation.seconds_to_deadline is None or not options.spot[best]:
+        return 0.0
+    sure = np.where(options.spot, np.inf, cost).min(initial=math.inf)
+    a_step = max(0.0, sure - cost[situation.at])
+    hazard = float(options.hazard_per_hour[options.spot].mean())
+    if not math.isfinite(a_step) or hazard <= _NEVER:
+        return 0.0
+    from scipy.special import gammainc
+
+    restart = preferences.restart
+    starts = _slack_seconds(situation, options, preferences) / (
+        restart.startup_seconds + restart.checkpoint_seconds
+    )
+    left = situation.steps / rate[best] / 3600.0
+    found = gammainc(max(starts, 1e-9), hazard * left) / hazard
+    return float(a_step * rate[best] * 3600.0 * found)
 
 
 def _lifetime_hours(options: Options, preferences: Preferences, k: int) -> float:

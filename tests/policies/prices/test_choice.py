@@ -74,6 +74,43 @@ def test_data_that_is_dear_to_carry_stays():
     assert chosen(Situation(steps=1e6, at=0, move_usd=100.0), offers).option == 0
 
 
+@pytest.mark.parametrize("starts", [2, 4])
+def test_a_move_pays_for_the_slack_that_it_takes(starts):
+    """The premium of on-demand machines over the hours that one start less brings on demand sooner."""
+    restart = dataclasses.replace(FREE, startup_seconds=720.0)
+    preferences, hours, hazard = Preferences(restart=restart), 10.0, 0.05
+    situation = Situation(
+        steps=hours * 3600.0, at=0, seconds_to_deadline=hours * 3600.0 + (1 + starts) * 720.0
+    )
+    useful = float(useful_parts(options((1.0, 1.0, hazard, True)), restart)[0])
+    left = hours / useful
+    moments = np.linspace(0.0, left, 100_001)
+    losses = hazard * moments
+    lost_all_but_one = np.exp(-losses) * losses ** (starts - 1) / math.factorial(starts - 1)
+    hours_sooner = float(np.trapezoid(lost_all_but_one, moments))
+    premium = (3.0 - 1.0 / useful) * useful
+    # The saving over the hours left is the machine's start-up and that premium.
+    dearest = (left - premium * hours_sooner) / (left + 0.2)
+    for usd, option in ((dearest - 0.001, 1), (dearest + 0.001, 0)):
+        offers = options((1.0, 1.0, hazard, True), (1.0, usd, hazard, True), DEMAND)
+        assert chosen(situation, offers, preferences).option == option
+        without = dataclasses.replace(situation, seconds_to_deadline=None)
+        assert chosen(without, offers, preferences).option == 1
+
+
+def test_a_job_short_of_time_does_not_move_for_less_time_than_the_move_takes():
+    """A machine that has just come back lasts as long again: too short to make up for its start."""
+    there = dataclasses.replace(
+        options((1.0, 1.0, 0.5, True), (1.0, 1.0, 0.0, True), DEMAND),
+        there_seconds=np.array([9e9, 600.0, 9e9]),
+    )
+    steps = 100 * 3600.0
+    situation = Situation(steps=steps, at=0, seconds_to_deadline=steps + 3600.0)
+    assert chosen(situation, there).option == 0
+    settled = dataclasses.replace(there, there_seconds=np.array([9e9, 9e9, 9e9]))
+    assert chosen(situation, settled).option == 1
+
+
 def test_a_deadline_needs_a_faster_machine():
     """The slow one is cheaper, and too slow."""
     offers = options((1.0, 0.5, 0.0, True), (4.0, 4.0, 0.0, True), (4.0, 12.0, 0.0, False))
