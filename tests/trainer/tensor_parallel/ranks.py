@@ -136,8 +136,7 @@ def step_of_a_block(world, fractions, kind):
     world.tensor.bytes.clear()
     outputs, inputs = train_step(block, values)
     calls = dict(world.tensor.calls)
-    # ``square().sum()`` of every microbatch: the gradients are sums, as the riders' are means of sums.
-    finish_migration(held, microbatches=1)
+    finish_migration(held)
     return {
         "outputs": outputs,
         "inputs": inputs,

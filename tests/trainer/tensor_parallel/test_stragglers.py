@@ -268,7 +268,7 @@ def steps(seconds, held=lambda step: 1, least=0.0, **stragglers):
         for layer in now:
             layer.module(torch.randn(2, 4, 32, requires_grad=True)).sum().backward()
         passed[0] += max(taken, least)
-        mitigation.finish_step(taken, microbatches=1)
+        mitigation.finish_step(taken)
 
 
 def test_times_are_exchanged_only_where_a_ranks_own_have_changed_by_a_tenth():

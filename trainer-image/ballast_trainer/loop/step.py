@@ -113,7 +113,7 @@ class TrainingStep:
         loss = model.train_pipeline(step)
         if buffers is not None:
             buffers.merge(model.world.data.all_gather)
-        stragglers.finish_step(model.meter.busy_seconds(), microbatches=model.microbatches)
+        stragglers.finish_step(model.meter.busy_seconds())
         model.complete_gradients()
         agreed = self._agreed(model.world.sum_rows(self._figures(loss, step)))
         self._exchange_due = agreed.exchange

@@ -199,12 +199,12 @@ def _broadcast_units(
     return {pair: piece.view(counts[pair], -1) for pair, piece in zip(counts, flat.split(sizes), strict=True)}
 
 
-def finish_migration(layers: Sequence[Sequence[ParallelPair]], *, microbatches: int) -> None:
-    """After a step's backward: add the gradients that helpers computed; the mean over the microbatches."""
+def finish_migration(layers: Sequence[Sequence[ParallelPair]]) -> None:
+    """After a step's backward: add the gradients that helpers computed."""
     for pair in (pair for pairs in layers for pair in pairs):
         piggyback = pair.given.piggyback
         if isinstance(piggyback, GradientReturn) and piggyback.returned is not None:
-            _add_gradients(pair, unpack(pair, piggyback.returned / microbatches, 0))
+            _add_gradients(pair, unpack(pair, piggyback.returned, 0))
             piggyback.returned = None
 
 

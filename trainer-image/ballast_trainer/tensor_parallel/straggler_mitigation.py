@@ -356,16 +356,15 @@ class StragglerMitigation:
                         last={} if before is None else before.last,
                     )
 
-    def finish_step(self, busy_seconds: float, *, microbatches: int) -> None:
+    def finish_step(self, busy_seconds: float) -> None:
         """After a step's backward: add the gradients that others computed, and record the step's seconds.
 
         Args:
             busy_seconds: T of this rank, without waiting for others.
-            microbatches: of the step on each replica.
         """
         if not self.active or not self._held:
             return
-        finish_migration([layer.pairs for layer in self._held.values()], microbatches=microbatches)
+        finish_migration([layer.pairs for layer in self._held.values()])
         # On a GPU the seconds of the stage contain the waiting; those of the products do not.
         seconds = busy_seconds + self._clock.extra
         if self._device.type == "cuda":

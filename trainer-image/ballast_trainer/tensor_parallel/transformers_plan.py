@@ -486,7 +486,7 @@ def _trial(
     output = module(given)
     # Of normed outputs the squares have one sum, whatever they are.
     (output * value).square().mean().backward()
-    finish_migration(held, microbatches=1)
+    finish_migration(held)
     found = {"its output": output.detach(), "the gradient of its input": given.grad}
     found |= {f"the gradient of {name}": one.grad for name, one in module.named_parameters()}
     module.zero_grad()
