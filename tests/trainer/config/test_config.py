@@ -195,7 +195,7 @@ def test_a_key_may_come_again_in_another_mapping_and_beside_what_is_merged(tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("value", ["!!timestamp 2020-99-99", "!!int ''", "[" * 1000, "1" * 5000])
+@pytest.mark.parametrize("value", ["!!timestamp 2020-99-99", "!!int ''", "[" * 1000])
 def test_an_assignment_that_yaml_cannot_read_is_refused(tmp_path, value):
     (tmp_path / "config.yaml").write_text("totalSteps: 1\n")
     with pytest.raises(ConfigurationError, match=r"--set: 'totalSteps'.*To fix"):
