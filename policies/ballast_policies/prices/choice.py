@@ -113,8 +113,9 @@ def choose(situation: Situation, options: Options, preferences: Preferences, use
         if at != WAIT and np.isfinite(cost[at]):
             return Choice(at, "stay")
         return _surest(situation, options, preferences, cost)
-    enough = at != WAIT and rate[at] >= min(needed, rate[best]) * (1 - 1e-9)
-    may_stay = at != WAIT and (enough or not _gains_time(situation, options, preferences, rate, best))
+    enough = rate[at] >= min(needed, rate[best]) * (1 - 1e-9)
+    may_stay = enough or not _gains_time(situation, options, preferences, rate, best)
+    may_stay = may_stay and at != WAIT and rate[at] > 0
     if may_stay and not _worth_moving(situation, options, preferences, cost, rate, best):
         return Choice(at, "stay")
     if preferences.may_use_spot and not spot_there:
@@ -297,8 +298,11 @@ def _worth_moving(
         options.usd_per_hour[best] * startup
         + options.usd_per_hour[at] * restart.checkpoint_seconds / 3600.0
         + carried
-        + _scarce_slack_usd(situation, options, preferences, cost, rate, best)
     )
+    if situation.seconds_to_deadline is not None and options.spot[best]:
+        sure = np.where(options.spot, np.inf, cost).min(initial=math.inf)
+        premium = max(0.0, float(sure - cost[at])) * rate[best] * 3600.0
+        moving += _scarce_slack_usd(situation, options, preferences, premium=premium, left=left)
     back = options.usd_per_hour[at] * startup if lasts < left else 0.0
     return bool(saving > preferences.hysteresis * moving + back)
 
@@ -314,26 +318,17 @@ def _gains_time(
 
 
 def _scarce_slack_usd(
-    situation: Situation,
-    options: Options,
-    preferences: Preferences,
-    cost: np.ndarray,
-    rate: np.ndarray,
-    best: int,
+    situation: Situation, options: Options, preferences: Preferences, *, premium: float, left: float
 ) -> float:
     """USD that a start is expected to cost before a deadline by the slack it takes from later ones.
 
     With slack for m starts, and losses that come as a Poisson process of rate r, the job runs on demand
     from the m-th loss to its end. One start less brings that forward to the loss before: at each hour t of
-    the hours left the premium of on-demand machines is paid with probability P(N(t) = m - 1), whose integral
-    is the regularized incomplete gamma function P(m, r * left) / r.
+    the hours ``left`` the ``premium``, USD that an hour on demand costs more, is paid with probability
+    P(N(t) = m - 1), whose integral is the regularized incomplete gamma function P(m, r * left) / r.
     """
-    if situation.seconds_to_deadline is None or not options.spot[best]:
-        return 0.0
-    sure = np.where(options.spot, np.inf, cost).min(initial=math.inf)
-    a_step = max(0.0, sure - cost[situation.at])
     hazard = float(options.hazard_per_hour[options.spot].mean())
-    if not math.isfinite(a_step) or hazard <= _NEVER:
+    if not math.isfinite(premium) or hazard <= _NEVER:
         return 0.0
     from scipy.special import gammainc
 
@@ -341,9 +336,7 @@ def _scarce_slack_usd(
     starts = _slack_seconds(situation, options, preferences) / (
         restart.startup_seconds + restart.checkpoint_seconds
     )
-    left = situation.steps / rate[best] / 3600.0
-    found = gammainc(max(starts, 1e-9), hazard * left) / hazard
-    return float(a_step * rate[best] * 3600.0 * found)
+    return float(premium * gammainc(max(starts, 1e-9), hazard * left) / hazard)
 
 
 def _lifetime_hours(options: Options, preferences: Preferences, k: int) -> float:

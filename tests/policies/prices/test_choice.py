@@ -111,6 +111,16 @@ def test_a_job_short_of_time_does_not_move_for_less_time_than_the_move_takes():
     assert chosen(situation, settled).option == 1
 
 
+@pytest.mark.parametrize("slack", [None, 3600.0, 1e6])
+def test_what_cannot_be_had_any_more_is_left(slack):
+    """Also for a machine that has just come back."""
+    steps = 100 * 3600.0
+    gone = options((1.0, math.nan, 0.5, True), (1.0, 1.0, 0.0, True), DEMAND)
+    gone = dataclasses.replace(gone, there_seconds=np.array([0.0, 0.0, 9e9]))
+    situation = Situation(steps=steps, at=0, seconds_to_deadline=slack and steps + slack)
+    assert chosen(situation, gone).option == 1
+
+
 def test_a_deadline_needs_a_faster_machine():
     """The slow one is cheaper, and too slow."""
     offers = options((1.0, 0.5, 0.0, True), (4.0, 4.0, 0.0, True), (4.0, 12.0, 0.0, False))
