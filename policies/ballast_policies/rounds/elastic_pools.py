@@ -32,7 +32,7 @@ from ballast_policies.rounds.size_gain import (
     partition_speed,
     urgency,
 )
-from ballast_policies.rounds.values import Placement, TopologyRequest, gpus_by, largest_domain
+from ballast_policies.rounds.values import Placement, gpus_by
 
 MOST_GANGS = 10_000
 """Gangs whose size is worked out in one decision, each as often as it is: about half a second of CPU."""
@@ -221,14 +221,12 @@ class _PoolChoice:
         self._cluster, self._reduced = cluster, reduced
         self._jobs = {job.name: job for job in cluster.jobs}
         self._index = {job.name: at for at, job in enumerate(cluster.jobs)}
-        self._types = {node.pool: node.gpu_type for node in cluster.nodes}
         self._ledger = Ledger(cluster.nodes)
         self._pools = self._ledger.pools
         self._capacity = gpus_by(cluster.nodes, lambda node: node.gpu_type)
         self._parts = cluster.claimed_parts()
         self._units: dict[str, float] = {}
         self._best: list[str] = []
-        self._open: dict[tuple[str, frozenset[str], TopologyRequest | None], int] = {}
         gpus = gpus_by(cluster.nodes, lambda node: node.pool)
         inside = {}
         self._at: dict[str, Placement] = {}
@@ -283,7 +281,7 @@ class _PoolChoice:
             return False
         speed = here.one.speed(self._pool_sizes.sizes(pool)[name])
         for other in self._worth_trying(name):
-            column = self._cluster.columns.get(other, self._types[other])
+            column = self._cluster.columns.get(other, self._cluster.types[other])
             there = None
             if other != pool and column in columns:
                 there = self._candidate(name, other, from_pool=pool)
@@ -346,7 +344,7 @@ class _PoolChoice:
             return tuple(self._pools)
         if not self._best:
             by_type: dict[str, list[str]] = {}
-            for pool, gpu_type in self._types.items():
+            for pool, gpu_type in self._cluster.types.items():
                 by_type.setdefault(gpu_type, []).append(pool)
             for pools in by_type.values():
                 pools.sort(key=lambda pool: (-self._pool_sizes.about(pool), pool))
@@ -368,25 +366,14 @@ class _PoolChoice:
         asks = self._cluster.asks_of(name)
         members = asks.open(self._pools[pool])
         nodes = pack(gpus, members, self._ledger.left, asks.per_pod, asks.topology)
-        return None if nodes is None else Placement(gpu_type=self._types[pool], pool=pool, nodes=nodes)
-
-    def _open_gpus(self, pool: str, name: str) -> int:
-        """GPUs of nodes on which the gang may be started, of one domain where it requires that."""
-        asks = self._cluster.asks_of(name)
-        alike = pool, asks.barred, asks.required
-        if alike not in self._open:
-            nodes = asks.open(self._pools[pool])
-            free = {node.name: node.gpus for node in nodes}
-            most = (
-                sum(free.values()) if asks.required is None else largest_domain(nodes, free, asks.required)[0]
-            )
-            self._open[alike] = most
-        return self._open[alike]
+        return (
+            None if nodes is None else Placement(gpu_type=self._cluster.types[pool], pool=pool, nodes=nodes)
+        )
 
     def _candidate(self, name: str, pool: str, *, from_pool: str = "") -> _PoolCandidate | None:
         """The gang in the pool, coming from another one by a restart or not; None: it cannot be there."""
         cluster, job, gang = self._cluster, self._jobs[name], self._cluster.elastic[name]
-        gpu_type = self._types.get(pool, "")
+        gpu_type = cluster.types.get(pool, "")
         by_size = gang.speeds.get(gpu_type)
         if not by_size or job.throughput.get(gpu_type, 0.0) <= 0:
             return None
@@ -401,7 +388,7 @@ class _PoolChoice:
         one = SizeCandidate(
             job=job, gang=gang, index=self._index[name], gpu_type=gpu_type, unit=self._units[name]
         )
-        most = self._open_gpus(pool, name)
+        most = cluster.usable(name)[pool]
         tenant = cluster.tenants.get(name, "")
         if tenant in cluster.room:
             most = min(most, least + max(0, cluster.room[tenant]))

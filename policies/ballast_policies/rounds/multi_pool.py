@@ -36,7 +36,7 @@ from ballast_policies.rounds.gangs import RESTART_SECONDS, ElasticGang, MixedGan
 from ballast_policies.rounds.ledger import Ledger, given_to_tenants, in_its_pools, pack
 from ballast_policies.rounds.memory import exempt_newest, keeps_free, moves_left, within_min_run
 from ballast_policies.rounds.question import Question
-from ballast_policies.rounds.values import Node, NodeRequest, Placement, gpus_by
+from ballast_policies.rounds.values import NodeRequest, Placement
 
 STAYS, STARTS = 1.0, 0.999
 """Shares in the chosen pool: of two pools alike a gang keeps its own."""
@@ -114,7 +114,7 @@ def _of_these_shares(question: Question, shares: dict[str, dict[str, float]]) ->
 
 def _chosen_alone(question: Question, chosen: Mapping[str, Configuration]) -> Question:
     """The question of the chosen gangs alone, each on the GPU types of its pools."""
-    types = {node.pool: node.gpu_type for node in question.nodes}
+    types = question.types
     jobs, shares, elastic, mixed = [], {}, {}, dict(question.mixed)
     for job in question.jobs:
         if job.name not in chosen:
@@ -141,34 +141,16 @@ def _chosen_alone(question: Question, chosen: Mapping[str, Configuration]) -> Qu
     return _of_these_shares(alone, shares)
 
 
-class _Pools:
-    """The pools, and what is open to each job; of thousands of jobs most are barred from the same nodes."""
-
-    def __init__(self, nodes: Sequence[Node]) -> None:
-        self._nodes = nodes
-        self.gpus = gpus_by(nodes, lambda node: node.pool)
-        self.gpu_type = {node.pool: node.gpu_type for node in nodes}
-        self._open: dict[frozenset[str], dict[str, int]] = {}
-
-    def open_to(self, asks: NodeRequest) -> Mapping[str, int]:
-        """Pool -> GPUs of nodes on which a job may be started that asks for this."""
-        if asks.barred not in self._open:
-            found = gpus_by(asks.open(self._nodes), lambda node: node.pool)
-            self._open[asks.barred] = {pool: found[pool] for pool in self.gpus}
-        return self._open[asks.barred]
-
-
 def _choice(question: Question) -> dict[str, Configuration]:
     """Job -> pools with its GPUs there, of the gangs that are to run."""
-    pools = _Pools(question.nodes)
-    cluster = ElasticCluster(nodes=pools.gpus, gpus_per_node=dict.fromkeys(pools.gpus, 1))
+    cluster = ElasticCluster(nodes=question.gpus, gpus_per_node=dict.fromkeys(question.gpus, 1))
     policy = CompletionTime(cluster=cluster, round_seconds=1.0)
     held = {name: at for name, at in question.holders.items() if in_its_pools(at, question.nodes_by_name)}
     seconds = {name: first for name, first in question.second_jobs.items() if first in held}
     kept, limit = within_min_run(question, {**held, **seconds}), moves_left(question)
     while True:
         found = [
-            _state(job, question, held.get(job.name), job.name in kept, pools)
+            _state(job, question, held.get(job.name), job.name in kept)
             for job in question.jobs
             if job.name not in seconds.keys() & kept.keys()
         ]
@@ -197,18 +179,17 @@ def _by_name(states: Sequence[JobState], chosen: Sequence[Configuration | None])
     return {state.job.name: to for state, to in zip(states, chosen, strict=True) if to is not None}
 
 
-def _state(job: Job, question: Question, at: Placement | None, keeps: bool, pools: _Pools) -> JobState | None:
+def _state(job: Job, question: Question, at: Placement | None, keeps: bool) -> JobState | None:
     """The job as the choice sees it; None: no pool can hold it.
 
     ``at``: where it runs; ``keeps``: it must not be stopped or moved.
     """
     several = question.in_several_pools(job.name)
     gang = None if several else question.elastic.get(job.name)
-    rooms = pools.open_to(question.asks_of(job.name))
     if several:
-        every, now = _over_pools(job, question.mixed.get(job.name), at, pools, rooms)
+        every, now = _over_pools(job, question, at)
     else:
-        every, now = _in_each_pool(job, gang, at, pools, rooms)
+        every, now = _in_each_pool(job, question, gang, at)
     if not every:
         return None
     fastest = max(each.throughput for each in every)
@@ -242,15 +223,14 @@ Ways = tuple[list[Configuration], Configuration | None]
 """Configurations that a gang may have, by pool, and the one that it has."""
 
 
-def _in_each_pool(
-    job: Job, gang: ElasticGang | None, at: Placement | None, pools: _Pools, rooms: Mapping[str, int]
-) -> Ways:
+def _in_each_pool(job: Job, question: Question, gang: ElasticGang | None, at: Placement | None) -> Ways:
+    rooms = question.usable(job.name)
     if at is not None:
-        rooms = {**rooms, at.pool: pools.gpus[at.pool]}
+        rooms = {**rooms, at.pool: question.gpus[at.pool]}
     every = [
         Configuration(name=f"{size} in {pool}", gpus={pool: size}, throughput=speed)
         for pool, room in rooms.items()
-        for size, speed in _sizes(job, gang, pools.gpu_type[pool]).items()
+        for size, speed in _sizes(job, gang, question.types[pool]).items()
         if size <= room and speed > 0
     ]
     if at is None:
@@ -263,10 +243,9 @@ def _in_each_pool(
     return every, now
 
 
-def _over_pools(
-    job: Job, gang: MixedGang | None, at: Placement | None, pools: _Pools, rooms: Mapping[str, int]
-) -> Ways:
+def _over_pools(job: Job, question: Question, at: Placement | None) -> Ways:
     """Ways of a gang in several pools: where it is with its least size, or where it could be."""
+    gang = question.mixed.get(job.name)
     if at is not None:
         least = next(iter(gang.smaller(at)), at) if gang is not None else at
         gpus = {pool: len(nodes) for pool, nodes in least.nodes_by_pool.items()}
@@ -276,7 +255,8 @@ def _over_pools(
         now = Configuration(name=str(least), gpus=gpus, throughput=speed)
         return [now], now
     assert gang is not None  # no pool holds it
-    room = {pool: (pools.gpu_type[pool], has // gang.per_pod * gang.per_pod) for pool, has in rooms.items()}
+    usable = NodeRequest(question.asks_of(job.name).barred, gang.per_pod).usable(question.nodes)
+    room = {pool: (question.types[pool], gpus) for pool, gpus in usable.items()}
     return [
         Configuration(
             name=" and ".join(map(str, parts)),

@@ -8,7 +8,15 @@ from collections.abc import Collection, Mapping, Sequence
 from ballast_policies.allocation.policy import Surplus
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.gangs import ElasticGang, MixedGang, SharedGpus, SpreadGang
-from ballast_policies.rounds.values import ANY_NODES, Node, NodeRequest, Placement, RoundSettings, RoundState
+from ballast_policies.rounds.values import (
+    ANY_NODES,
+    Node,
+    NodeRequest,
+    Placement,
+    RoundSettings,
+    RoundState,
+    gpus_by,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +139,16 @@ class Question:
         return {node.name: node for node in self.nodes}
 
     @functools.cached_property
+    def types(self) -> Mapping[str, str]:
+        """Pool -> its GPU type."""
+        return {node.pool: node.gpu_type for node in self.nodes}
+
+    @functools.cached_property
+    def gpus(self) -> Mapping[str, int]:
+        """Pool -> its GPUs."""
+        return gpus_by(self.nodes, lambda node: node.pool)
+
+    @functools.cached_property
     def second_jobs(self) -> Mapping[str, str]:
         """Running job that is second on its GPU -> the first: the one that has been there longer."""
         running, first_on, second_of = self.state.running, dict[str, str](), dict[str, str]()
@@ -150,6 +168,17 @@ class Question:
     def asks_of(self, name: str) -> NodeRequest:
         """Request of the gang for its nodes."""
         return self.asks.get(name, ANY_NODES)
+
+    @functools.cached_property
+    def _usable(self) -> dict[NodeRequest, Mapping[str, int]]:
+        return {}
+
+    def usable(self, name: str) -> Mapping[str, int]:
+        """Pool -> GPUs on which the gang may be started; of thousands of jobs most ask for the same."""
+        asks = self.asks_of(name)
+        if asks not in self._usable:
+            self._usable[asks] = asks.usable(self.nodes)
+        return self._usable[asks]
 
     def trains(self, name: str) -> bool:
         """True if the gang runs, and its pods have started."""

@@ -331,6 +331,18 @@ class NodeRequest:
         """Nodes of these on which it may be started."""
         return [node for node in nodes if not node.closed and node.taints not in self.barred]
 
+    def usable(self, nodes: Iterable[Node]) -> Counter[str]:
+        """Pool -> GPUs of the nodes on which it may be started, of each node as many as fill whole pods.
+
+        Of what requires one domain the largest counts.
+        """
+        nodes = list(nodes)
+        by_pool: dict[str, Counter[str]] = {node.pool: Counter() for node in nodes}
+        for node in self.open(nodes):
+            domain = "" if self.required is None else node.domain(self.required.level)
+            by_pool[node.pool][domain] += node.gpus // self.per_pod * self.per_pod
+        return Counter({pool: max(domains.values(), default=0) for pool, domains in by_pool.items()})
+
     @property
     def required(self) -> TopologyRequest | None:
         """The domain that it requires; None: none."""

@@ -132,18 +132,6 @@ class Room:
         return any(gpus >= size and self.memory.fits(pool, size) for pool, gpus in self.gpus.items())
 
 
-def usable_by_pool(nodes: Sequence[Node], asks: NodeRequest) -> Mapping[str, int]:
-    """Pool -> GPUs of the nodes on which a gang may be started, of each node as many as fill whole pods.
-
-    Of what requires one domain the largest counts.
-    """
-    by_pool: dict[str, Counter[str]] = {node.pool: Counter() for node in nodes}
-    for node in asks.open(nodes):
-        domain = "" if asks.required is None else node.domain(asks.required.level)
-        by_pool[node.pool][domain] += node.gpus // asks.per_pod * asks.per_pod
-    return Counter({pool: max(domains.values(), default=0) for pool, domains in by_pool.items()})
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MixedRoom:
     """GPUs of several pools of an empty cluster for a job's gang, nodes that may come included.
@@ -194,8 +182,7 @@ def mixed_room(
     shut = closed | {pool for pool in may_use if memory.pools.get(pool, least) < least}
     open_types = {types[pool] for pool in may_use if pool not in shut or pool in own}
     barred |= {n.taints for n in nodes if n.pool in shut.difference(own) and n.gpu_type in open_types}
-    open_nodes = [node for node in nodes if node.gpu_type in open_types]
-    usable = usable_by_pool(open_nodes, NodeRequest(barred, spec.gpus_per_pod))
+    usable = NodeRequest(barred, spec.gpus_per_pod).usable(n for n in nodes if n.gpu_type in open_types)
     together = spec.gpus_per_pod if spec.is_planned else spec.ranks_together(spec.gpus_per_pod)
     room = {pool: usable[pool] // together * together for pool in may_use}
     gpus = {pool: (types[pool], count) for pool, count in room.items() if count > 0}

@@ -24,7 +24,6 @@ from ballast_policies.scheduling.gang_room import (
     holds,
     mixed_room,
     over_all_pools,
-    usable_by_pool,
     with_barred_nodes,
 )
 from ballast_policies.scheduling.gang_speeds import GangRequest
@@ -335,7 +334,7 @@ def _admit_one(
         barred = capacity.tolerance.barred(view, avoid=avoid)
         asks = NodeRequest(barred, view.spec.gpus_per_pod, topology)
         if asks not in usable_for:
-            usable_for[asks] = usable_by_pool(capacity.nodes, asks)
+            usable_for[asks] = asks.usable(capacity.nodes)
         usable = usable_for[asks]
         gpus = {pool: usable[pool] for pool in offer.pools if pool not in offer.closed}
         # A plan of several GPU types is for no single pool.
