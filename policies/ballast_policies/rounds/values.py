@@ -255,12 +255,12 @@ class Changes:
         displaced: jobs that moved or stopped since a node of theirs is gone, or is no longer of their pool.
     """
 
-    extended: tuple[str, ...]
-    started: tuple[str, ...]
-    moved: tuple[str, ...]
+    extended: tuple[str, ...] = ()
+    started: tuple[str, ...] = ()
+    moved: tuple[str, ...] = ()
     resized: tuple[str, ...] = ()
-    stopped: tuple[str, ...]
-    waiting: tuple[str, ...]
+    stopped: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
     displaced: tuple[str, ...] = ()
 
     @property

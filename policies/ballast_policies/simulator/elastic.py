@@ -13,20 +13,29 @@ file states there; otherwise each is on as few as hold it.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, Self
 
 from ballast_policies.allocation.problem import Configuration, Job
 from ballast_policies.contract.decode import decode_text
 from ballast_policies.contract.errors import ContractError, Problem, shown
 from ballast_policies.contract.limits import FILE, Limits
-from ballast_policies.elastic.completion_time import ELASTIC_POLICIES, advanced, changed, seconds_left
+from ballast_policies.elastic.completion_time import ELASTIC_POLICIES, ElasticPolicy
 from ballast_policies.elastic.job import ElasticCluster, ElasticJob, JobState, sizes_of
 from ballast_policies.rounds.gangs import ElasticGang, SpreadGang, speeds_where_it_is
-from ballast_policies.rounds.values import Node, Placement
+from ballast_policies.rounds.values import Node, Placement, PoolPart, Round
 from ballast_policies.scheduling.decision import SchedulingPolicy
 from ballast_policies.scheduling.state import ClusterJob
-from ballast_policies.simulator.clock import Clock, OnProgress, SimulationError, SimulationProgress
+from ballast_policies.simulator.clock import (
+    LEAST_STEP,
+    Active,
+    ActiveJob,
+    Answer,
+    Clock,
+    Decide,
+    OnProgress,
+    SimulationError,
+)
 from ballast_policies.simulator.decisions import ClusterGang, OperatorDecisions, cluster_of
 from ballast_policies.simulator.result import HOUR, PERCENTILES
 from ballast_policies.simulator.settings import check_seconds
@@ -341,72 +350,130 @@ def simulate(
         RegistryError: there is no such policy, or it cannot be loaded.
         SimulationError: the policy breaks its promise, or no job ends by ``until``.
     """
-    decide = ELASTIC_POLICIES.find(policy).build(workload.cluster, round_seconds)
-    waiting, states, done = list(reversed(workload.jobs)), list[JobState](), dict[str, ElasticJobResult]()
-    gpu_seconds = {job.name: 0.0 for job in workload.jobs}
-    now, decisions, changes = 0.0, 0, False
-    while (waiting or states) and now < until:
-        while waiting and waiting[-1].arrival <= now:
-            job = waiting.pop()
-            states.append(JobState(job=job, remaining=job.work))
-            changes = True
-        if states and (changes or decide.every_round):
-            chosen = decide(states, now)
-            _check(chosen, workload.cluster, now)
-            states = [changed(state, to) for state, to in zip(states, chosen, strict=True)]
-            decisions, changes = decisions + 1, False
-        needs = [seconds_left(state) for state in states]
-        nearest = min([now + min(needs, default=math.inf), *(job.arrival for job in waiting[-1:])])
-        if math.isinf(nearest):
-            raise SimulationError(
-                f"at {now:g} s {policy} lets all of {len(states)} jobs wait, and none arrives"
-            )
-        rounds = 1.0 if decide.every_round and states else math.ceil((nearest - now) / round_seconds - 1e-9)
-        length = max(1.0, rounds) * round_seconds
-        left = []
-        for state, need in zip(states, needs, strict=True):
-            job = state.job
-            if state.current is not None:
-                gpu_seconds[job.name] += min(need, length, until - now) * state.current.total
-            if need > length:
-                left.append(advanced(state, length))
-                continue
-            done[job.name] = result_of(job, now + need, state.restarts, gpu_seconds[job.name])
-            changes = True
-        states, now = left, now + length
-        if progress is not None:
-            progress(
-                SimulationProgress(
-                    seconds=now,
-                    done=len(done),
-                    total=len(workload.jobs),
-                    present=len(states),
-                    waiting=sum(state.current is None for state in states),
-                )
-            )
+    decide = _RoundEnds(
+        policy=ELASTIC_POLICIES.find(policy).build(workload.cluster, round_seconds),
+        cluster=workload.cluster,
+        seconds=round_seconds,
+    )
+    played = _played(workload, policy, round_seconds, _SizedJob.of, decide, until, progress)
+    return dataclasses.replace(played, decisions=decide.decisions)
+
+
+def _played(
+    workload: ElasticWorkload,
+    policy: str,
+    round_seconds: float,
+    arrives: Callable[[ElasticJob], Active],
+    decide: Decide[Active],
+    until: float,
+    progress: OnProgress | None,
+) -> ElasticResult:
+    """Result of the jobs on a clock; ``arrives``: a job as it plays there."""
+    jobs = {job.name: arrives(job) for job in workload.jobs}
+    finish = dict.fromkeys(jobs, math.inf)
+    clock = Clock(
+        arrivals=((job.arrival, jobs[job.name]) for job in workload.jobs),
+        decide=decide,
+        ended=lambda one, now: finish.update({one.name: now}),
+        total=len(jobs),
+        progress=progress,
+    )
+    clock.run(until)
     return ElasticResult(
         workload=workload.name,
         policy=policy,
         round_seconds=round_seconds,
         gpus=sum(workload.cluster.gpus.values()),
-        decisions=decisions,
+        decisions=clock.decisions,
         jobs=tuple(
-            done.get(job.name) or result_of(job, math.inf, 0, gpu_seconds[job.name]) for job in workload.jobs
+            ElasticJobResult(
+                name=job.name,
+                arrival=job.arrival,
+                finish=finish[job.name],
+                alone=job.fastest_seconds(),
+                restarts=max(0, jobs[job.name].starts - 1),
+                gpu_seconds=jobs[job.name].gpu_seconds,
+            )
+            for job in workload.jobs
         ),
         until=until,
     )
 
 
-def result_of(job: ElasticJob, finish: float, restarts: int, gpu_seconds: float) -> ElasticJobResult:
-    """The job as it ended; ``finish`` infinite: it has not."""
-    return ElasticJobResult(
-        name=job.name,
-        arrival=job.arrival,
-        finish=finish,
-        alone=job.fastest_seconds(),
-        restarts=restarts,
-        gpu_seconds=gpu_seconds,
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _SizedJob(ActiveJob):
+    """A job that a policy of elastic jobs gives one of its ``options``, by the GPUs that these hold."""
+
+    job: ElasticJob
+    options: Mapping[Placement, Configuration]
+
+    @classmethod
+    def of(cls, job: ElasticJob) -> Self:
+        """The job as it arrives."""
+        options = {_placed(each): each for each in job.configurations}
+        return cls(
+            name=job.name,
+            remaining=job.work,
+            speed_at=lambda at: options[at].throughput,
+            restart_seconds=job.restart_seconds,
+            pause_seconds=0.0,
+            job=job,
+            options=options,
+        )
+
+    def follow(self, decided: Round, now: float) -> None:
+        """Also forget a start that was broken off before the first step."""
+        if self.placement is None and self.starts == 1 and self.remaining == self.job.work:
+            self.starts = 0
+        ActiveJob.follow(self, decided, now)
+
+    @property
+    def state(self) -> JobState:
+        """The job as policies see it."""
+        return JobState(
+            job=self.job,
+            remaining=self.remaining,
+            current=None if self.placement is None else self.options[self.placement],
+            restart_left=self.waits,
+            restarts=max(0, self.starts - 1),
+        )
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _RoundEnds:
+    """Decisions of a policy of elastic jobs, which change at multiples of ``seconds`` only."""
+
+    policy: ElasticPolicy
+    cluster: ElasticCluster
+    seconds: float
+    decisions: int = 0
+    asked: tuple[str, ...] = ()
+    placements: Mapping[str, Placement] = dataclasses.field(default_factory=dict)
+
+    def __call__(self, present: Mapping[str, _SizedJob], now: float) -> Answer:
+        """The policy's choice; between ends of rounds, and while no job arrives or ends, the last."""
+        rounds, names = math.floor((now + LEAST_STEP) / self.seconds), tuple(present)
+        if now <= rounds * self.seconds + LEAST_STEP and (self.policy.every_round or names != self.asked):
+            chosen = self.policy([one.state for one in present.values()], now)
+            _check(chosen, self.cluster, now)
+            self.placements = {
+                name: _placed(to) for name, to in zip(names, chosen, strict=True) if to is not None
+            }
+            self.decisions, self.asked = self.decisions + 1, names
+        again = self.policy.every_round or names != self.asked or not self.placements
+        return Answer(
+            round=Round(placements=self.placements, reasons={}),
+            until=(rounds + 1) * self.seconds if again else math.inf,
+        )
+
+
+def _placed(configuration: Configuration) -> Placement:
+    """GPUs of the configuration; each type is one pool, and one node."""
+    parts = tuple(
+        PoolPart(pool=kind, gpu_type=kind, gpus=gpus) for kind, gpus in configuration.gpus.items() if gpus
     )
+    nodes = tuple(part.pool for part in parts for _ in range(part.gpus))
+    return Placement(gpu_type=parts[0].gpu_type, pool=parts[0].pool, nodes=nodes, parts=parts)
 
 
 def _check(chosen: Sequence[Configuration | None], cluster: ElasticCluster, now: float) -> None:
@@ -473,43 +540,29 @@ def simulate_rules(
             ``until``.
         ProblemError: there is no such policy, or it lacks an input.
     """
-    cluster, done = workload.cluster, dict[str, ElasticJobResult]()
-    jobs = {job.name: job for job in workload.jobs}
-    clock = Clock(
-        arrivals=((job.arrival, _gang(job, workload, rules)) for job in workload.jobs),
-        decide=OperatorDecisions[ClusterGang](
-            cluster_of(
-                Node(name=f"{kind}-{number}", pool=kind, gpu_type=kind, gpus=cluster.gpus_per_node[kind])
-                for kind, count in cluster.nodes.items()
-                for number in range(count)
-            ),
-            SchedulingPolicy(
-                objective=rules.policy,
-                round_seconds=rules.round_seconds,
-                min_run_seconds=rules.min_run_seconds,
-                max_moves_per_hour=rules.max_moves_per_hour,
-            ),
-            first_round_ends=rules.round_seconds,
+    cluster = workload.cluster
+    decide = OperatorDecisions[ClusterGang](
+        cluster_of(
+            Node(name=f"{kind}-{number}", pool=kind, gpu_type=kind, gpus=cluster.gpus_per_node[kind])
+            for kind, count in cluster.nodes.items()
+            for number in range(count)
         ),
-        ended=lambda one, now: done.update(
-            {one.name: result_of(jobs[one.name], now, one.starts - 1, one.gpu_seconds)}
+        SchedulingPolicy(
+            objective=rules.policy,
+            round_seconds=rules.round_seconds,
+            min_run_seconds=rules.min_run_seconds,
+            max_moves_per_hour=rules.max_moves_per_hour,
         ),
-        total=len(workload.jobs),
-        progress=progress,
+        first_round_ends=rules.round_seconds,
     )
-    clock.run(until)
-    held = {one.name: one.gpu_seconds for one in clock.present.values()}
-    return ElasticResult(
-        workload=workload.name,
-        policy=rules.policy,
-        round_seconds=rules.round_seconds,
-        gpus=sum(cluster.gpus.values()),
-        decisions=clock.decisions,
-        jobs=tuple(
-            done.get(job.name) or result_of(job, math.inf, 0, held.get(job.name, 0.0))
-            for job in workload.jobs
-        ),
-        until=until,
+    return _played(
+        workload,
+        rules.policy,
+        rules.round_seconds,
+        lambda job: _gang(job, workload, rules),
+        decide,
+        until,
+        progress,
     )
 
 

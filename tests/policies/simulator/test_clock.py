@@ -24,9 +24,7 @@ class Cluster:
             **held,
             **{name: Placement(gpu_type="v100", pool="p", nodes=(node,)) for name, node in new.items()},
         }
-        nothing = dict.fromkeys(("extended", "started", "moved", "stopped", "waiting"), ())
-        decided = Round(placements=placements, reasons={}, **nothing)
-        return Answer(round=decided, until=ROUND * (1 + now // ROUND))
+        return Answer(round=Round(placements=placements, reasons={}), until=ROUND * (1 + now // ROUND))
 
 
 def play(cluster, *jobs, events=(), until=float("inf")):
