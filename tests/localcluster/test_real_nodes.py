@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from ballast_localcluster.errors import LocalClusterError, StartError
 from ballast_localcluster.kubelets import machine
-from ballast_localcluster.kubelets.configuration import MOST_NODES, PAUSE, Network
+from ballast_localcluster.kubelets.configuration import IMAGES, MOST_NODES, PAUSE, Network, share_images
 from ballast_localcluster.kubelets.machine import cgroup_name, check_machine
 from ballast_localcluster.kubelets.start import present_kubelets
 from ballast_localcluster.supervision.processes import MARK_VARIABLE, marked_processes
@@ -159,6 +159,20 @@ def test_no_two_nodes_share_an_address():
     assert len({*single, *pods}) == len(single) + len(pods)
     assert not {address.rpartition(".")[0] for address in single} & {net.rpartition(".")[0] for net in pods}
     assert networks[2].pods(MOST_NODES) == "198.19.255.0/24"
+
+
+def test_a_node_shares_its_images_layers_and_has_databases_of_its_own(tmp_path):
+    """However many files a layer has, a node costs one link to make and to remove."""
+    source, target = tmp_path / "images", tmp_path / "node"
+    blob, layer = Path("content", "blobs", "sha256", "a"), Path("overlayfs", "snapshots", "1")
+    for file in (source / "meta.db", source / blob, source / layer / "fs" / "program"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("of the images")
+    share_images(source, target)
+    assert (target / layer).readlink() == IMAGES / layer
+    assert (target / blob).samefile(source / blob)
+    (target / "meta.db").write_text("of the node")
+    assert (source / "meta.db").read_text() == "of the images"
 
 
 def test_a_control_group_that_stays_is_named_with_the_reason(monkeypatch, tmp_path):

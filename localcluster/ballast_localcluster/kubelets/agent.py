@@ -39,7 +39,7 @@ REGISTRIES = "certs.d"
 
 _RESTART_PAUSE_SECONDS = 1.0
 
-# $0: the node's disk, $1: its name, $2: programs, $3: what is run as process 1.
+# $0: the node's disk, $1: its name, $2: programs, $3: the folder of its images; empty: none.
 _ENTER = """
 set -e
 hostname "$1"
@@ -48,6 +48,10 @@ mount -t tmpfs -o mode=755 tmpfs "$0/run"
 mkdir -p "$0/run/node" "$0/run/programs" "$0/run/netns" "$0/run/lock"
 mount --bind "$0" "$0/run/node"
 mount --bind "$2" "$0/run/programs"
+if [ "$3" ]; then
+    mkdir "$0/run/images"
+    mount --bind "$3" "$0/run/images"
+fi
 mount -n --move "$0/run" /run
 mount --bind /run/node/var-lib /var/lib
 mount --bind /run/node/var-log /var/log
@@ -169,7 +173,7 @@ class Node:
         if c.images and not containerd.exists():
             containerd.parent.mkdir(parents=True, exist_ok=True)
             share_images(c.images, containerd)
-        script = ["sh", "-c", _ENTER, str(c.folder), c.node.name, str(c.programs)]
+        script = ["sh", "-c", _ENTER, str(c.folder), c.node.name, str(c.programs), str(c.images or "")]
         kinds = ["-n", "-m", "-p", "-u"]
         spaces = self._spaces = Namespaces([*kinds, "--propagation=private", "--mount-proc"], script)
         spaces.call("ip", "link", "set", "lo", "up")

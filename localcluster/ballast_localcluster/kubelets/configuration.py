@@ -44,31 +44,30 @@ def write_pause_archive(program: Path, archive: Path) -> None:
             outer.addfile(entry, io.BytesIO(data))
 
 
-def share_images(source: Path, target: Path) -> None:
-    """Give ``target`` a containerd folder with the images of ``source``.
+IMAGES = Path("/run/images")
+"""Folder in which a node sees the containerd folder that its images come from."""
 
-    Layers and blobs are never changed once they are written, so they are hard links; databases are copied.
+
+def share_images(source: Path, target: Path) -> None:
+    """Give ``target``, of a node that sees ``source`` as ``IMAGES``, a containerd folder with its images.
+
+    Layers and blobs are never changed once they are written: a layer, of thousands of files, is one symbolic
+    link, a blob a hard link; databases are copied.
     """
 
     def copy(one: str, other: str) -> None:
         if one.endswith(".db"):
             shutil.copy2(one, other)
         else:
-            os.link(one, other, follow_symlinks=False)
+            os.link(one, other)
 
-    def copy_tree(one: Path, other: Path) -> None:
-        # As shutil.copytree, with owners: layers hold files of several users.
-        status = one.lstat()
-        other.mkdir()
-        os.chown(other, status.st_uid, status.st_gid)
-        for entry in os.scandir(one):
-            if entry.is_dir(follow_symlinks=False):
-                copy_tree(Path(entry.path), other / entry.name)
-            else:
-                copy(entry.path, str(other / entry.name))
-        shutil.copystat(one, other)
+    def layers(folder: str, names: list[str]) -> list[str]:
+        return names if Path(folder).name == "snapshots" else []
 
-    copy_tree(source, target)
+    shutil.copytree(source, target, ignore=layers, copy_function=copy)
+    for layer in source.glob("*/snapshots/*"):
+        place = layer.relative_to(source)
+        (target / place).symlink_to(IMAGES / place)
 
 
 MOST_NODES = 15
