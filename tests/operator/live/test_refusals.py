@@ -289,17 +289,3 @@ def test_a_job_is_told_of_a_webhook_that_does_not_answer(stage: Stage, tmp_path:
             refused(stage, "one", "NotAllowed", words)
         over.set()
         stage.wait_for("one", "Succeeded")
-
-
-@pytest.mark.nightly
-def test_a_webhook_that_answers_garbage_is_quoted_and_its_launch_gives_the_gpus_back(
-    stage: Stage, tmp_path: Path
-) -> None:
-    """Although the job's template has been tried before; without the webhook, it runs."""
-    with stage.operator():
-        stage.add_job("before", script=DONE)
-        stage.wait_for("before", "Succeeded")
-        with webhook(stage, tmp_path, lambda _: b"not a review"):
-            stage.add_job("one", script=DONE, backoffLimit=0)
-            refused(stage, "one", "NotAllowed", f'failed calling webhook "hook.{stage.namespace}')
-        stage.wait_for("one", "Succeeded")

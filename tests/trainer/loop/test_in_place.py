@@ -349,38 +349,6 @@ def test_pods_go_on_after_kills_of_their_ranks_at_any_time(
     assert_undisturbed(pods, reference, total if back else every, "job-1-0")
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("seed", range(12))
-def test_ranks_go_on_after_kills_at_any_time(
-    local_ranks, small_config, single_process_losses, tmp_path, seed
-):
-    """During steps, copies, checkpoints and the going on itself; replicas, shared optimizers, experts."""
-    draw = random.Random(seed)
-    total, every = 40, draw.choice([1, 1, 3])
-    parallelism = draw.choice([{}, {}, {"data": 2}, {"data": 2, "zeroStage": 1}])
-    ranks = 6 if parallelism else 4
-    fields = {"totalSteps": total, "pipeline": {"microbatches": 8, "globalBatchSize": 8}}
-    alone, shared = {}, {"parallelism": parallelism} if parallelism else {}
-    if parallelism and draw.random() < 0.5:
-        alone = {**SGD, "dynamics": with_experts()}
-        shared |= {**alone, "dynamics": with_experts(parallel=True)}
-    config = in_memory(
-        small_config(**fields, **shared, checkpoint={"path": str(tmp_path / "saved"), "everySteps": 3}), every
-    )
-    reference = single_process_losses(small_config(**fields, **alone))
-    strikes = [
-        (step, rank, draw.choice([0, *range(200)]), "SIGKILL")
-        for step, rank in zip(
-            sorted(draw.sample(range(2, total - 4), 2)), draw.sample(range(ranks), 2), strict=True
-        )
-    ]
-    gang = local_ranks(struck(config, tmp_path / "strikes", *strikes), ranks=ranks)
-    assert gang.exit_codes() == {"run": 0}, f"{strikes} {gang.errors()}"
-    # Where two are lost at once, what is on disk counts.
-    back = "going back to the newest checkpoint" in gang.errors()
-    assert_undisturbed(gang, reference, every=total if back else every)
-
-
 def test_the_newest_copies_of_which_all_parts_are_left_count():
     """Some ranks have the newer ones already, others those of before alone."""
     old, new = [4, 1, 3], [5, 1, 3]
