@@ -311,8 +311,8 @@ class Recent:
         if ending and not was.get("ending"):
             self._happened(at, item, str(ending.get("cause", "Ending")), ending.get("message", ""))
         for name, what in (("rebalances", "LayersMoved"), ("repacks", "Repacked")):
-            known = before.get(name) or []
-            for entry in [e for e in after.get(name) or [] if e not in known]:
+            known = _settled(before, name)
+            for entry in [e for e in _settled(after, name) if e not in known]:
                 self._happened(seconds_of(entry.get("time"), at), item, what, _entry(entry))
         for cause, count in (after.get("restarts") or {}).items():
             if not first and count > (before.get("restarts") or {}).get(cause, 0):
@@ -365,6 +365,15 @@ def _admitted_at(status: Any, otherwise: float) -> float:
 
 def _uid(item: Object) -> str:
     return str(item["metadata"].get("uid", ""))
+
+
+def _settled(status: Any, name: str) -> list[Any]:
+    """Entries that no later report completes: the effect of the last move of layers is measured later."""
+    *earlier, last = status.get(name) or [None]
+    over = (last or {}).get("launch") != (status.get("allocation") or {}).get("launch")
+    if last is None or (name == "rebalances" and last.get("imbalanceAfter") is None and not over):
+        return earlier
+    return [*earlier, last]
 
 
 def _entry(entry: Any) -> str:

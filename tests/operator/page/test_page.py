@@ -229,9 +229,11 @@ async def test_a_job_shows_its_life_its_layers_its_cost_and_why():
     world.recent.work_out()
     world.now += 30
     world.report("team", "one", [(0, 0, 5), (1, 5, 8)], step=50)
-    moved = {"time": time_of(20), "step": 50, "imbalanceBefore": 0.3, "imbalanceAfter": 0.04, "pauseMs": 12.0}
-    world.job("team", "one", runs(step=50, rebalances=[moved]))
-    world.recent.work_out()
+    moved = {"time": time_of(20), "step": 50, "launch": 1, "imbalanceBefore": 0.3, "pauseMs": 12.0}
+    for measured in ({}, {"imbalanceAfter": 0.04}):
+        moved |= measured
+        world.job("team", "one", runs(step=50, rebalances=[dict(moved)]))
+        world.recent.work_out()
     world.now += 30
     world.job("team", "one", runs(gpus=4, step=60, rebalances=[moved]))
     world.recent.work_out()
@@ -248,6 +250,7 @@ async def test_a_job_shows_its_life_its_layers_its_cost_and_why():
         "its share is 57 %",
     ):
         assert told in words
+    assert words.count("LayersMoved") == 1
     assert re.findall(r"rank (\d): layers ([\d-]+)", html) == [
         ("0", "0-2"),
         ("1", "3-7"),
