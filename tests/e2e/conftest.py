@@ -159,15 +159,19 @@ class Ballast:
             node, {"metadata": {"annotations": {LEAVES_AT_ANNOTATION: None}}, "spec": {"taints": []}}
         )
 
-    def kill_rank(self, pod: str) -> None:
-        """SIGKILL to the trainer process of a pod, as a crash would end it."""
+    def kill_rank(self, pod: str, *, starts_again: bool = False) -> None:
+        """SIGKILL to the trainer process of a pod, as a crash would end it.
+
+        ``starts_again``: to its rank, which is a process of its own; not where pods are forks of a
+        server.
+        """
         found = {
             int(folder.name)
             for folder in Path("/proc").iterdir()
             if folder.name.isdigit() and self._is_trainer_of(folder, pod)
         }
         # What it starts is like it until it runs another program; the store's server is the first of that.
-        processes = [pid for pid in found if parent(pid) not in found]
+        processes = [pid for pid in found if (parent(pid) in found) == starts_again]
         os.kill(max(processes), signal.SIGKILL)
 
     @staticmethod
