@@ -7,12 +7,12 @@ from ballast_policies.allocation.problem import Allocation, Job
 from ballast_policies.allocation.registry import find_policy
 from ballast_policies.prices.options import PlacementOption, cheapest, fastest, placement_option
 from ballast_policies.scheduling.assignments import two_digits
-from ballast_policies.scheduling.gang_spec import job_id
 from ballast_policies.scheduling.inputs import CompletedProblem
 from ballast_policies.scheduling.refusals import each_job
+from ballast_policies.scheduling.state import ClusterJob
 
+from ballast_operator.allocator.problem.admission import Admitted
 from ballast_operator.allocator.problem.snapshot import Snapshot
-from ballast_operator.allocator.problem.snapshot_job import SnapshotJob
 from ballast_operator.api.base import Verdict
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.kube.kinds import Key
@@ -20,18 +20,14 @@ from ballast_operator.views.job import JobView, budget_spent
 
 
 def advice_by_job(
-    policy: str, snapshot: Snapshot, inputs: CompletedProblem, allocation: Allocation, jobs: Sequence[JobView]
+    policy: str, snapshot: Snapshot, inputs: CompletedProblem, allocation: Allocation
 ) -> dict[Key, tuple[Verdict, ...]]:
     """Job -> its conditions, without ``InputsComplete`` where no default was ever used. Raises JobFaults."""
-    asked = {snapshot.by_name[job.name].key: job for job in inputs.problem.jobs}
-    refused = {one.view.key for one in snapshot.refused}
 
-    def advice(view: JobView) -> tuple[Verdict, ...]:
-        if view.key in refused:
-            return refused_advice(snapshot, view)
-        job, one = asked[view.key], snapshot.by_name[job_id(view.key)]
-        assert view.spec is not None
-        limited = job.deadline is not None or view.spec.asked.budget is not None
+    def advice(row: tuple[Admitted, ClusterJob, Job]) -> tuple[Verdict, ...]:
+        admitted, one, job = row
+        view = admitted.view
+        limited = job.deadline is not None or admitted.spec.asked.budget is not None
         options = placement_options(snapshot, one) if limited else ()
         return (
             *_inputs_complete(policy, inputs.job_defaults.get(job.name, ()), view),
@@ -40,9 +36,11 @@ def advice_by_job(
             *_placement_advice(snapshot, one),
         )
 
-    told = [view for view in jobs if view.key in asked or view.key in refused]
-    found = each_job(told, advice, lambda view: view.key)
-    return {view.key: said for view, said in zip(told, found, strict=True) if said}
+    rows = list(zip(snapshot.admitted, snapshot.jobs, inputs.problem.jobs, strict=True))
+    told = each_job(rows, advice, lambda row: row[0].key)
+    found = {row[0].key: said for row, said in zip(rows, told, strict=True)}
+    found |= {one.view.key: refused_advice(snapshot, one.view) for one in snapshot.refused}
+    return {key: said for key, said in found.items() if said}
 
 
 def _inputs_complete(policy: str, defaults: Sequence[str], view: JobView) -> tuple[Verdict, ...]:
@@ -55,7 +53,7 @@ def _inputs_complete(policy: str, defaults: Sequence[str], view: JobView) -> tup
     return (Verdict(kind, True, JobReason.COMPLETE, f"{policy} uses no default for it"),)
 
 
-def _more_nodes_than_needed(snapshot: Snapshot, job: SnapshotJob) -> str:
+def _more_nodes_than_needed(snapshot: Snapshot, job: ClusterJob) -> str:
     """Number of nodes of the gang, as text, if fewer of its pool would hold it; empty: they would not."""
     placement = job.placement
     if placement is None or placement.parts:
@@ -73,7 +71,7 @@ def _more_nodes_than_needed(snapshot: Snapshot, job: SnapshotJob) -> str:
     return f"{text}: {gang.speed:.2g} steps/s there, {gang.packed_speed:.2g} on {fewest}"
 
 
-def _placement_advice(snapshot: Snapshot, job: SnapshotJob) -> tuple[Verdict, ...]:
+def _placement_advice(snapshot: Snapshot, job: ClusterJob) -> tuple[Verdict, ...]:
     """The job's condition ``Consolidated``; nothing where it is, or holds no GPUs."""
     text = _more_nodes_than_needed(snapshot, job)
     if not text:
@@ -139,7 +137,7 @@ UNKNOWN = (
 def limit_advice(
     policy: str,
     snapshot: Snapshot,
-    job: SnapshotJob,
+    job: ClusterJob,
     view: JobView,
     allocation: Allocation,
     options: tuple[PlacementOption, ...],
@@ -171,7 +169,7 @@ def refused_advice(snapshot: Snapshot, view: JobView) -> tuple[Verdict, ...]:
     return (Verdict(JobCondition.BUDGET_EXHAUSTED, True, JobReason.TEAM_BUDGET_SPENT, spent.message),)
 
 
-def placement_options(snapshot: Snapshot, job: SnapshotJob) -> tuple[PlacementOption, ...]:
+def placement_options(snapshot: Snapshot, job: ClusterJob) -> tuple[PlacementOption, ...]:
     """The rest of the job in every pool that it may use, with each size; none where no speed is known."""
     if job.name in snapshot.unmeasured:
         return ()
@@ -199,7 +197,7 @@ def placement_options(snapshot: Snapshot, job: SnapshotJob) -> tuple[PlacementOp
 
 
 def _deadline(
-    job: SnapshotJob, view: JobView, options: tuple[PlacementOption, ...], *, met: bool | None
+    job: ClusterJob, view: JobView, options: tuple[PlacementOption, ...], *, met: bool | None
 ) -> tuple[bool, JobReason, str]:
     """(at risk, reason, message); ``met``: what the policy says, None where it does not look at deadlines."""
     left = job.job.deadline or 0.0
@@ -228,7 +226,7 @@ def _deadline(
     return False, JobReason.DEADLINE_WITHIN_REACH, told
 
 
-def _present(job: SnapshotJob) -> float | None:
+def _present(job: ClusterJob) -> float | None:
     """Seconds to the job's last step where it runs; None: it does not run, or its speed is not known."""
     held = job.placement
     if held is None:
@@ -238,7 +236,7 @@ def _present(job: SnapshotJob) -> float | None:
 
 
 def _budget(
-    job: SnapshotJob, view: JobView, budget: float, options: tuple[PlacementOption, ...]
+    job: ClusterJob, view: JobView, budget: float, options: tuple[PlacementOption, ...]
 ) -> tuple[JobReason, str]:
     if not options:
         return JobReason.SPEED_UNKNOWN, UNKNOWN
@@ -257,7 +255,7 @@ def _budget(
     return JobReason.BUDGET_SUFFICIENT, told
 
 
-def _forecast(job: SnapshotJob, options: tuple[PlacementOption, ...], within_seconds: float) -> str:
+def _forecast(job: ClusterJob, options: tuple[PlacementOption, ...], within_seconds: float) -> str:
     """Time and cost that are left, cheapest and fastest, by two digits: each change is a write."""
     steps = job.job.steps_remaining or 0.0
     parts = [f"the remaining steps, about {two_digits(steps)},"]

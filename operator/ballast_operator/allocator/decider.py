@@ -21,7 +21,8 @@ from ballast_policies.scheduling.decision import (
     apply_allocation,
     build_problem,
 )
-from ballast_policies.scheduling.measurements import Measurements
+from ballast_policies.scheduling.gang_spec import job_id
+from ballast_policies.scheduling.measurements import LayerProfiles, Measurements
 from ballast_policies.scheduling.refusals import JobFaults
 from ballast_policies.throughput.speeds import SpeedKey
 
@@ -147,11 +148,15 @@ class Partners:
 
 
 def assignments_of(
-    snapshot: Snapshot, decision: Decision, *, advice: Mapping[Key, tuple[Verdict, ...]]
+    snapshot: Snapshot,
+    decision: Decision,
+    *,
+    advice: Mapping[Key, tuple[Verdict, ...]],
+    profiles: LayerProfiles,
 ) -> dict[Key, Assignment]:
     """An assignment for each job of the snapshot, for each refused one and for each that is left out.
 
-    ``advice``: job -> conditions that the policy sets on it.
+    ``advice``: job -> conditions that the policy sets on it. ``profiles``: measured layers.
 
     Raises:
         JobFaults: jobs for which none can be made.
@@ -159,19 +164,20 @@ def assignments_of(
     try:
         wanted = assign(snapshot, decision)
     except JobFaults as faults:
-        by_name = {job.name: job.key for job in snapshot.jobs}
+        by_name = {job_id(one.key): one.key for one in snapshot.admitted}
         raise JobFaults({by_name[name]: error for name, error in faults.by_job.items()}) from faults
     found: dict[Key, Assignment] = {}
-    for job in snapshot.jobs:
-        one = wanted[job.name]
-        pods = (job.pods[rank // job.asks.per_pod] for rank in one.kept_ranks)
-        found[job.key] = Assignment(
+    for admitted, job in zip(snapshot.admitted, snapshot.jobs, strict=True):
+        one, key = wanted[job.name], admitted.key
+        held = admitted.view.held_placement if one.kept_ranks else None
+        pods = () if held is None else (held.pods[rank // job.asks.per_pod] for rank in one.kept_ranks)
+        found[key] = Assignment(
             **{field.name: getattr(one, field.name) for field in dataclasses.fields(one)},
             launches=job.launches,
             kept_pods=tuple(dict.fromkeys(pods)),
             plan_id=decision.plan_id,
-            advice=advice.get(job.key, ()),
-            layers=job.layers,
+            advice=advice.get(key, ()),
+            layers=profiles.layers(key, admitted.spec),
         )
     for refused in snapshot.refused:
         found[refused.view.key] = Assignment(
@@ -325,14 +331,14 @@ class Decider:
         decision = apply_allocation(
             snapshot, self.memory, pending.scheduling, request, solve.allocation, now=now
         )
-        advice = advice_by_job(
-            pending.scheduling.objective, snapshot, request.inputs, decision.allocation, pending.seen.jobs
-        )
+        advice = advice_by_job(pending.scheduling.objective, snapshot, request.inputs, decision.allocation)
         return MadeDecision(
             of=pending,
             solve=dataclasses.replace(solve, allocation=decision.allocation),
             decision=decision,
-            assignments=assignments_of(snapshot, decision, advice=advice),
+            assignments=assignments_of(
+                snapshot, decision, advice=advice, profiles=self.measurements.profiles
+            ),
             paid=self.paid,
         )
 

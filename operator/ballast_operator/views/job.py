@@ -269,6 +269,15 @@ class JobView:
         return allocation.gpus_per_pod == spec.gpus_per_pod and failed < MOST_FAILED_CHANGES
 
     @property
+    def may_change_size(self) -> bool:
+        """True if the gang trains and can change its size now, maybe by a restart; no script."""
+        allocation = self.running_allocation
+        if allocation is None or self.shrinking or allocation.joining or self.leaving:
+            return False
+        by_restart = self.spec is not None and self.spec.grow and bool(self.spec.plans)
+        return self.acknowledged and (self.resizable or by_restart)
+
+    @property
     def live_plans(self) -> Mapping[int, LaunchDegrees]:
         """GPUs -> the plan with which its launch of planned degrees goes on there; none: by a restart alone.
 

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+from typing import Self
 
 from ballast_policies.scheduling.gang_spec import GangSpec, JobKey
 from ballast_policies.scheduling.state import NodeSizes
@@ -158,20 +159,20 @@ class GangRequest:
     """A job, and the gang for which its speed is asked.
 
     Attributes:
-        stages: GPUs of the gang.
+        gpus: of the gang.
         nodes: of the pools; empty: not known.
         barred: groups of nodes (``Node.group``) on which it must not be started.
     """
 
     key: JobKey
     spec: GangSpec
-    stages: int
+    gpus: int
     nodes: NodeSizes = NO_NODES
     barred: frozenset[str] = frozenset()
 
     @property
-    def on_its_nodes(self) -> "GangRequest":
-        """The request whose spec states each size's speed on as many nodes as hold that size."""
+    def on_its_nodes(self) -> Self:
+        """The same, whose spec states each size's speed on as many nodes as hold that size."""
         spec = self.spec
         if not spec.spread:
             return self
@@ -220,7 +221,7 @@ def reconcile_with_spec(job: GangRequest, reports: Mapping[str, Estimate]) -> di
     A window with a pause in it would otherwise change who gets which GPU. Beyond PRIOR_DEVIATION the
     reports count as they are.
     """
-    said = {gpu_type: stated(job.spec, gpu_type, job.stages) for gpu_type in reports}
+    said = {gpu_type: stated(job.spec, gpu_type, job.gpus) for gpu_type in reports}
     expected = {t: s.steps_per_second for t, s in said.items() if s is not None and s.steps_per_second > 0}
     ratios = {t: math.log(reports[t].steps_per_second / rate) for t, rate in expected.items()}
     scale = sum(ratios.values()) / len(ratios) if ratios else 0.0

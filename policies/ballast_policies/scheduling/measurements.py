@@ -289,7 +289,7 @@ class Measurements:
         unreported: dict[tuple[str, int], str] = {}
 
         def look(job: GangRequest) -> str:
-            own_name, variant = job_id(job.key), (job.spec.variant, job.stages)
+            own_name, variant = job_id(job.key), (job.spec.variant, job.gpus)
             name = own_name if job.key in self.jobs else unreported.setdefault(variant, own_name)
             if name in types:  # what is estimated of it is what is known of its type
                 return name
@@ -320,7 +320,7 @@ class Measurements:
     def _prior(self, job: GangRequest, profile: PackedSpeeds, gpu_type: str) -> Estimate | None:
         """Speed that the spec states or, where it states none, that others of the kind have reported."""
         layers = self._layers_of(job)
-        said = stated(job.spec, gpu_type, job.stages, layers)
+        said = stated(job.spec, gpu_type, job.gpus, layers)
         known = said or self._at_size(job, profile.known, gpu_type)
         return known or self._guess(job, profile, gpu_type, None)
 
@@ -340,7 +340,7 @@ class Measurements:
 
     def _at_size(self, job: GangRequest, speeds: SizeSpeeds, gpu_type: str) -> Estimate | None:
         kind = self._packed_kind(job).known
-        return resized(speeds, gpu_type, job.stages, job.spec, self._layers_of(job), kind)
+        return resized(speeds, gpu_type, job.gpus, job.spec, self._layers_of(job), kind)
 
     def _packed(self, job: GangRequest, speeds: Speeds) -> PackedSpeeds:
         gangs = (key.alone_in_pool for key in speeds)
@@ -442,7 +442,7 @@ class Measurements:
 
         What the job has reported of a size itself, else what is stated or what others of its kind have
         reported, else the nearest of these by the pipeline's model. ``base``: estimates by GPU type, at the
-        size ``job.stages``.
+        size ``job.gpus``.
         """
         own, kind = self._packed(job, self.reported_by(job.key)).known, self._packed_kind(job).known
         layers = self._layers_of(job)
@@ -451,7 +451,7 @@ class Measurements:
             if known.steps_per_second <= 0:
                 continue
             reports = {at: speed for at, speed in own.items() if at[0] == gpu_type}
-            speeds = reports or {(gpu_type, job.stages): known}
+            speeds = reports or {(gpu_type, job.gpus): known}
             here = {size: resized(speeds, gpu_type, size, job.spec, layers, kind) for size in sizes}
             rates = {size: 0.0 if speed is None else speed.steps_per_second for size, speed in here.items()}
             found[gpu_type] = {size: rate for size, rate in rates.items() if rate > 0}

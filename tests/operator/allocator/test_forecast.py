@@ -6,7 +6,6 @@ import pytest
 from ballast_operator.allocator.forecast import HOUR, forecast
 from ballast_operator.allocator.problem.capacity import ClusterCapacity, PoolKind
 from ballast_operator.allocator.problem.snapshot import Snapshot
-from ballast_operator.allocator.problem.snapshot_job import SnapshotJob
 from ballast_operator.api.cluster_policy import CHOOSABLE
 from ballast_operator.api.node_pool import CapacityType
 from ballast_operator.api.read import read_cluster_policy
@@ -16,6 +15,7 @@ from ballast_policies.allocation.problem import Job, ProblemError
 from ballast_policies.rounds.gangs import RESTART_SECONDS, ElasticGang
 from ballast_policies.rounds.memory import resize_cooldown_seconds
 from ballast_policies.rounds.values import Node, Placement
+from ballast_policies.scheduling.state import ClusterJob
 from ballast_policies.simulator.decisions import ClusterGang
 from ballast_policies.simulator.whatif import Setup
 
@@ -36,8 +36,7 @@ def policy(name=BY_AGE):
 def job(name, *, steps, runs=False, gpus=2, elapsed=0.0, elastic=None):
     """A gang of two V100s that does 10 steps/s there."""
     placement = Placement(gpu_type="v100", pool="fast", nodes=("node-0",) * gpus)
-    return SnapshotJob(
-        key=("team", name),
+    return ClusterJob(
         job=Job(
             name=f"team/{name}",
             throughput={"v100": 10.0},
@@ -96,8 +95,7 @@ def test_a_job_without_a_known_speed_never_ends():
     """It holds its GPUs until the time is over, and no longer is computed."""
     stuck = job("stuck", steps=10, runs=True)
     snapshot = cluster(
-        SnapshotJob(
-            key=stuck.key,
+        ClusterJob(
             job=Job(name="team/stuck", throughput={"v100": 0.0}, gpus=2, steps_remaining=10.0),
             placement=stuck.placement,
             running_since=NOW,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from ballast_operator.allocator import advice
-from ballast_operator.allocator.problem import admission, capacity, snapshot, snapshot_job
+from ballast_operator.allocator.problem import admission, capacity, snapshot
 from ballast_operator.kube.kinds import JOB
 from ballast_policies.scheduling import assignments, decision, measurements
 
@@ -28,7 +28,7 @@ PLACES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "its gang's size": (admission, "most_gpus", lambda view: view.name),
     "its admission": (admission, "_admit_one", lambda _, __, view, *___: view.name),
     "its speed": (measurements, "job_id", lambda key: key[1]),
-    "its snapshot": (snapshot_job, "snapshot_job", lambda one, *_: one.view.name),
+    "its snapshot": (snapshot, "cluster_job", lambda one, *_: one.view.name),
     "the tenants": (snapshot, "admit_tenants", lambda _, admitted, *__: [one.view.name for one in admitted]),
     "the shares": (
         InProcessSolver,

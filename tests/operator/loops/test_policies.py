@@ -1,7 +1,7 @@
 """Every policy, chosen by one line of the ClusterPolicy while jobs run."""
 
 import pytest
-from ballast_operator.allocator.problem.snapshot_job import as_job
+from ballast_operator.allocator.problem.snapshot import as_job
 from ballast_operator.api.cluster_policy import CHOOSABLE
 from ballast_operator.api.conditions import JobReason, PolicyReason
 from ballast_operator.kube.kinds import POLICY

@@ -1,17 +1,13 @@
-"""Jobs that some round of a policy can place, and the sizes of their gangs."""
+"""Jobs that some round of a policy can place within the limits of tenants, and the sizes of their gangs."""
 
 import dataclasses
-import datetime
-import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Self
 
-from ballast_policies.contract import ContractError
-from ballast_policies.contract.decode import decode_text
-from ballast_policies.contract.limits import OBJECT
 from ballast_policies.planning.memory.need import MemoryNeed
-from ballast_policies.rounds.gangs import PAUSE_SECONDS, RESTART_SECONDS
-from ballast_policies.rounds.memory import resize_cooldown_seconds
+from ballast_policies.rounds.tenants import ALL_TYPES, LimitField, TenantJob, TenantLimit, admit_by_tenant
 from ballast_policies.rounds.values import NodeRequest, TopologyRequest
 from ballast_policies.scheduling.gang_room import (
     LACK_OF_ROOM,
@@ -26,10 +22,11 @@ from ballast_policies.scheduling.gang_room import (
     over_all_pools,
     with_barred_nodes,
 )
-from ballast_policies.scheduling.gang_speeds import GangRequest
+from ballast_policies.scheduling.gang_spec import job_id
+from ballast_policies.scheduling.gang_speeds import NO_NODES, GangRequest
 from ballast_policies.scheduling.measurements import LayerProfiles
 from ballast_policies.scheduling.refusals import Refusal, each_job
-from ballast_policies.scheduling.state import NodeSizes
+from ballast_policies.scheduling.state import NodeSizes, TenantRooms
 
 from ballast_operator.allocator.costs.data_prices import (
     left_out_for_data,
@@ -42,115 +39,12 @@ from ballast_operator.allocator.problem.capacity import (
     no_pool_left,
     pools_closed,
 )
-from ballast_operator.api.cluster_policy import ClusterPolicySpec
-from ballast_operator.api.conditions import JobCondition, JobReason
+from ballast_operator.api.cluster_policy import ClusterPolicySpec, EntityShare, Tenants
+from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.training_job import JobTopology, can_mix
 from ballast_operator.kube.kinds import Key
-from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 from ballast_operator.views.spec import JobSpec
-
-STOP_SECONDS = 5.0
-"""Part of that until its pods have saved and are gone."""
-
-
-def may_grow_from(view: JobView) -> Time | None:
-    """Time from which the gang may take more GPUs; None: as it is now, never."""
-    allocation, spec = view.status.allocation, view.spec
-    if allocation is None or spec is None or not may_change_size(view):
-        return None
-    began = allocation.since
-    if spec.plans:
-        began = began if live_sizes(view) else restarts_from(view, began)
-    elif not _same_recipe(view, spec):
-        return None
-    if allocation.resized_at is None:
-        return began
-    settling = resize_cooldown_seconds(change_pause(view), allocation.failed_growths)
-    return max(began, allocation.resized_at + datetime.timedelta(seconds=settling))
-
-
-def restarts_from(view: JobView, since: Time) -> Time:
-    """Time from which a gang of planned degrees, launched at ``since``, may take more GPUs by a restart."""
-    return since + datetime.timedelta(seconds=resize_cooldown_seconds(restart_seconds(view)))
-
-
-def live_sizes(view: JobView) -> tuple[int, ...]:
-    """Sizes that a gang of planned degrees may have without a restart; of another: none."""
-    launched = view.launched_spec
-    if not view.live_plans or not view.resizable or launched is None or not _same_recipe(view, launched):
-        return ()
-    return tuple(view.live_plans)
-
-
-def may_change_size(view: JobView) -> bool:
-    """True if the gang trains and can change its size now, maybe by a restart; no script."""
-    allocation = view.running_allocation
-    if allocation is None or view.shrinking or allocation.joining or view.leaving:
-        return False
-    by_restart = view.spec is not None and view.spec.grow and bool(view.spec.plans)
-    return view.acknowledged and (view.resizable or by_restart)
-
-
-def _same_recipe(view: JobView, spec: JobSpec) -> bool:
-    """True if new pods would train with the configuration that the gang was launched with.
-
-    Most changes of a spec take effect at the next launch; ranks do not read how many
-    stages the gang may have.
-    """
-    try:
-        launched = decode_text(dict[str, Any], view.plan_config, limits=OBJECT)
-    except ContractError:  # someone has changed the ConfigMap
-        return False
-    return _recipe(launched, spec) == _recipe(spec.config_fields, spec)
-
-
-def _recipe(config: Mapping[str, Any], spec: JobSpec) -> dict[str, Any]:
-    pipeline = config.get("pipeline")
-    if not isinstance(pipeline, Mapping):
-        return dict(config)
-    rest = {k: v for k, v in pipeline.items() if k not in ("minStages", "maxStages")}
-    return {**config, "pipeline": rest} | ({"plan": None} if spec.asked.planner is not None else {})
-
-
-def change_pause(view: JobView) -> float:
-    """Seconds that training stands still when the gang changes its size: as last measured, else a second."""
-    allocation = view.status.allocation
-    if allocation is not None and allocation.resize_pause_ms is not None:
-        return allocation.resize_pause_ms / 1000
-    measured = [repack.pause_ms for repack in view.status.repacks if repack.pause_ms is not None]
-    return measured[-1] / 1000 if measured else PAUSE_SECONDS
-
-
-def may_move(view: JobView) -> bool:
-    """True if the gang trains, and could save, stop and start in another pool: nothing else is under way."""
-    allocation, spec = view.running_allocation, view.spec
-    if allocation is None or spec is None or not view.acknowledged:
-        return False
-    return not (view.shrinking or allocation.joining or (spec.is_script and not view.has_spoken))
-
-
-def restart_seconds(view: JobView) -> float:
-    """Seconds from the gang's stop to its first step elsewhere, as long as its last start took."""
-    running, allocation = view.status.condition(JobCondition.RUNNING), view.running_allocation
-    if running is None or not running.is_true or allocation is None:
-        return RESTART_SECONDS
-    started = (running.last_transition_time - allocation.since).total_seconds()
-    return STOP_SECONDS + started if started > 0 else RESTART_SECONDS
-
-
-def trains_from(view: JobView, now: Time) -> float:
-    """Epoch seconds when the ranks of the running gang had their plan; infinite: it starts.
-
-    0: none runs, or it is not known, as a clock was set back since. A start ends, one way or the other, by
-    the deadlines of its pods and of its plan's acknowledgement.
-    """
-    running, allocation = view.status.condition(JobCondition.RUNNING), view.running_allocation
-    if allocation is None:
-        return 0.0
-    if running is None or not running.is_true:
-        return math.inf
-    return running.last_transition_time.timestamp() if running.last_transition_time <= now else 0.0
 
 
 def most_gpus(view: JobView) -> int:
@@ -175,14 +69,12 @@ class RefusedJob:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Admitted:
-    """A job that some round can place.
+class Admitted(GangRequest):
+    """A job that some round can place, with the size of its gang; of an elastic one the least.
 
     Attributes:
-        gpus: the size of its gang; of an elastic one the least.
         sizes: that the gang may have, fewest first.
         shrinks: it runs and can give back what it holds beyond ``gpus``.
-        not_tolerated: barring taints.
         memory: which pools have the memory for it.
         closed_pools: that ``spec.spot`` closes to it, or where it is not known what its data costs.
         left_out: pools that it is not offered, by these or for lack of memory, as text.
@@ -193,11 +85,10 @@ class Admitted:
     """
 
     view: JobView
-    gpus: int
+    spec: JobSpec
     sizes: tuple[int, ...]
     shrinks: bool
     gpu_types: tuple[str, ...]
-    not_tolerated: frozenset[str]
     memory: GangMemory
     closed_pools: frozenset[str] = frozenset()
     left_out: str = ""
@@ -205,18 +96,6 @@ class Admitted:
     fits_one_pool: bool = True
     topology: TopologyRequest | None = None
     most_of_type: Mapping[str, int] = dataclasses.field(default_factory=dict)
-
-    @property
-    def spec(self) -> JobSpec:
-        """The view's, known to be there."""
-        assert self.view.spec is not None
-        return self.view.spec
-
-    def request(self, nodes: NodeSizes) -> GangRequest:
-        """Its least gang, whose speed is asked; ``nodes``: of the pools."""
-        barred = self.not_tolerated
-        asked = GangRequest(key=self.view.key, spec=self.spec, stages=self.gpus, nodes=nodes, barred=barred)
-        return asked.on_its_nodes
 
 
 class Admissions:
@@ -229,6 +108,7 @@ class Admissions:
 
     def __init__(self) -> None:
         self._cluster: tuple[object, ...] = ()
+        self._nodes = NO_NODES
         self._found: dict[Key, tuple[JobView, MemoryNeed | None, Admitted | Refusal]] = {}
 
     def admit(
@@ -253,6 +133,8 @@ class Admissions:
             capacity.tolerance.too_full,
         )
         known = self._found if cluster == self._cluster else {}
+        if cluster != self._cluster:
+            self._nodes = capacity.node_sizes  # what is worked out by it is kept with it
         self._cluster, self._found = cluster, {}
         usable_for: dict[NodeRequest, Mapping[str, int]] = {}
 
@@ -261,7 +143,7 @@ class Admissions:
             need = profiles.need(view.key, view.spec)
             before = known.get(view.key)
             if before is None or before[0] is not view or before[1] is not need:
-                before = view, need, _admit_one(spec, capacity, view, usable_for, need)
+                before = view, need, _admit_one(spec, capacity, view, usable_for, need, self._nodes)
             self._found[view.key] = before
             return before[2]
 
@@ -315,6 +197,7 @@ def _admit_one(
     view: JobView,
     usable_for: dict[NodeRequest, Mapping[str, int]],
     need: MemoryNeed | None,
+    nodes: NodeSizes,
 ) -> Admitted | Refusal:
     assert view.spec is not None
     offer = _Offer.to(spec, capacity, view)
@@ -356,18 +239,21 @@ def _admit_one(
     if allocation is None and refusal is not None:
         if refusal.reason in LACK_OF_ROOM and mixed is not None and holds(view.spec, mixed, memory):
             return Admitted(
+                key=view.key,
                 view=view,
+                spec=view.spec,
+                nodes=nodes,
                 gpus=mixed.sizes[0],
                 sizes=mixed.sizes[:1],
                 shrinks=False,
                 gpu_types=mixed.gpu_types,
-                not_tolerated=mixed.barred,
+                barred=mixed.barred,
                 memory=memory,
                 closed_pools=offer.closed,
                 left_out=offer.left_out,
                 mixed=mixed,
                 fits_one_pool=False,
-            )
+            ).on_its_nodes
         refusal = over_all_pools(refusal, view.spec, gpus, may_mix=can_mix(view.spec.config))
         full = capacity.tolerance.without_room(view, offer.pools)
         return with_barred_nodes(refusal, capacity.nodes, barred, offer.gpu_types, full)
@@ -398,19 +284,22 @@ def _admit_one(
         }
     words = memory.left_out(room.gpus, size) if small else "", offer.left_out, unknown
     return Admitted(
+        key=view.key,
         view=view,
+        spec=view.spec,
+        nodes=nodes,
         gpus=size,
         sizes=sizes,
-        shrinks=len(sizes) > 1 and may_change_size(view),
+        shrinks=len(sizes) > 1 and view.may_change_size,
         gpu_types=gpu_types,
-        not_tolerated=barred,
+        barred=barred,
         memory=memory,
         closed_pools=offer.closed,
         mixed=mixed,
         fits_one_pool=refusal is None,
         topology=None if topology is None else dataclasses.replace(topology, most=sizes[-1]),
         left_out="; ".join(filter(None, words)),
-    )
+    ).on_its_nodes
 
 
 def _topology(asked: JobTopology | None, levels: Sequence[str]) -> TopologyRequest | Refusal | None:
@@ -428,28 +317,163 @@ def _topology(asked: JobTopology | None, levels: Sequence[str]) -> TopologyReque
     )
 
 
-def sizes_that_fit(
-    one: Admitted, by_size: Mapping[str, Mapping[int, float]], capacity: ClusterCapacity
-) -> dict[str, dict[int, float]]:
-    """GPU type -> size -> steps/s, without sizes above its namespace's limit, or above a pool's memory.
+def admit_tenants(
+    tenants: Tenants,
+    admitted: Sequence[Admitted],
+    jobs: Sequence[JobView],
+    teams: Mapping[str, EntityShare] = MappingProxyType({}),
+) -> tuple[list[Admitted], list[RefusedJob], TenantRooms]:
+    """(jobs that take part, as the limits leave them; jobs that do not; what is left to be given).
 
-    Of pools that are closed to the job nothing is asked; the size that it has stays.
+    ``admitted``: by age. ``jobs``: all there are. ``teams``: those of the policy's objective.
     """
-    by_size = {
-        gpu_type: {size: rate for size, rate in found.items() if size <= one.most_of_type.get(gpu_type, size)}
-        for gpu_type, found in by_size.items()
-    }
-    if not one.memory.limits:
-        return {gpu_type: dict(found) for gpu_type, found in by_size.items()}
-    held = one.view.held_placement
-    open_pools = {(n.gpu_type, n.pool) for n in capacity.nodes if n.taints not in one.not_tolerated}
-    fitting = {
-        gpu_type: {
-            size: rate
-            for size, rate in found.items()
-            if (held is not None and size == held.gpus)
-            or all(one.memory.fits(pool, size) for of_type, pool in open_pools if of_type == gpu_type)
+    limits = _Limits(tenants, teams, admitted)
+    if not limits.stated:
+        return list(admitted), [], TenantRooms()
+    asked = {one.view.key: limits.asked(one) for one in admitted}
+    holding = (view for view in jobs if view.status.allocation is not None and view.key not in asked)
+    found = admit_by_tenant(list(asked.values()), limits.stated, map(limits.holding, holding))
+    within, refused = [], []
+    for one in admitted:
+        job = asked[one.view.key]
+        if job.name in found.over:
+            refused.append(RefusedJob(one.view, limits.refusal(job, found.over[job.name])))
+            continue
+        gpus, most = found.sizes[job.name], found.by_type[job.name]
+        sized = one if one.gpus == gpus else dataclasses.replace(one, gpus=gpus)
+        within.append(_with_most(sized, most) if most else sized)
+    rooms = {tenant.partition(" ")[2]: gpus for tenant, gpus in found.room.items()}
+    left = {namespace: tenants.of(namespace).max_gpus or 0 for namespace in rooms}
+    for view in jobs:
+        if view.key[0] in left:
+            left[view.key[0]] -= _held(view)[ALL_TYPES]
+    return within, refused, TenantRooms(gpus=rooms, left={name: max(0, gpus) for name, gpus in left.items()})
+
+
+class _Limits:
+    """Limits of namespaces and of teams, each with the jobs of the teams inside it.
+
+    Attributes:
+        stated: those that can keep a job out, with the words for the tenant.
+    """
+
+    def __init__(
+        self, tenants: Tenants, teams: Mapping[str, EntityShare], admitted: Sequence[Admitted]
+    ) -> None:
+        self._tenants, self._teams = tenants, teams
+        namespaces = {one.view.key[0] for one in admitted}
+        stated = {f"namespace {name}": tenants.of(name).to_dict() for name in namespaces}
+        stated |= {f"team {name}": own.to_dict() for name, own in teams.items()}
+        self.stated = {
+            TenantLimit(tenant, field, gpu_type): most
+            for tenant, fields in stated.items()
+            for field in LimitField
+            if field in fields
+            for gpu_type, most in (
+                fields[field] if field is LimitField.GPUS_BY_TYPE else {ALL_TYPES: fields[field]}
+            ).items()
+            if field is not LimitField.WAITING_JOBS or most < len(admitted)
         }
-        for gpu_type, found in by_size.items()
-    }
-    return {gpu_type: found for gpu_type, found in fitting.items() if found}
+        self._of_gpus = any(
+            limit.field in (LimitField.GPUS, LimitField.GPUS_BY_TYPE) for limit in self.stated
+        )
+
+    def asked(self, one: Admitted) -> TenantJob:
+        """The job that a round can place, as limits count it."""
+        running, job = one.view.running_allocation, self.holding(one.view)
+        keeps = 0 if running is None else one.gpus
+        if not one.shrinks:
+            keeps = max(keeps, job.held[ALL_TYPES])
+        return dataclasses.replace(
+            job,
+            held={**job.held, ALL_TYPES: keeps},
+            sizes=_sizes(one) if self._of_gpus else (one.gpus,),
+            grown=one.sizes if len(one.sizes) > 1 or running is not None else (),
+            types=one.gpu_types,
+            runs_on=frozenset() if running is None else frozenset(part.gpu_type for part in running.by_pool),
+        )
+
+    def holding(self, view: JobView) -> TenantJob:
+        """The job with its GPUs, of its namespace, its team, and so on outwards."""
+        tenants = [f"namespace {view.key[0]}"]
+        team = view.spec.asked.entity if view.spec is not None else None
+        while team is not None and team in self._teams:
+            tenants.append(f"team {team}")
+            team = self._teams[team].parent
+        return TenantJob(name=job_id(view.key), tenants=tuple(tenants), held=_held(view))
+
+    def refusal(self, job: TenantJob, limit: TenantLimit) -> Refusal:
+        """The same for all that wait for the limit, and while the queue moves: no write for a move."""
+        (tenant, field, _), bound = limit, self.stated[limit]
+        what, _, name = tenant.partition(" ")
+        reason, path = JobReason.NAMESPACE_LIMIT, self._tenants.field_of(name, field)
+        if what == "team":
+            reason, path = JobReason.TEAM_LIMIT, f"objective.entities.{name}.{field}"
+        by_type = field is LimitField.GPUS_BY_TYPE
+        fix = "ask the cluster's administrator to raise " + (path if by_type else f"{path}={bound}")
+        if by_type:
+            at_most = {each: self.stated.get(TenantLimit(tenant, field, each)) for each in job.types}
+            bounds = ", ".join(f"{most} {each}" for each, most in at_most.items() if most is not None)
+            never = all(self._never(job, each) for each in job.types)
+            why = f"the job needs {job.least}" if never else "its older jobs have them or come first"
+            said = f"{tenant} may have {bounds} at a time, and {why}"
+            fix = f"{'' if never else 'wait, '}allow other gpuTypes, or {fix}"
+        elif field is LimitField.GPUS and job.sizes[-1] > bound:
+            said = f"needs {job.sizes[-1]} GPUs at least, and the jobs of {tenant} may hold {bound} at a time"
+            fix = f"lower pipeline.minStages, or {fix}"
+        elif field is LimitField.WAITING_JOBS:
+            said = f"the {bound} oldest waiting jobs of {tenant} take part in the allocation, and this "
+            said += "one is younger"
+            fix = f"wait, delete older ones, or {fix}"
+        else:
+            what = "GPUs" if field is LimitField.GPUS else "jobs with GPUs"
+            said = f"{tenant} may have {bound} {what} at a time, and its older jobs run or come first"
+            fix = f"wait, or {fix}"
+        return Refusal(reason, f"{said}. To fix: {fix} of the ClusterPolicy")
+
+    def _never(self, job: TenantJob, gpu_type: str) -> bool:
+        limits = (TenantLimit(tenant, LimitField.GPUS_BY_TYPE, gpu_type) for tenant in job.tenants)
+        return any(job.least > self.stated.get(limit, job.least) for limit in limits)
+
+
+def _with_most(one: Admitted, most: Mapping[str, int]) -> Admitted:
+    """The job on these types only, with at most so many GPUs there."""
+    largest = max(most.values())
+    fitting = tuple(size for size in one.sizes if size <= largest)
+    gpus = one.gpus
+    if len(one.sizes) == 1 and one.view.running_allocation is None:
+        gpus = next(size for size in _sizes(one) if size <= largest)
+        fitting = (gpus,)
+    types = tuple(name for name in one.gpu_types if most.get(name, 0) >= gpus)
+    closed = [name for name in one.gpu_types if name not in types]
+    told = f"{' and '.join(closed)}: no room within maxGpusByType of its namespace or team" if closed else ""
+    mixed = one.mixed
+    if mixed is not None and any(most.get(name, 0) < mixed.sizes[-1] for name in mixed.gpu_types):
+        mixed = None
+    return dataclasses.replace(
+        one,
+        gpus=gpus,
+        sizes=fitting or one.sizes,
+        gpu_types=types,
+        left_out="; ".join(filter(None, (one.left_out, told))),
+        most_of_type=most,
+        mixed=mixed,
+    )
+
+
+def _held(view: JobView) -> Counter[str]:
+    """GPU type -> GPUs of the job's pods, those of all types included."""
+    found: Counter[str] = Counter()
+    if (allocation := view.status.allocation) is not None:
+        found[ALL_TYPES] = allocation.gpus
+        for part in allocation.by_pool:
+            found[part.gpu_type] += part.gpus
+    return found
+
+
+def _sizes(one: Admitted) -> tuple[int, ...]:
+    """Sizes that the gang may be launched with, most first."""
+    if one.view.running_allocation is not None:
+        return (one.gpus,)
+    smaller = range(one.gpus - 1, max(1, one.spec.smallest_gang) - 1, -1)
+    return (one.gpus, *(size for size in smaller if one.spec.suits(size)))

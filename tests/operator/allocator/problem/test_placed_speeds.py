@@ -26,7 +26,7 @@ def report(measurements, job, spec, *, rate, nodes, steps=20):
 
 
 def estimate(measurements, job, spec, nodes=LARGE):
-    request = GangRequest(key=("team", job), spec=spec, stages=4, nodes=nodes)
+    request = GangRequest(key=("team", job), spec=spec, gpus=4, nodes=nodes)
     return measurements.estimates([request], ("v100",))["team", job]["v100"]
 
 
@@ -39,7 +39,7 @@ def test_a_gang_on_the_last_large_node_keeps_its_own_speed_when_only_small_ones_
     measurements, spec = Measurements(), a_kind()
     report(measurements, "a", spec, rate=1.0, nodes=4)
     report(measurements, "a", spec, rate=5.0, nodes=1)
-    request = GangRequest(key=("team", "a"), spec=spec, stages=4, nodes=SMALL)
+    request = GangRequest(key=("team", "a"), spec=spec, gpus=4, nodes=SMALL)
     packed = estimate(measurements, "a", spec, SMALL).steps_per_second
     assert packed == pytest.approx(1.0)
     assert measurements.speed_on(request, "v100", 4, 1, packed) == pytest.approx(5.0, rel=1e-3)
@@ -80,7 +80,7 @@ def test_the_fewest_nodes_are_counted_in_whole_pods_on_nodes_that_the_job_may_us
 def stated_spread(job="a", nodes=LARGE, **options):
     """Four V100s: 4 steps/s on one node, 3 over two, 1 over four; and the request as its nodes have it."""
     spec = a_kind(throughput={"v100": {4: 4.0}}, spread={("v100", 4): {1: 4.0, 2: 3.0, 4: 1.0}}, **options)
-    return spec, GangRequest(key=("team", job), spec=spec, stages=4, nodes=nodes).on_its_nodes
+    return spec, GangRequest(key=("team", job), spec=spec, gpus=4, nodes=nodes).on_its_nodes
 
 
 def test_what_a_spec_works_out_is_worked_out_once_for_the_nodes_that_there_are():

@@ -3,8 +3,7 @@
 import dataclasses
 
 import pytest
-from ballast_operator.allocator.problem.admission import Admitted
-from ballast_operator.allocator.problem.snapshot import admit_tenants
+from ballast_operator.allocator.problem.admission import Admitted, admit_tenants
 from ballast_operator.api.cluster_policy import EachNamespace, EntityShare, Tenants
 from ballast_operator.api.job_allocation import Ending
 from ballast_operator.api.training_job_status import TrainingJobStatus
@@ -28,9 +27,11 @@ def running(name="r", namespace="team", **spec):
 
 
 def one(view, gpus=None, **of_it):
-    of_it = {"sizes": (), "shrinks": False, "gpu_types": (), "not_tolerated": frozenset(), **of_it}
+    of_it = {"sizes": (), "shrinks": False, "gpu_types": (), **of_it}
     memory = GangMemory(spec=view.spec, need=None, pools={}, types={})
-    return Admitted(view=view, gpus=gpus or len(view.pods) or 4, memory=memory, **of_it)
+    return Admitted(
+        key=view.key, view=view, spec=view.spec, gpus=gpus or len(view.pods) or 4, memory=memory, **of_it
+    )
 
 
 def admitted(limits, *views):

@@ -37,7 +37,7 @@ def a_report(job, spec, *, rate, step, gpu_type="v100", stages=2):
 
 def estimates(measurements, job, spec, *, stages=2, types=TYPES):
     key = ("team", job)
-    return measurements.estimates([GangRequest(key=key, spec=spec, stages=stages)], types)[key]
+    return measurements.estimates([GangRequest(key=key, spec=spec, gpus=stages)], types)[key]
 
 
 def stated(table, *, script):
@@ -154,7 +154,7 @@ def test_a_gang_of_another_size_follows_from_what_was_measured():
 
 
 def by_size(measurements, spec, *, base=1, sizes=(1, 2, 4)):
-    request = GangRequest(key=("team", "a"), spec=spec, stages=base)
+    request = GangRequest(key=("team", "a"), spec=spec, gpus=base)
     return measurements.by_size(request, measurements.estimates([request], TYPES)["team", "a"], sizes)
 
 
