@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from ballast_operator.allocator.allocator import Allocator, DecisionThrottle
-from ballast_operator.allocator.costs.cloud_prices import CloudPrices
-from ballast_operator.allocator.costs.price_feeds import PriceFeeds
+from ballast_operator.allocator.costs.price_feeds import CloudPrices, PriceFeeds
 from ballast_operator.allocator.gauges import set_job_gauges
 from ballast_operator.allocator.policy_status import PolicyReporter
 from ballast_operator.allocator.saved_state import StateStore

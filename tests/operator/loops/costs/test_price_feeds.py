@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from ballast_operator.allocator.costs.cloud_lists import SourceUnavailableError
-from ballast_operator.allocator.costs.cloud_prices import CloudPrices
-from ballast_operator.allocator.costs.price_feeds import READ_SECONDS, PriceFeeds
+from ballast_operator.allocator.costs.price_feeds import READ_SECONDS, CloudPrices, PriceFeeds
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
 from ballast_operator.api.conditions import PolicyReason
 from ballast_operator.cli.live.whatif import read_cluster

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from ballast_operator.allocator.costs.cloud_lists import SourceUnavailableError
-from ballast_operator.allocator.costs.cloud_prices import RETRY_SECONDS, CloudPrices
+from ballast_operator.allocator.costs.price_feeds import RETRY_SECONDS, CloudPrices
 from ballast_policies.prices.clouds import AwsSpotPrice, AzurePrice
 from ballast_policies.prices.offers import PriceLogError
 
