@@ -44,7 +44,8 @@ def decide_round(question: Question) -> Round:
         elastic={name: gang for name, gang in question.elastic.items() if name not in paired},
         mixed={name: gang for name, gang in question.mixed.items() if name not in paired},
     )
-    decided = within_spot_limits(_without_limits, question)
+    limits = question.spot.limits
+    decided = within_spot_limits(_without_limits, question) if limits else _without_limits(question)
     return (share_gpus(decided) if question.shared.memory else decided).round()
 
 

@@ -70,8 +70,6 @@ def within_spot_limits(decide: Callable[[Question], Draft], question: Question) 
 
     ``decide`` must be content with the GPUs of a node that running gangs hold.
     """
-    if not question.spot.limits:
-        return decide(question)
     nodes = question.nodes
     offer = _Offer(question.spot, nodes, question.holders)
     offered, kept_off = nodes, dict[str, str]()

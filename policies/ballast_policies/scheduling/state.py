@@ -284,8 +284,8 @@ class ClusterState:
         """
 
         def useful(pool: PricedPool) -> PricedPool:
-            seen = self.preempted.get(pool.pool, Hazard())
-            if not seen.preemptions or pool.price <= 0:
+            seen = self.preempted.get(pool.pool)
+            if seen is None or not seen.preemptions or pool.price <= 0:
                 return pool
             costs = RestartCosts(startup_seconds=self.start_seconds.get(pool.pool, 180.0))
             part = costs.useful_part(seen.per_hour, checkpoint_interval(seen.per_hour, costs))

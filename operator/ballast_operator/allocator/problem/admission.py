@@ -69,6 +69,25 @@ class RefusedJob:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FaultyJob:
+    """A job that a decision leaves out; while its gang runs, it keeps its GPUs."""
+
+    view: JobView
+    error: Exception
+
+    @property
+    def message(self) -> str:
+        """Message for people."""
+        waits = self.view.status.allocation is None
+        stays = "it waits" if waits else "it keeps its GPUs as they are"
+        error = f"{type(self.error).__name__}: {self.error}"[:700]
+        return (
+            f"the allocator cannot consider the job, {stays}: {error}. "
+            "To fix: report this message, with the operator's log"
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted(GangRequest):
     """A job that some round can place, with the size of its gang; of an elastic one the least.
 

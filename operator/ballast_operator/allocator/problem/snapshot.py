@@ -38,8 +38,13 @@ from ballast_policies.throughput.speeds import Estimate, Speeds
 
 from ballast_operator.allocator.costs.data_prices import data_prices, usd_per_step, usd_to_move
 from ballast_operator.allocator.costs.teams import SpentBudget, without_suspended_teams
-from ballast_operator.allocator.faults import FaultyJob
-from ballast_operator.allocator.problem.admission import Admissions, Admitted, RefusedJob, admit_tenants
+from ballast_operator.allocator.problem.admission import (
+    Admissions,
+    Admitted,
+    FaultyJob,
+    RefusedJob,
+    admit_tenants,
+)
 from ballast_operator.allocator.problem.capacity import ClusterCapacity, read_capacity, spot_limits
 from ballast_operator.api.cluster_policy import ClusterPolicySpec
 from ballast_operator.api.conditions import JobCondition, some_of
