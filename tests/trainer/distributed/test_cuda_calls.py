@@ -98,8 +98,9 @@ def test_a_loaded_optimizer_counts_its_steps_where_its_kernels_do(device, fused,
     weight = torch.nn.Parameter(torch.zeros(2, device=device))
     optimizer = torch.optim.AdamW([weight], fused=fused)
     saved = torch.tensor(3.0)
-    assert from_tensor(optimizer, "step", saved, torch.device("meta"))[1].device.type == counts_on
-    assert from_tensor(optimizer, "exp_avg", saved, torch.device("meta"))[1].device.type == "meta"
+    of = torch.empty(2, device="meta")
+    assert from_tensor(optimizer, "step", saved, of)[1].device.type == counts_on
+    assert from_tensor(optimizer, "exp_avg", saved, of)[1].device.type == "meta"
 
 
 def test_weights_that_move_stay_on_their_device(monkeypatch):

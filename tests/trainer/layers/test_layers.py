@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ballast_policies.contract.job.dynamics import DynamicConfig
-from ballast_policies.contract.job.training import TrainingConfig
+from ballast_policies.contract.job.training import Precision, TrainingConfig, WeightType
 from ballast_trainer.checkpoints import tensors
 from ballast_trainer.data.corpus import text_batch
 from ballast_trainer.distributed.activity import ACTIVITY, Limit
@@ -21,7 +21,7 @@ from ballast_trainer.gpu_emulation import EmulatedSpeed
 from ballast_trainer.layers.buffers import copies_of, in_place
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.layer_stack import LayerStack
-from ballast_trainer.layers.optimize import squared_gradient_norm
+from ballast_trainer.layers.optimize import squared_gradient_norm, update
 from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.profiling.meter import Meter
@@ -379,6 +379,26 @@ def test_a_batch_norm_over_all_ranks_is_refused():
     model = Model.from_layers([layer], loss=nn.functional.mse_loss)
     with pytest.raises(ConfigurationError, match=r"has a SyncBatchNorm at '1', .*To fix: nn\.BatchNorm1d"):
         all_layers(model)
+
+
+@pytest.mark.parametrize("dtype", list(WeightType))
+def test_a_weight_with_another_order_in_memory_learns_on_from_loaded_state(dtype):
+    """As of channels_last: fused kernels go through weight, gradient and state as they lie in memory."""
+    config = TrainingConfig(dtype=dtype, precision=Precision.BF16)
+    transposed = nn.Linear(6, 4)
+    transposed.weight = nn.Parameter(torch.randn(6, 4).T)
+    model = Model.from_layers([transposed], loss=nn.functional.mse_loss)
+    (here,), (there,) = all_layers(model, config), all_layers(model, config)
+    for step in range(3):
+        if step == 1:
+            there.load({name: value.clone().contiguous() for name, value in here.state().items()})
+        for layer in here, there:
+            for parameter in layer.module.parameters():
+                torch.manual_seed(step)
+                parameter.grad = torch.empty_like(parameter).copy_(torch.randn(parameter.shape))
+        update([here])
+        update([there])
+    assert torch.equal(here.module.weight, there.module.weight)
 
 
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])

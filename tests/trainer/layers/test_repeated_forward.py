@@ -41,11 +41,24 @@ def gradients(layer, value, *, halves, repeats=True):
     return [value.grad, *(parameter.grad.clone() for parameter in layer.parameters())]
 
 
-@pytest.mark.parametrize("halves", [False, True])
-def test_gradients_are_those_without_a_repeat_and_the_forward_is_repeated_once(halves):
+@torch.jit.script
+def softmax(value: torch.Tensor) -> torch.Tensor:
+    """In TorchScript, which has errors of its own for those that pass through it."""
+    return value.sin().softmax(-1)
+
+
+class Scripted(Counted):
+    """Ends in what is scripted."""
+
+    def forward(self, value):
+        return softmax(super().forward(value))
+
+
+@pytest.mark.parametrize(("kind", "halves"), [(Counted, False), (Counted, True), (Scripted, False)])
+def test_gradients_are_those_without_a_repeat_and_the_forward_is_repeated_once(kind, halves):
     """Also where the backward is in two halves, with several groups of weights in the second."""
     torch.manual_seed(0)
-    layer, value = Counted(), torch.randn(4, 8)
+    layer, value = kind(), torch.randn(4, 8)
     plain = gradients(layer, value, halves=halves, repeats=False)
     layer.runs = 0
     again = gradients(layer, value, halves=halves)

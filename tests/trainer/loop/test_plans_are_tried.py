@@ -4,9 +4,11 @@ import functools
 import itertools
 
 import pytest
+from ballast_trainer.errors import ConfigurationError
 
 from tests.support.examples import first_daily
 from tests.support.held_data import Gates
+from tests.support.one_process import train_here
 from tests.support.replans import has_acked, replan, stages_at, until
 from tests.trainer.layers.trained_layers import saved_layers
 
@@ -201,6 +203,10 @@ def test_sizes_may_be_of_the_batches_or_among_integers_between_layers(gang, same
             "layer 1 changes its linear.weight in a forward, which is lost",
         ),
         (
+            job("of_one_kind", args={"kind": "LookingUp"}),
+            "the gradient of rows of layer 1 is sparse, and norms and sums over ranks are of dense",
+        ),
+        (
             job("of_one_kind", args={"kind": "Noting"}),
             "one of layers 0 to 1 keeps a tensor of shape [] that it has computed from its weights: a loss",
         ),
@@ -209,13 +215,18 @@ def test_sizes_may_be_of_the_batches_or_among_integers_between_layers(gang, same
             "adafactor ends with an error of its own where weights are complex",
         ),
     ],
-    ids=["max_norm", "versions", "data", "noted", "complex"],
+    ids=["max_norm", "versions", "data", "sparse", "noted", "complex"],
 )
 def test_models_that_do_not_suit_the_job_are_refused(gang, fields, told):
     running = gang(fields, ranks=2)
     assert set(running.exit_codes().values()) == {2}
     assert told in running.errors()
     assert "Traceback" not in running.errors()
+
+
+def test_one_rank_which_is_not_tried_refuses_sparse_gradients():
+    with pytest.raises(ConfigurationError, match=r"the gradient of rows of layer 1 is sparse"):
+        train_here(job("of_one_kind", args={"kind": "LookingUp"}))
 
 
 def test_buffers_that_replicas_change_apart_are_told(gang):

@@ -26,6 +26,7 @@ from ballast_trainer.dynamics.protocol import Dynamic
 from ballast_trainer.dynamics.schedule import ChangeSteps
 from ballast_trainer.layers.frozen_outputs import FrozenOutputs
 from ballast_trainer.layers.layer import MODULE, Layer, LayerSet
+from ballast_trainer.layers.optimize import squared_gradient_norm
 from ballast_trainer.layers.slicing import Slicing, axis_of, slicings
 from ballast_trainer.seeding import mixed_key
 
@@ -35,10 +36,8 @@ SKETCH = 256
 
 def squared_gradients(module: nn.Module) -> float | None:
     """This rank's part of the squared norm of a layer's gradients; None where it has none."""
-    gradients = [p.grad for p, _, counts in _parts(module) if p.grad is not None and counts]
-    if not gradients:
-        return None
-    return float(torch.stack(torch._foreach_norm(gradients)).double().square().sum())
+    counted = [p for p, _, counts in _parts(module) if p.grad is not None and counts]
+    return squared_gradient_norm(counted) if counted else None
 
 
 def sketch(layer: Layer) -> torch.Tensor:

@@ -22,6 +22,7 @@ from ballast_trainer.layers.optimizer_state import (
     as_tensors,
     from_tensor,
     kept_elsewhere,
+    laid_out_as,
     refuse_other_state,
     update_instead,
 )
@@ -256,7 +257,7 @@ class Layer:
             if learnt is None or not parameters[name].requires_grad or name in self.copies:
                 continue
             value = self.shares[name].own_part(values[name]) if name in self.shares else values[name]
-            instead[learnt] = nn.Parameter(value.to(learnt.device, torch.float32, copy=True))
+            instead[learnt] = nn.Parameter(laid_out_as(learnt, value, torch.float32))
             self._masters[name] = instead[learnt]
         update_instead(
             optimizer, instead, lambda old, value: value.float() if value.dtype is old.dtype else value
@@ -389,9 +390,9 @@ class Layer:
                 of = tensors.get(f"{OPTIMIZER}{parameter}.{MASTER}", module.get(parameter, held)).dtype
                 if value.dtype is of is not held.dtype:
                     # Of a job whose weights had another type.
-                    plain, restored = key, value.to(held.device, held.dtype)
+                    plain, restored = key, laid_out_as(held, value, held.dtype)
                 else:
-                    plain, restored = from_tensor(self._optimizer, key, value, held.device)
+                    plain, restored = from_tensor(self._optimizer, key, value, held)
                 self._optimizer.state[held][plain] = restored
 
     def expect(self, arrival: Callable[[], object]) -> None:

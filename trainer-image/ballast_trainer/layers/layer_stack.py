@@ -450,7 +450,10 @@ class _Repeat:
         try:
             with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(fill, lambda kept: kept):
                 self._again(mapped(_leaf, value))
-        except _AllRepeatedError:
+        except (_AllRepeatedError, RuntimeError):
+            # A RuntimeError in its place comes from TorchScript, through which it has passed.
+            if filled < len(self._places):
+                raise
             if self._count is not None:
                 found = [place.tensor for place in (each() for each in self._places) if place is not None]
                 self._count([tensor for tensor in found if tensor is not None])

@@ -30,10 +30,14 @@ _TOGETHER = (torch.optim.AdamW, torch.optim.SGD)
 def squared_gradient_norm(parameters: Iterable[nn.Parameter]) -> float:
     """Sum of squares of the parameters' gradients; a GPU is waited for once, however many there are."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if not gradients:
-        return 0.0
-    norms = torch._foreach_norm(gradients)
-    return float(torch.stack(norms).double().square().sum())
+    norms: list[torch.Tensor] = []
+    # A norm in bf16 would be off by up to 1/512, otherwise for each replica's part of a gradient.
+    low = [gradient for gradient in gradients if gradient.itemsize == 2]
+    if low:
+        norms += torch._foreach_norm(low, 2, dtype=torch.float32)
+    if len(low) < len(gradients):
+        norms += torch._foreach_norm([gradient for gradient in gradients if gradient.itemsize > 2])
+    return float(torch.stack(norms).double().square().sum()) if norms else 0.0
 
 
 def rate_factor(config: TrainingConfig, step: int, total_steps: int) -> float:
@@ -117,7 +121,9 @@ def optimizer_step(
         gradients = [gradient for layer in together for gradient in layer.gradients().values()]
         if gradients:
             if scale != 1.0:
-                torch._foreach_mul_(gradients, scale)
+                # As a tensor on a CPU, which rounds a number to the gradients' type, e.g. bf16.
+                on_cpu = layers.device.type == "cpu"
+                torch._foreach_mul_(gradients, torch.tensor(scale, dtype=torch.float64) if on_cpu else scale)
             update(together, factor, step)
         began = meter.add_optimizer(together[0].index, began)
 

@@ -41,17 +41,23 @@ def as_tensors(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> di
 
 
 def from_tensor(
-    optimizer: torch.optim.Optimizer, key: str, value: torch.Tensor, device: torch.device
+    optimizer: torch.optim.Optimizer, key: str, value: torch.Tensor, parameter: torch.Tensor
 ) -> tuple[str, Any]:
-    """Key and value as the optimizer had them; its tensors on ``device``, that of the parameter."""
+    """Key and value as the optimizer had them of ``parameter``; numbers of one on meta come later."""
     if key.endswith(_NUMBER):
         return key.removesuffix(_NUMBER), value.item()
-    if value.is_meta:
-        # Its values arrive later.
-        return key, torch.empty(value.shape, dtype=value.dtype, device=device)
     # As in Optimizer.load_state_dict of torch: only kernels that read the count have it on the GPU.
     on_device = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
-    return key, value.to(device if on_device or key != "step" else "cpu", copy=True)
+    if key == "step" and not (on_device or value.is_meta):
+        return key, value.to("cpu", copy=True)
+    return key, laid_out_as(parameter, value, value.dtype)
+
+
+def laid_out_as(parameter: torch.Tensor, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A copy of a value where a parameter is; of one of its shape in its order, as fused kernels take it."""
+    like = parameter.detach() if value.shape == parameter.shape else value
+    copied = torch.empty_like(like, dtype=dtype, device=parameter.device)
+    return copied if value.is_meta else copied.copy_(value)
 
 
 def update_instead(

@@ -30,7 +30,7 @@ from ballast_trainer.pipeline.executor.pipelines import ExecutedPipeline
 from ballast_trainer.pipeline.gradients import GradientBuckets, gather_weights
 from ballast_trainer.pipeline.layout import ScheduleRequest, holders_of, is_asynchronous, steps_between_drains
 from ballast_trainer.pipeline.stages import Boundaries, PipelineBuilder
-from ballast_trainer.pipeline.trial import PartitionCache, Shapes
+from ballast_trainer.pipeline.trial import PartitionCache, Shapes, refuse_sparse_gradients
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.profile import LayerCosts, Profile
 from ballast_trainer.profiling.rank_speeds import RankSpeeds, SpeedProbe
@@ -305,6 +305,8 @@ class ModelState:
 
     def complete_gradients(self) -> None:
         """Sum them over the replicas, and those of tied weights on their owners; collective."""
+        if self.untried is not None:
+            refuse_sparse_gradients(self.layers)
         buckets, self._buckets = self._buckets or GradientBuckets(self.world.data, self.layers), None
         buckets.finish()
         self.layers.release_weights()

@@ -331,6 +331,7 @@ class Trial:
             self.backward(stack, tensors_of(source), results, gradients)
         elif results:
             torch.autograd.backward(results, gradients)
+        refuse_sparse_gradients(stack.held)
         stack.backward_ended(None)
 
     def _refuse_kept(self, before: Sequence[torch.Tensor]) -> None:
@@ -402,6 +403,18 @@ class Trial:
 def _computed() -> list[torch.Tensor]:
     """All tensors of this process that Python refers to and a gradient may go through."""
     return [one for one in gc.get_objects() if type(one) is torch.Tensor and one.grad_fn is not None]
+
+
+def refuse_sparse_gradients(layers: Iterable[Layer]) -> None:
+    """Refuse gradients that are not dense after a backward. Raises ConfigurationError: a layer has one."""
+    for layer in layers:
+        for name, parameter in layer.module.named_parameters():
+            if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+                raise ConfigurationError(
+                    "model.name",
+                    f"the gradient of {name} of layer {layer.index} is sparse, and norms and sums over ranks "
+                    "are of dense ones. To fix: sparse=False where the layer looks up that weight",
+                )
 
 
 def _refuse_lost_changes(layer: Layer) -> None:
