@@ -122,6 +122,11 @@ class Gang:
         """Wait until all have ended."""
         return {name: self.exit_code(name) for name in self.processes}
 
+    def succeeded(self) -> "Gang":
+        """Wait until all have ended, each with 0."""
+        assert set(self.exit_codes().values()) == {0}, self.errors()
+        return self
+
     def exit_code(self, name: str) -> int:
         """Wait until one has ended."""
         process = self.processes[name]

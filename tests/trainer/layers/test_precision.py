@@ -30,8 +30,7 @@ def test_bf16_partitioned_learns_as_bf16_in_one_process(gang, small_config, sing
     """Activations cross stages in the type the layers return, so the curve does not depend on the cuts."""
     config = small_config(totalSteps=6, training={"precision": "bf16"})
     config["pipeline"]["schedule"] = schedule
-    running = gang(config, ranks=2)
-    assert set(running.exit_codes().values()) == {0}, running.errors()
+    running = gang(config, ranks=2).succeeded()
     # Gradients of microbatches are summed in another order by split backwards, in fp32.
     assert_same_curve(running.losses(), single_process_losses(config), within=2e-3)
     full = single_process_losses(small_config(totalSteps=6))
@@ -63,8 +62,7 @@ def test_bf16_weights_learn_the_same_on_any_mesh(
         (8, 2, {"parallelism": {"tensor": 2}}),
         (10, 1, {}),
     ):
-        running = gang({**config, "totalSteps": steps, **fields}, ranks=ranks)
-        assert set(running.exit_codes().values()) == {0}, running.errors()
+        running = gang({**config, "totalSteps": steps, **fields}, ranks=ranks).succeeded()
         losses |= running.losses()
         assert ranks < 4 or running.events("repack"), "ranks have left"
     assert_same_curve(losses, alone, within=2e-3)

@@ -235,7 +235,7 @@ def test_weights_follow_the_recurrence_of_the_schedule(gang, flowing, tmp_path, 
         config["parallelism"] = {"data": case.pipelines}
     recurrence = Recurrence(config, case)
     losses, running = recurrence.train(), gang(config, ranks=ranks)
-    assert set(running.exit_codes().values()) == {0}, running.errors()
+    running.succeeded()
     assert list(running.losses().values()) == pytest.approx(losses, abs=1e-6)
     weights, wanted = weights_of(saved_layers(config)), weights_of(recurrence.latest)
     assert largest_difference(weights, wanted) < 1e-6
@@ -263,10 +263,10 @@ def test_2bw_learns_the_same_however_layers_move_and_change(gang, pods, flowing,
     plan = local_plan(["job-1-0", "job-1-1", "job-1-2"], network=31 if dynamic is FREEZING else 32)
     pods.start_job(tmp_path / "channel", config, plan.replace(stages=stages_at((0, 1, 2, 8), range(3))))
     alone = gang(config, ranks=1, options=["--single-process"])
-    assert set(pods.exit_codes().values()) == {0}, pods.errors()
+    pods.succeeded()
     assert pods.events("migrate", "job-1-0")
     assert [drain["step"] for drain in pods.events("drain", "job-1-0")] == [4, 6, 8, 12, 14]
-    assert alone.exit_codes() == {"rank-0": 0}, alone.errors()
+    alone.succeeded()
     assert_same_curve(pods.losses("job-1-0"), alone.losses())
 
 
@@ -289,8 +289,7 @@ def test_a_new_plan_and_a_stop_drain_the_pipeline(gang, flowing, tmp_path):
     assert moved["step"] in [drain["step"] for drain in running.events("drain")]
     (saved,) = running.events("checkpoint")
     assert sorted(running.losses()) == list(range(1, saved["step"] + 1))
-    again = gang({**config, "totalSteps": saved["step"] + 4}, ranks=3)
-    assert set(again.exit_codes().values()) == {0}, again.errors()
+    again = gang({**config, "totalSteps": saved["step"] + 4}, ranks=3).succeeded()
     assert sorted(again.losses()) == list(range(saved["step"] + 1, saved["step"] + 5))
 
 
@@ -300,40 +299,7 @@ def test_a_job_resumed_from_a_checkpoint_learns_as_if_it_had_never_stopped(gang,
     saved = {"path": str(tmp_path / "whole"), "everySteps": 4}
     whole = gang(flowing(schedule, totalSteps=8, checkpoint=saved), ranks=2)
     cut = {"path": str(tmp_path / "cut"), "everySteps": 4}
-    first = gang(flowing(schedule, totalSteps=4, checkpoint=cut), ranks=2)
-    assert set(first.exit_codes().values()) == {0}, first.errors()
-    second = gang(flowing(schedule, totalSteps=8, checkpoint=cut), ranks=2)
-    assert set(second.exit_codes().values()) == {0}, second.errors()
-    assert set(whole.exit_codes().values()) == {0}, whole.errors()
+    first = gang(flowing(schedule, totalSteps=4, checkpoint=cut), ranks=2).succeeded()
+    second = gang(flowing(schedule, totalSteps=8, checkpoint=cut), ranks=2).succeeded()
+    whole.succeeded()
     assert {**first.losses(), **second.losses()} == whole.losses()
-
-
-@pytest.mark.nightly
-def test_ranks_leave_a_pipeline_without_a_flush(gang, flowing):
-    """Freezing makes layers cheap, two or more of four ranks are released, and all steps are trained."""
-    config = flowing(
-        "PipeDream2BW",
-        totalSteps=100_000,
-        dynamics=[FREEZING],
-        repack={"enabled": True, "minStages": 2, "everySteps": 10, "maxSlowdown": 5.0},
-    )
-    running = gang(config, ranks=4)
-    eventually(lambda: running.events("repack"), "ranks leave", running.errors)
-    repacked = running.events("repack")[0]
-    running.wait_for_step(repacked["step"] + 3)
-    running.signal("rank-0", signal.SIGTERM)
-    assert set(running.exit_codes().values()) == {0, 75}, running.errors()
-    assert repacked["ranks_after"] < 4
-    held = running.events("drain")[-1]["versions_held"]
-    assert held == [2] * running.events("repack")[-1]["ranks_after"]
-    assert sorted(running.losses()) == list(range(1, max(running.losses()) + 1))
-
-
-@pytest.mark.nightly
-def test_a_rank_that_dies_while_steps_flow_ends_the_others(gang, flowing):
-    """They wait for its messages or for its part of a sum: either says that it is gone."""
-    running = gang(flowing("PipeDream", totalSteps=100_000), ranks=3)
-    running.wait_for_step(4)
-    running.signal("rank-1", signal.SIGKILL)
-    codes = running.exit_codes()
-    assert (codes["rank-0"], codes["rank-2"]) == (76, 76), running.errors()

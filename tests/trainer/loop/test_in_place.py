@@ -59,8 +59,7 @@ def test_ranks_go_on_in_place_whichever_is_killed(local_ranks, small_config, sin
     config = in_memory(small_config(totalSteps=14), 1)
     reference = single_process_losses(small_config(totalSteps=14))
     strikes = [(3, 2, 0, "SIGKILL"), (7, 0, 0, "SIGKILL"), (11, 3, 0, "SIGKILL")]
-    gang = local_ranks(struck(config, tmp_path / "strikes", *strikes), ranks=4)
-    assert gang.exit_codes() == {"run": 0}, gang.errors()
+    gang = local_ranks(struck(config, tmp_path / "strikes", *strikes), ranks=4).succeeded()
     assert_undisturbed(gang, reference, every=1)
     losses = gang.events("ranksLost", "run")
     # One that has started again, rank-2.1 say, and has just joined, has no copies to go on from.
@@ -98,7 +97,7 @@ def test_a_killed_rank_is_started_again_and_joins(
     gang = local_ranks(struck(config, tmp_path / "strikes", (3, 0, 0, "SIGKILL")), ranks=ranks)
     eventually(lambda: "rank-0.1 waits to be called" in gang.errors(), "it is back", gang.errors)
     gates.open()
-    assert gang.exit_codes() == {"run": 0}, gang.errors()
+    gang.succeeded()
     (grown,) = gang.events("grow", "run")
     assert (grown["ranks_before"], grown["ranks_after"]) == grows
     assert_undisturbed(gang, single_process_losses(small_config(totalSteps=10, **alone)), every=1)
@@ -113,8 +112,7 @@ def test_a_rank_goes_on_that_has_a_half_of_a_message(
     config = in_memory(small_config(totalSteps=6, model=model), 1)
     args = {"at": 3, "rank": 1, "copying": copying}
     config["callback"] = {"name": "tests.support.kills:break_off", "everyRank": True, "args": args}
-    gang = local_ranks(config, ranks=3)
-    assert gang.exit_codes() == {"run": 0}, gang.errors()
+    gang = local_ranks(config, ranks=3).succeeded()
     assert [event["lost"] for event in gang.events("ranksLost", "run")] == [["rank-1"]]
     assert_undisturbed(gang, single_process_losses(small_config(totalSteps=6, model=model)), every=1)
 
@@ -128,8 +126,7 @@ def test_neighbours_lost_at_once_go_back_to_the_checkpoint(
     )
     reference = single_process_losses(small_config(totalSteps=16))
     strikes = [(10, 1, 0, "SIGKILL"), (10, 2, 0, "SIGKILL")]
-    gang = local_ranks(struck(in_memory(config, 1), tmp_path / "strikes", *strikes), ranks=4)
-    assert gang.exit_codes() == {"run": 0}, gang.errors()
+    gang = local_ranks(struck(in_memory(config, 1), tmp_path / "strikes", *strikes), ranks=4).succeeded()
     assert_undisturbed(gang, reference, every=4)
     assert "going back to the newest checkpoint" in gang.errors()
     assert [event["resumed_from_step"] for event in gang.events("ranksLost", "run")] == [8]
@@ -314,8 +311,7 @@ def test_copies_in_memory_are_refused_where_ranks_do_not_go_on(gang, small_confi
 
 
 def test_one_rank_alone_says_that_it_has_nobody_to_copy_to(local_ranks, small_config):
-    gang = local_ranks(in_memory(small_config(totalSteps=1), 1), ranks=1)
-    assert gang.exit_codes() == {"run": 0}, gang.errors()
+    gang = local_ranks(in_memory(small_config(totalSteps=1), 1), ranks=1).succeeded()
     assert "checkpoint.inMemoryEverySteps has no effect: one rank has no other" in gang.errors()
 
 

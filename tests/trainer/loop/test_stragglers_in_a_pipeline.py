@@ -112,7 +112,7 @@ def test_the_report_names_a_rank_that_is_emulated_slow(pods, small_config, tmp_p
         slowdown = {"default": 8.0 if pod == "job-1-2" else 1.0}
         environment = {"BALLAST_EMULATED_SLOWDOWN": json.dumps(slowdown)}
         pods.start_pod(pod, tmp_path / "channel", environment)
-    assert set(pods.exit_codes().values()) == {0}, pods.errors()
+    pods.succeeded()
     report = Report.from_json((tmp_path / "channel/report.json").read_text())
     assert report.slow_ranks[0].rank == 2 and report.slow_ranks[0].factor > 3
 

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import json
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -71,7 +70,7 @@ def late_group(pods):
                 "BALLAST_EMULATED_SLOWDOWN": json.dumps({"default": SLOW if rank == SLOW_RANK else 1.0}),
             }
             pods.start(f"rank-{rank}", ["run", "--config", str(path), "--log", "json"], environment)
-        assert set(pods.exit_codes().values()) == {0}, pods.errors()
+        pods.succeeded()
         return pods
 
     return start
@@ -136,33 +135,6 @@ def test_semi_relieves_a_late_rank_of_a_model_of_transformers(late_group, small_
         assert losses[1] - losses[10] > (expected[1] - expected[10]) / 2
     else:
         assert_same_curve(losses, expected)
-
-
-def text_and_dear_migration():
-    """The text; migrating takes as long as the first three steps together, which no cost tells."""
-    began, begin = time.monotonic(), straggler_mitigation.begin_migration
-    dear = []
-
-    def begin_dearly(layers, fractions, *arguments, **named):
-        dear.append(time.monotonic() - began)
-        if any(fractions):
-            time.sleep(dear[0])
-        begin(layers, fractions, *arguments, **named)
-
-    straggler_mitigation.begin_migration = begin_dearly
-    return text()
-
-
-@pytest.mark.processes
-@pytest.mark.nightly
-def test_a_migration_that_makes_steps_longer_ends_within_five(late_group, small_config):
-    """Between processes: the slow rank computes its own work again, and goes on doing so."""
-    config = short(small_config(totalSteps=12), "gpt")
-    config["data"] = {"name": "tests.trainer.tensor_parallel.test_stragglers:text_and_dear_migration"}
-    first, second = late_group(with_stragglers(config, policy="migrate")).events("workload")[:2]
-    assert first["migrated"][SLOW_RANK] > 0.5
-    assert not any(second["migrated"]) and "no shorter" in second["why"]
-    assert second["step"] - first["step"] <= 5
 
 
 def importance(**config):
