@@ -52,6 +52,7 @@ class ActiveJob:
         remaining: steps left.
         speed_at: steps/s on a placement, alone there; 0: not known.
         restart_seconds: from a start, or a move, to the first step.
+        others_leave: added to it at the next one, while other gangs save and leave its GPUs.
         pause_seconds: how long training stands still when a gang changes its size live.
         growth_seconds: from the decision that a gang grows until it pauses for its new ranks; it trains
             meanwhile.
@@ -74,6 +75,7 @@ class ActiveJob:
     restart_seconds: float
     pause_seconds: float
     growth_seconds: float = 0.0
+    others_leave: float = 0.0
     ending: float = 0.0
     placement: Placement | None = None
     trains_on: Placement | None = None
@@ -150,8 +152,9 @@ class ActiveJob:
         if after is None:
             self.leave()
         elif before is None or self.name not in decided.resized:
-            self.trains_on, self.waits, self.joins, self.since = after, self.restart_seconds, 0.0, now
-            self.trains_from = now + self.restart_seconds
+            self.trains_on, self.joins, self.since = after, 0.0, now
+            self.waits = self.restart_seconds + self.others_leave
+            self.trains_from = now + self.waits
             self.starts += 1
         else:
             if len(after.nodes) > len(before.nodes) and self.growth_seconds > 0:

@@ -162,6 +162,7 @@ class OperatorDecisions(Generic[Gang]):
         began: when the clock began, epoch seconds.
         first_round_ends: seconds of the clock; the others end on the grid from there on. None: a round after
             the first decision.
+        stop_seconds: until a gang that is stopped or moved has saved and left its GPUs.
 
     Attributes:
         state: the cluster from the next decision on.
@@ -176,8 +177,9 @@ class OperatorDecisions(Generic[Gang]):
         *,
         began: float = 0.0,
         first_round_ends: float | None = None,
+        stop_seconds: float = 0.0,
     ) -> None:
-        self.state, self._policy, self._began = state, policy, began
+        self.state, self._policy, self._began, self._stop_seconds = state, policy, began, stop_seconds
         self._memory = Memory(next_at=None if first_round_ends is None else began + first_round_ends)
         self._constant = find_policy(policy.objective).reads <= CONSTANT
         self._solved: tuple[tuple[object, ...], Allocation] | None = None
@@ -200,6 +202,7 @@ class OperatorDecisions(Generic[Gang]):
         self.last = decide(self.state, self._memory, self._policy, now=moment, solve=self._solve)
         self._memory = self.last.memory
         self._check(now)
+        self._wait_for_others(present, self.last.round)
         assert self._memory.next_at is not None
         return Answer(round=self.last.round, until=self._memory.next_at - self._began)
 
@@ -209,6 +212,17 @@ class OperatorDecisions(Generic[Gang]):
             self._solved = request.structure, allocate(name, request.problem, agnostic=agnostic)
             self.solve_seconds.append(self._solved[1].solve_seconds)
         return self._solved[1]
+
+    def _wait_for_others(self, present: Mapping[str, Gang], decided: Round) -> None:
+        """A gang that finds idle GPUs starts without waiting until others, or it itself, have left."""
+        idle = Counter({node.name: node.gpus for node in self.state.capacity.nodes})
+        for gang in present.values():
+            idle.subtract(() if gang.placement is None else gang.placement.nodes)
+        for name in (*decided.started, *decided.moved):
+            needs = Counter(decided.placements[name].nodes)
+            finds_room = name in decided.started and all(idle[node] >= gpus for node, gpus in needs.items())
+            present[name].others_leave = 0.0 if finds_room else self._stop_seconds
+            idle.subtract(needs if finds_room else ())
 
     def _check(self, now: float) -> None:
         assert self.last is not None

@@ -13,7 +13,7 @@ import numpy as np
 from ballast_policies.accounting import isolated_seconds
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.gangs import SpreadGang
-from ballast_policies.rounds.values import Node, Placement, Round
+from ballast_policies.rounds.values import Node, Placement
 from ballast_policies.scheduling.decision import SchedulingPolicy
 from ballast_policies.scheduling.state import ClusterJob
 from ballast_policies.simulator.clock import Answer, Clock, OnProgress, SimulationError, SimulationProgress
@@ -129,8 +129,8 @@ class _Run:
                 min_run_seconds=settings.min_run_seconds,
                 max_moves_per_hour=settings.max_moves_per_hour,
             ),
+            stop_seconds=settings.stop_seconds,
         )
-        self._restart = settings.launch_seconds + settings.stop_seconds
         self.clock = Clock(
             arrivals=self._arrivals(workload),
             decide=self._decide,
@@ -157,12 +157,12 @@ class _Run:
             name=name,
             remaining=float(ledger.left[row]),
             speed_at=speed_at,
-            restart_seconds=self._restart,
+            restart_seconds=self.settings.launch_seconds,
             pause_seconds=0.0,
             row=row,
             ledger=ledger,
             asked=Job(name=name, throughput=packed, gpus=gpus, weight=float(ledger.weight[row])),
-            move_seconds=self._restart,
+            move_seconds=self.settings.launch_seconds + self.settings.stop_seconds,
         )
 
     @property
@@ -179,25 +179,9 @@ class _Run:
             counters.lease_opportunities += sum(one.placement is not None for one in present.values())
             counters.lease_extensions += len(decided.extended)
             self.ledger.extensions[[present[name].row for name in decided.extended]] += 1
-        if self._restart > 0 or self.settings.notice_seconds > 0:
-            self._set_restarts(present, decided)
-            for one in present.values():
-                self._train_on(one, decided.placements.get(one.name), now)
-        return answer
-
-    def _set_restarts(self, present: Mapping[str, "_TraceGang"], decided: Round) -> None:
-        """A gang that finds idle GPUs does not wait until others have saved and left."""
-        idle = dict(zip(self.ledger.gpu_types, self.ledger.capacity.tolist(), strict=True))
         for one in present.values():
-            if one.placement is not None:
-                idle[one.placement.gpu_type] -= len(one.placement.nodes)
-        for name in decided.started:
-            at = decided.placements[name]
-            finds_room = idle[at.gpu_type] >= len(at.nodes)
-            idle[at.gpu_type] -= len(at.nodes) if finds_room else 0
-            present[name].restart_seconds = self.settings.launch_seconds if finds_room else self._restart
-        for name in decided.moved:
-            present[name].restart_seconds = self._restart
+            self._train_on(one, decided.placements.get(one.name), now)
+        return answer
 
     def _train_on(self, one: "_TraceGang", after: Placement | None, now: float) -> None:
         """A gang that has to leave a GPU type trains until it has read that, if it has begun to."""

@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import math
 import statistics
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ from ballast_policies.rounds.question import SpotLimits
 from ballast_policies.rounds.values import Node
 from ballast_policies.scheduling.decision import SchedulingPolicy
 from ballast_policies.scheduling.state import Capacity, ClusterJob, ClusterState
-from ballast_policies.simulator.clock import Answer, Clock, Event
+from ballast_policies.simulator.clock import Clock, Event
 from ballast_policies.simulator.decisions import ClusterGang, OperatorDecisions
 
 WITHIN = 0.1
@@ -197,31 +196,16 @@ def replay(recording: Recording, *, objective: str = "") -> Replay:
     first, began = recording.clusters[0], recording.since
     prices, compared = first.capacity.pool_prices, {job.one.name for job in recording.jobs if job.done}
     gangs = {job.one.name: _gang(job, prices, began) for job in recording.jobs}
+    stops = [job.stop_seconds for job in recording.jobs if job.stop_seconds is not None]
     decisions = OperatorDecisions[ClusterGang](
         ClusterState(capacity=first.capacity, jobs=(), spot=first.spot),
         _under(first.policy, objective),
         began=began,
         first_round_ends=_first_round(first, began),
+        stop_seconds=statistics.fmean(stops) if stops else 0.0,
     )
-    starts = {name: gang.restart_seconds for name, gang in gangs.items()}
-    stops = [job.stop_seconds for job in recording.jobs if job.stop_seconds is not None]
-    stop_seconds = statistics.fmean(stops) if stops else 0.0
     ended: dict[str, float] = {}
     clock: Clock[ClusterGang]
-
-    def decide(present: Mapping[str, ClusterGang], now: float) -> Answer:
-        """Gangs that find no idle GPUs also wait until others have saved and left, or they themselves."""
-        idle = Counter({node.name: node.gpus for node in decisions.state.capacity.nodes})
-        for gang in present.values():
-            idle.subtract(() if gang.placement is None else gang.placement.nodes)
-        answer = decisions(present, now)
-        for name in (*answer.round.started, *answer.round.moved):
-            needs = Counter(answer.round.placements[name].nodes)
-            waits = any(idle[node] < gpus for node, gpus in needs.items()) or name in answer.round.moved
-            present[name].restart_seconds = starts[name] + (stop_seconds if waits else 0.0)
-            if not waits:
-                idle -= needs
-        return answer
 
     def end(gang: ClusterGang, at: float) -> None:
         ended[gang.name] = at
@@ -242,23 +226,16 @@ def replay(recording: Recording, *, objective: str = "") -> Replay:
             if gang.placement is not None and not there.issuperset(gang.placement.nodes):
                 gang.leave()
 
-    changes = recording.clusters[1:]
-    events = [Event(at=to.at - began, happens=functools.partial(change, to)) for to in changes]
-    events += [
-        Event(at=job.gone - began, happens=functools.partial(leave, job.one.name))
-        for job in recording.jobs
-        if job.gone is not None and not job.done
-    ]
-    events += [
-        Event(at=begin - began, happens=functools.partial(leave, job.one.name))
-        for job in recording.jobs
-        for begin, _ in job.suspended
-    ]
+    happens = [(to.at, functools.partial(change, to)) for to in recording.clusters[1:]]
+    for job in recording.jobs:
+        stops_at = [begin for begin, _ in job.suspended]
+        stops_at += [] if job.gone is None or job.done else [job.gone]
+        happens += [(at, functools.partial(leave, job.one.name)) for at in stops_at]
     clock = Clock(
         arrivals=_arrivals(recording, gangs),
-        decide=decide,
+        decide=decisions,
         ended=end,
-        events=sorted(events, key=lambda event: event.at),
+        events=sorted((Event(at=at - began, happens=what) for at, what in happens), key=lambda each: each.at),
     )
     clock.over = not compared
     clock.run(WINDOWS * max(0.0, recording.until - began))
