@@ -23,7 +23,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ballast_policies.simulator.elastic import ElasticResult, OperatorRules, read_workload, simulate_rules
+from ballast_policies.simulator.elastic import ElasticResult, OperatorRules, simulate_rules
+from ballast_policies.simulator.elastic_file import read_workload
 from kubernetes import client
 from live.cluster import next_round
 from live.reports import Costs, Noted, costs, stretches

@@ -22,7 +22,8 @@ from typing import Any
 
 import click
 from ballast_policies.elastic.completion_time import ELASTIC_POLICIES
-from ballast_policies.simulator.elastic import ElasticResult, read_workload, simulate
+from ballast_policies.simulator.elastic import ElasticResult, simulate
+from ballast_policies.simulator.elastic_file import read_workload
 
 from ballast_lab.comparison import Comparison, Point
 

@@ -56,7 +56,7 @@ from ballast_policies.prices.clouds import (
 )
 from ballast_policies.prices.feed import FeedPrice, read_feed
 from ballast_policies.prices.offers import PriceLogError, parse_catalogue
-from ballast_policies.simulator.elastic import read_workload
+from ballast_policies.simulator.elastic_file import read_workload
 from ballast_policies.simulator.workloads import WorkloadError, parse_trace
 from ballast_policies.throughput.table import ThroughputError, parse_gavel
 from ballast_trainer.checkpoints.folder_lock import Owner

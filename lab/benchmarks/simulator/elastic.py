@@ -12,7 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-from ballast_policies.simulator.elastic import Sizes, read_workload, simulate
+from ballast_policies.simulator.elastic import simulate
+from ballast_policies.simulator.elastic_file import Sizes, read_workload
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from tests.support.elastic_workloads import file

@@ -9,7 +9,8 @@ from ballast_policies.allocation.policy import SpaceSharing
 from ballast_policies.allocation.registry import POLICIES
 from ballast_policies.contract.errors import ContractError
 from ballast_policies.elastic.completion_time import ELASTIC_POLICIES
-from ballast_policies.simulator.elastic import OperatorRules, read_workload, simulate, simulate_rules
+from ballast_policies.simulator.elastic import OperatorRules, simulate, simulate_rules
+from ballast_policies.simulator.elastic_file import read_workload
 from click.testing import CliRunner
 
 from tests.support.distributions import install

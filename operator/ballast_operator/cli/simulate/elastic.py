@@ -12,7 +12,8 @@ from ballast_operator.cli.laboratory import lab_is_missing
 from ballast_operator.cli.simulate.input import all_of, progress_bar, seconds
 
 if TYPE_CHECKING:
-    from ballast_policies.simulator.elastic import ElasticResult, OperatorRules, Sizes
+    from ballast_policies.simulator.elastic import ElasticResult, OperatorRules
+    from ballast_policies.simulator.elastic_file import Sizes
 
 ONLY_WITHOUT = {
     "cluster": None,
@@ -103,7 +104,8 @@ def simulate_elastic(options: Mapping[str, Any]) -> None:
     from ballast_policies.elastic.completion_time import ELASTIC_POLICIES
     from ballast_policies.registry import RegistryError
     from ballast_policies.simulator.clock import SimulationError
-    from ballast_policies.simulator.elastic import read_workload, simulate, simulate_rules
+    from ballast_policies.simulator.elastic import simulate, simulate_rules
+    from ballast_policies.simulator.elastic_file import read_workload
 
     path, policy, round_seconds = options["elastic"], options["policy"], options["round_seconds"]
     for name, left_out in ONLY_WITHOUT.items():
