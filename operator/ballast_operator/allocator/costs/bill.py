@@ -10,7 +10,6 @@ import dataclasses
 import logging
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from ballast_policies.accounting import SECONDS_PER_HOUR, cost
 
@@ -26,8 +25,25 @@ from ballast_operator.views.job import JobView
 
 logger = logging.getLogger(__name__)
 
-_ByJob = Mapping[str, Mapping[str, float]]
-_Parts = tuple[dict[str, float], ...]
+_ByKey = Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """Payments of the jobs that exist, each from its start: uid -> key, a pool or a team -> cost.
+
+    Attributes:
+        paid: until ``now``.
+        per_second: of jobs that hold GPUs.
+        then: until the sums were written, for keys that are in no sum here yet.
+        earlier: of jobs that a backup has brought back, until then: it counts as paid already.
+    """
+
+    now: Time
+    paid: dict[str, _ByKey] = dataclasses.field(default_factory=dict)
+    per_second: dict[str, _ByKey] = dataclasses.field(default_factory=dict)
+    then: dict[str, _ByKey] = dataclasses.field(default_factory=dict)
+    earlier: dict[str, _ByKey] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +60,8 @@ class Sums:
     """
 
     at: Time | None = None
-    by_job: _ByJob = dataclasses.field(default_factory=dict)
-    per_second: _ByJob = dataclasses.field(default_factory=dict)
+    by_job: Mapping[str, _ByKey] = dataclasses.field(default_factory=dict)
+    per_second: Mapping[str, _ByKey] = dataclasses.field(default_factory=dict)
     by_key: Mapping[str, float] = dataclasses.field(default_factory=dict)
     others: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
@@ -55,27 +71,21 @@ class Sums:
 
     def next(
         self,
-        by_job: _ByJob,
-        per_second: _ByJob,
+        look: _Look,
         written: Mapping[str, Written],
         *,
-        now: Time,
         keys: Collection[str] = (),
-        then: _ByJob,
-        earlier: _ByJob,
         from_start: bool = False,
     ) -> "Sums":
-        """The same at ``now``, of all jobs that exist.
+        """The same at ``look``.
 
-        ``written``: what was written last; a key that it does not have begins now. ``then``: what the jobs
-        had paid when it was, for keys that are in no sum here yet. ``earlier``: what jobs that a backup has
-        brought back had paid before: it counts as paid already. ``keys``: that are wanted besides.
-        ``from_start``: a sum that begins has what its jobs have paid before.
+        ``written``: what was written last; a key that it does not have begins now. ``keys``: that are wanted
+        besides. ``from_start``: a sum that begins has what its jobs have paid before.
         """
         changed: defaultdict[str, float] = defaultdict(float)
-        seconds = (now - self.at).total_seconds() if self.at is not None else 0.0
+        seconds = (look.now - self.at).total_seconds() if self.at is not None else 0.0
         for uid, before in self.by_job.items():
-            present = by_job.get(uid)
+            present = look.paid.get(uid)
             if present is not None and present.keys() == before.keys():
                 continue
             for key, amount in before.items():
@@ -88,7 +98,7 @@ class Sums:
             for key in present:
                 # It does not say by key what it has paid, and all of it was another key's until now.
                 changed[key] -= sum(before.values()) if from_start else 0.0
-        total, total_then, lived = _sum(by_job), _sum(then), _sum(earlier)
+        total, total_then, lived = _sum(look.paid), _sum(look.then), _sum(look.earlier)
         others = {}
         for key in {*written, *keys, *total}:
             if key not in written and not from_start:
@@ -98,7 +108,7 @@ class Sums:
             else:
                 since = written[key].paid_by_others(total[key] - lived[key], total_then[key])
                 others[key] = since - lived[key]
-        return Sums(at=now, by_job=by_job, per_second=per_second, by_key=total, others=others)
+        return Sums(at=look.now, by_job=look.paid, per_second=look.per_second, by_key=total, others=others)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +139,7 @@ class Paid:
         ``bill``, ``teams``: as written at ``written_at``; what they do not have begins now.
         """
         seconds = 0.0 if written_at is None else max(0.0, (now - written_at).total_seconds())
-        paid, then, earlier = dict[str, _Parts](), dict[str, _Parts](), dict[str, _Parts]()
+        looks = gpus, data, of_both = _Look(now=now), _Look(now=now), _Look(now=now)
         for_gpus = {entry.pool: written_for_gpus(entry, seconds) for entry in bill}
         for_data = {entry.pool: written_for_data(entry) for entry in bill}
         of_teams = {
@@ -145,27 +155,24 @@ class Paid:
         for view in jobs:
             uid = view.uid
             try:
-                paid[uid] = _paid_by(view, pools, now)
+                for look, (paid, rates) in zip(looks, _paid_by(view, pools, now), strict=True):
+                    look.paid[uid], look.per_second[uid] = paid, rates
                 if self._is_new(view, written_at):
-                    earlier[uid] = _paid_by(view, pools, self.gpus.at or written_at or now)
+                    before = _paid_by(view, pools, self.gpus.at or written_at or now)
+                    for look, (paid, _) in zip(looks, before, strict=True):
+                        look.earlier[uid] = paid
                 elif unknown:
-                    then[uid] = _paid_by(view, pools, written_at or now)
+                    before = _paid_by(view, pools, written_at or now)
+                    for look, (paid, _) in zip(looks, before, strict=True):
+                        look.then[uid] = paid
             except Exception:  # it has paid what it had, until that can be read again
                 logger.exception("job=%s/%s what it has paid cannot be read", *view.key)
-                known = (dict(sums.by_job.get(uid, {})) for sums in (self.gpus, self.data, self.teams))
-                paid[uid] = (*known, {}, {})
-
-        def added(
-            part: int, sums: Sums, rate: int | None, written: Mapping[str, Written], **options: Any
-        ) -> Sums:
-            of = [{uid: parts[part] for uid, parts in rows.items()} for rows in (paid, then, earlier)]
-            rates = {} if rate is None else {uid: parts[rate] for uid, parts in paid.items()}
-            return sums.next(of[0], rates, written, now=now, then=of[1], earlier=of[2], **options)
-
+                for look, sums in zip(looks, (self.gpus, self.data, self.teams), strict=True):
+                    look.paid[uid], look.per_second[uid] = sums.by_job.get(uid, {}), {}
         return Paid(
-            gpus=added(0, self.gpus, 3, for_gpus, keys=pools),
-            data=added(1, self.data, None, for_data, keys=pools),
-            teams=added(2, self.teams, 4, of_teams, from_start=True),
+            gpus=self.gpus.next(gpus, for_gpus, keys=pools),
+            data=self.data.next(data, for_data, keys=pools),
+            teams=self.teams.next(of_both, of_teams, from_start=True),
         )
 
     def _is_new(self, view: JobView, written_at: Time | None) -> bool:
@@ -178,8 +185,8 @@ class Paid:
         return made >= written_at.replace(microsecond=0)
 
 
-def _paid_by(view: JobView, pools: Mapping[str, PoolInfo], now: Time) -> _Parts:
-    """(for GPUs by pool, for data by pool, both by team, the rate of GPUs by pool, that by team)."""
+def _paid_by(view: JobView, pools: Mapping[str, PoolInfo], now: Time) -> tuple[tuple[_ByKey, _ByKey], ...]:
+    """(paid, a second) for GPUs by pool, for data by pool, and for both by team."""
     status, by_team = view.status, {part.team: part.cost for part in view.status.team_costs}
     team = (view.spec.asked.entity if view.spec is not None else None) or ""
     if by_team:
@@ -190,7 +197,7 @@ def _paid_by(view: JobView, pools: Mapping[str, PoolInfo], now: Time) -> _Parts:
     allocation = status.allocation
     since = None if allocation is None else view.status.unpaid_since
     if allocation is None or since is None:
-        return gpus, data, by_team, {}, {}
+        return (gpus, {}), (data, {}), (by_team, {})
     rates, present = dict[str, float](), 0.0
     for part in allocation.on_nodes_by_pool:
         pool = pools.get(part.pool, UNKNOWN_POOL)
@@ -200,10 +207,10 @@ def _paid_by(view: JobView, pools: Mapping[str, PoolInfo], now: Time) -> _Parts:
         unpaid = rate * max(0.0, (now - since).total_seconds())
         gpus[part.pool] = gpus.get(part.pool, 0.0) + unpaid
         by_team[team] += unpaid
-    return gpus, data, by_team, rates, {team: present}
+    return (gpus, rates), (data, {}), (by_team, {team: present})
 
 
-def _sum(by_job: _ByJob) -> defaultdict[str, float]:
+def _sum(by_job: Mapping[str, _ByKey]) -> defaultdict[str, float]:
     total: defaultdict[str, float] = defaultdict(float)
     for paid in by_job.values():
         for key, amount in paid.items():
