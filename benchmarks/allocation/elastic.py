@@ -95,18 +95,20 @@ class ElasticFamily:
         steps *= 1.0 if self.models else draw.uniform(0.5, 1.5, jobs)
         waited *= 0.0 if self.models else 1.0
         deadlines = np.where(draw.random(jobs) < 0.3, 3600.0 * hours[model] * 30.0, np.nan)
-        return lambda: from_arrays(
-            gpu_types=tuple(f"type-{j}" for j in range(k)),
-            capacity=capacity,
-            throughput=T,
-            gpus=np.ones(jobs),
+        return lambda: dataclasses.replace(
+            from_arrays(
+                gpu_types=tuple(f"type-{j}" for j in range(k)),
+                capacity=capacity,
+                throughput=T,
+                gpus=np.ones(jobs),
+                options=options,
+            ),
             weights=weights[model],
             elapsed=waited,
             isolated_elapsed=0.5 * waited,
             deadlines=deadlines,
             usd_per_hour={f"type-{j}": 0.3 * of_type[j] ** 1.2 for j in range(k)},
             steps_remaining=steps,
-            options=options,
         )
 
 

@@ -81,11 +81,13 @@ class Family:
         alike = self.models is not None and self.same_steps
         steps = T.max(axis=1) * 3600.0 * hours[model] * (1.0 if alike else draw.uniform(0.5, 1.5, jobs))
         waited = np.zeros(jobs) if alike else draw.uniform(0, 4e4, jobs)
-        return from_arrays(
-            gpu_types=tuple(f"type-{j}" for j in range(k)),
-            capacity=capacity,
-            throughput=T,
-            gpus=gpus,
+        return dataclasses.replace(
+            from_arrays(
+                gpu_types=tuple(f"type-{j}" for j in range(k)),
+                capacity=capacity,
+                throughput=T,
+                gpus=gpus,
+            ),
             weights=weights,
             steps_remaining=steps,
             elapsed=waited,

@@ -1,5 +1,7 @@
 """Clusters for the benchmarks of allocation: many jobs, no two alike, on ten GPU types."""
 
+import dataclasses
+
 import numpy as np
 from ballast_policies.allocation.instance import Instance, from_arrays
 
@@ -17,10 +19,12 @@ def cluster(jobs: int, *, seed: int = 0, types: int = 10, contention: float = 10
     T[draw.random((jobs, types)) < 0.1] = 0.0
     gpus = draw.choice([1, 2, 4, 8], jobs, p=[0.7, 0.1, 0.15, 0.05])
     capacity = np.maximum(8, np.floor(draw.dirichlet(np.full(types, 5.0)) * gpus.sum() / contention))
-    return from_arrays(
-        gpu_types=tuple(f"type-{j}" for j in range(types)),
-        capacity=capacity,
-        throughput=T,
-        gpus=gpus,
+    return dataclasses.replace(
+        from_arrays(
+            gpu_types=tuple(f"type-{j}" for j in range(types)),
+            capacity=capacity,
+            throughput=T,
+            gpus=gpus,
+        ),
         weights=draw.choice([1.0, 5.0], jobs, p=[0.8, 0.2]),
     )

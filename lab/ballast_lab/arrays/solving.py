@@ -68,11 +68,13 @@ class ShareSolver:
         """Without pairs: from the ledger's arrays to arrays, for thousands of jobs at a time."""
         ledger, started = self._ledger, time.perf_counter()
         deadline = ledger.deadline[rows] - now
-        posed = from_arrays(
-            gpu_types=ledger.gpu_types,
-            capacity=ledger.capacity,
-            throughput=ledger.rate[rows],
-            gpus=ledger.gpus[rows],
+        posed = dataclasses.replace(
+            from_arrays(
+                gpu_types=ledger.gpu_types,
+                capacity=ledger.capacity,
+                throughput=ledger.rate[rows],
+                gpus=ledger.gpus[rows],
+            ),
             weights=ledger.weight[rows],
             steps_remaining=ledger.left[rows],
             elapsed=np.maximum(0.0, now - ledger.arrival[rows]),

@@ -274,11 +274,17 @@ def instance(problem: Problem, *, space_sharing: bool = False) -> Instance:
         """Values as floats, NaN for None."""
         return np.array([getattr(job, field) for job in jobs], dtype=float)
 
-    return from_arrays(
-        gpu_types=types,
-        capacity=np.array([problem.capacity.get(gpu_type, 0) for gpu_type in types], dtype=float),
-        throughput=np.fromiter(rates, float, n * k).reshape(n, k),
-        gpus=of_each("gpus"),
+    return dataclasses.replace(
+        from_arrays(
+            gpu_types=types,
+            capacity=np.array([problem.capacity.get(gpu_type, 0) for gpu_type in types], dtype=float),
+            throughput=np.fromiter(rates, float, n * k).reshape(n, k),
+            gpus=of_each("gpus"),
+            names=[job.name for job in jobs],
+            pairs=problem.pairs if space_sharing else (),
+            options=options_of(problem),
+            usd_per_step=usd_per_step_of(problem),
+        ),
         weights=of_each("weight"),
         steps_remaining=of_each("steps_remaining"),
         elapsed=of_each("elapsed"),
@@ -286,14 +292,10 @@ def instance(problem: Problem, *, space_sharing: bool = False) -> Instance:
         deadlines=of_each("deadline"),
         budgets=of_each("budget"),
         budget=math.inf if problem.budget is None else problem.budget,
-        names=[job.name for job in jobs],
         entity_of=[job.entity for job in jobs],
         user_of=[job.user for job in jobs],
         entities=problem.entities,
         usd_per_hour=problem.prices,
-        pairs=problem.pairs if space_sharing else (),
-        options=options_of(problem),
-        usd_per_step=usd_per_step_of(problem),
     )
 
 
@@ -303,41 +305,21 @@ def from_arrays(
     capacity: np.ndarray,
     throughput: np.ndarray,
     gpus: np.ndarray,
-    weights: np.ndarray | None = None,
-    steps_remaining: np.ndarray | None = None,
-    elapsed: np.ndarray | None = None,
-    isolated_elapsed: np.ndarray | None = None,
-    deadlines: np.ndarray | None = None,
-    budgets: np.ndarray | None = None,
-    budget: float = math.inf,
     names: Sequence[str] | None = None,
-    entity_of: Sequence[str | None] | None = None,
-    entities: Mapping[str, Entity] | None = None,
-    user_of: Sequence[str] = (),
-    usd_per_hour: Mapping[str, float] | None = None,
     pairs: tuple[Pair, ...] = (),
     options: Options | None = None,
     usd_per_step: np.ndarray | None = None,
 ) -> Instance:
     """An instance without a ``Job`` for each job: for callers that keep thousands of jobs in arrays.
 
+    Weights are 1, and nothing else is known of jobs or prices: ``dataclasses.replace`` says what is.
+
     Args:
         gpu_types: names of the k types.
         capacity: (k,) GPUs of each.
         throughput: (n, k) steps/s of each gang; 0: it cannot run there.
         gpus: (n,) gang sizes.
-        weights: (n,), 1 if left out.
-        steps_remaining: (n,) NaN where unknown.
-        elapsed: (n,) seconds since arrival, 0 if left out.
-        isolated_elapsed: (n,) seconds on the isolated share, 0 if left out.
-        deadlines: (n,) seconds from now, NaN where there is none.
-        budgets: (n,) USD for the rest of each job, NaN where there is no limit.
-        budget: USD for the rest of all jobs together.
         names: of the jobs; their numbers if left out.
-        entity_of: (n) the entity of each job, or None.
-        entities: those that are defined, by name.
-        user_of: (n) the user of each job inside its entity; empty: no entity shares by users.
-        usd_per_hour: price of one GPU of each type that has one.
         pairs: pairs that may share GPUs.
         options: configurations of the elastic jobs, whose ``throughput`` is 0.
         usd_per_step: (n, k) what a step of each gang costs besides the GPUs; nothing if left out.
@@ -382,22 +364,20 @@ def from_arrays(
         names=names,
         capacity=capacity,
         gpus=gpus,
-        weights=np.ones(n) if weights is None else np.asarray(weights, dtype=float),
+        weights=np.ones(n),
         T=T,
         equal=equal,
         elastic=elastic,
         level_at_equal=level_at_equal,
         configurations=labels,
         columns=columns,
-        steps_remaining=np.full(n, np.nan) if steps_remaining is None else steps_remaining,
-        elapsed=np.zeros(n) if elapsed is None else elapsed,
-        isolated_elapsed=np.zeros(n) if isolated_elapsed is None else isolated_elapsed,
-        deadlines=np.full(n, np.nan) if deadlines is None else deadlines,
-        budgets=np.full(n, np.nan) if budgets is None else budgets,
-        budget=budget,
-        entity_of=[None] * n if entity_of is None else entity_of,
-        entities=entities or {},
-        user_of=user_of,
-        usd_per_hour=usd_per_hour or {},
+        steps_remaining=np.full(n, np.nan),
+        elapsed=np.zeros(n),
+        isolated_elapsed=np.zeros(n),
+        deadlines=np.full(n, np.nan),
+        budgets=np.full(n, np.nan),
+        entity_of=[None] * n,
+        entities={},
+        usd_per_hour={},
         pairs=pairs,
     )

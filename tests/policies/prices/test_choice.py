@@ -204,11 +204,13 @@ def test_constant_prices_without_losses_give_the_linear_programs_cost(rows, slac
     speed, usd = (np.array(column) for column in zip(*rows, strict=True))
     deadline, steps = 100 * 3600.0, 100 * 3600.0 / slack * speed.max()
     kinds = tuple(f"t{k}" for k in range(len(rows)))
-    instance = from_arrays(
-        gpu_types=kinds,
-        capacity=np.ones(len(rows)),
-        gpus=np.ones(1),
-        throughput=speed[None, :],
+    instance = dataclasses.replace(
+        from_arrays(
+            gpu_types=kinds,
+            capacity=np.ones(len(rows)),
+            gpus=np.ones(1),
+            throughput=speed[None, :],
+        ),
         steps_remaining=np.array([steps]),
         deadlines=np.array([deadline]),
         usd_per_hour=dict(zip(kinds, usd.tolist(), strict=True)),

@@ -1,5 +1,7 @@
 """Every policy with a program in cvxpy reaches its optimum, on random instances of several families."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from ballast_policies.allocation import registry
@@ -37,16 +39,18 @@ def drawn(family, seed):
     steps = T.max(axis=1) * draw.uniform(600.0, 7200.0, n)
     isolated = capacity / (n * gpus[:, None])
     isolated /= np.maximum(1.0, isolated.sum(axis=1, keepdims=True))
-    return from_arrays(
-        gpu_types=[f"type-{j}" for j in range(k)],
-        capacity=capacity,
-        throughput=T,
-        gpus=gpus,
+    return dataclasses.replace(
+        from_arrays(
+            gpu_types=[f"type-{j}" for j in range(k)],
+            capacity=capacity,
+            throughput=T,
+            gpus=gpus,
+        ),
         weights=draw.uniform(0.3, 3.0, n) if family in ("weights", "heavy tails") else np.ones(n),
         steps_remaining=steps,
         elapsed=draw.uniform(0.0, 3600.0, n),
         isolated_elapsed=draw.uniform(0.0, 3600.0, n),
-        entity_of=[draw.choice(["red", "blue", None]) for _ in range(n)] if family == "weights" else None,
+        entity_of=[draw.choice(["red", "blue", None]) if family == "weights" else None for _ in range(n)],
         budgets=np.where(draw.random(n) < 0.5, draw.uniform(0.1, 6.0, n), np.nan),
         budget=float(draw.uniform(0.3, 12.0)) if draw.random() < 0.5 else np.inf,
         deadlines=steps / (T * isolated).sum(axis=1) * draw.uniform(1.0, 3.0, n),

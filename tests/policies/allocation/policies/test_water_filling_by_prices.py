@@ -1,5 +1,7 @@
 """Water filling in the prices of GPU types: the same levels as one linear program for each level."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from ballast_policies.allocation.fairness import water_levels, water_prices
@@ -35,11 +37,13 @@ def drawn(seed):
     T = T * (draw.random((n, k)) < draw.choice([0.3, 0.7, 1.0]))
     gpus = draw.choice([1.0, 2.0, 4.0], n)
     demand = draw.choice([0.3, 0.7, 1.0, 1.5, 3.0, 8.0])
-    return from_arrays(
-        gpu_types=tuple(f"type-{j}" for j in range(k)),
-        capacity=np.floor(draw.dirichlet(np.ones(k)) * gpus.sum() / demand),
-        throughput=T,
-        gpus=gpus,
+    return dataclasses.replace(
+        from_arrays(
+            gpu_types=tuple(f"type-{j}" for j in range(k)),
+            capacity=np.floor(draw.dirichlet(np.ones(k)) * gpus.sum() / demand),
+            throughput=T,
+            gpus=gpus,
+        ),
         weights=draw.choice([1.0, 2.5, 5.0], n),
         elapsed=draw.uniform(0, 10, n),
         entity_of=[None if e < 0 else f"team-{e}" for e in draw.integers(-1, teams, n)],

@@ -33,11 +33,13 @@ def cluster(seed, *, jobs=1100, types=6, contention=4.0, unusable=0.1, noise=0.3
     T[draw.random((jobs, types)) < unusable] = 0.0
     gpus = draw.choice([1, 2, 4, 8], jobs, p=[0.7, 0.1, 0.15, 0.05])
     parts = draw.dirichlet(np.full(types, 5.0))
-    return from_arrays(
-        gpu_types=tuple(f"type-{j}" for j in range(types)),
-        capacity=np.maximum(8, np.floor(parts * gpus.sum() / contention)),
-        throughput=T,
-        gpus=gpus,
+    return dataclasses.replace(
+        from_arrays(
+            gpu_types=tuple(f"type-{j}" for j in range(types)),
+            capacity=np.maximum(8, np.floor(parts * gpus.sum() / contention)),
+            throughput=T,
+            gpus=gpus,
+        ),
         weights=draw.choice([1.0, 5.0], jobs),
         steps_remaining=size * 10 ** draw.uniform(3, 5, jobs),
     )
@@ -298,11 +300,13 @@ def filled_by_two_gangs(jobs, types=6, seed=0):
     T[:2, 1:], gpus[:2] = 0.0, gpus.sum()
     steps = T[:, 1:].max(axis=1) * draw.uniform(0.1, 0.33, jobs) * 1e4
     steps[:2] = T[:2, 0] * 0.5e4
-    return from_arrays(
-        gpu_types=tuple(f"type-{j}" for j in range(types)),
-        capacity=np.full(types, gpus[0]),
-        throughput=T,
-        gpus=gpus,
+    return dataclasses.replace(
+        from_arrays(
+            gpu_types=tuple(f"type-{j}" for j in range(types)),
+            capacity=np.full(types, gpus[0]),
+            throughput=T,
+            gpus=gpus,
+        ),
         steps_remaining=steps,
     )
 

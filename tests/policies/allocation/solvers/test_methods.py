@@ -112,13 +112,15 @@ def sharing(seed, *, jobs=75, contention=2.0):
         slow = np.minimum(1.0, 1.0 / (load[a] + load[b])) * draw.uniform(0.85, 1.0, 3)
         rates = zip((T[a] * slow).tolist(), (T[b] * slow).tolist(), strict=True)
         pairs.append(Pair(jobs=(str(a), str(b)), throughput=dict(zip(NAMES, rates, strict=True))))
-    return from_arrays(
-        gpu_types=NAMES,
-        capacity=np.full(3, np.ceil(jobs / 3 / contention)),
-        throughput=T,
-        gpus=np.ones(jobs),
+    return dataclasses.replace(
+        from_arrays(
+            gpu_types=NAMES,
+            capacity=np.full(3, np.ceil(jobs / 3 / contention)),
+            throughput=T,
+            gpus=np.ones(jobs),
+            pairs=tuple(pairs),
+        ),
         weights=draw.choice([1.0, 5.0], jobs),
-        pairs=tuple(pairs),
     )
 
 
