@@ -13,7 +13,7 @@ from ballast_policies.allocation.problem import Entity
 from ballast_policies.contract import Plan
 from ballast_policies.contract.limits import LEAST_RATE, MOST_RATE
 from ballast_policies.protocol import Action
-from ballast_policies.scheduling.assignments import assign
+from ballast_policies.scheduling.assignments import JobAssignment, assign
 from ballast_policies.scheduling.decision import (
     Decision,
     Memory,
@@ -147,6 +147,10 @@ class Partners:
         return alone._replace(partner=partner)
 
 
+_OF_POLICIES = tuple(field.name for field in dataclasses.fields(JobAssignment))
+"""Fields of an assignment that are decided without Kubernetes."""
+
+
 def assignments_of(
     snapshot: Snapshot,
     decision: Decision,
@@ -172,7 +176,7 @@ def assignments_of(
         held = admitted.view.held_placement if one.kept_ranks else None
         pods = () if held is None else (held.pods[rank // job.asks.per_pod] for rank in one.kept_ranks)
         found[key] = Assignment(
-            **{field.name: getattr(one, field.name) for field in dataclasses.fields(one)},
+            **{name: getattr(one, name) for name in _OF_POLICIES},
             launches=job.launches,
             kept_pods=tuple(dict.fromkeys(pods)),
             plan_id=decision.plan_id,

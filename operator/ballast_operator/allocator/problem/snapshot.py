@@ -546,9 +546,9 @@ def trains_from(view: JobView, now: Time) -> float:
     0: none runs, or it is not known, as a clock was set back since. A start ends, one way or the other, by
     the deadlines of its pods and of its plan's acknowledgement.
     """
-    running, allocation = view.status.condition(JobCondition.RUNNING), view.running_allocation
-    if allocation is None:
+    if view.running_allocation is None:
         return 0.0
+    running = view.status.condition(JobCondition.RUNNING)
     if running is None or not running.is_true:
         return math.inf
     return running.last_transition_time.timestamp() if running.last_transition_time <= now else 0.0
