@@ -12,6 +12,7 @@ from typing import NoReturn
 from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
 
 from ballast_trainer.errors import ConfigurationError, PeerLost, Stopped
+from ballast_trainer.terminal import erasure
 
 _CODES = {
     ExitReason.FINISHED: ExitCode.OK,
@@ -59,8 +60,9 @@ def write_message(log: Path, text: str) -> None:
 
 
 def print_error(text: str) -> None:
-    """A line of the command on standard error."""
-    print(f"ballast-train: {text}", file=sys.stderr, flush=True)  # noqa: T201 - the process is ending
+    """A line of the command on standard error, where that is still open."""
+    with contextlib.suppress(OSError):
+        print(f"{erasure()}ballast-train: {text}", file=sys.stderr, flush=True)  # noqa: T201 - it is ending
 
 
 def leave(code: int) -> NoReturn:

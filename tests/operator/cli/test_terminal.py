@@ -167,14 +167,18 @@ def run(*arguments):
 @pytest.mark.slow
 @pytest.mark.processes
 def test_control_c_stops_a_rank_that_has_just_begun():
-    """It comes before the rank listens, and would end it by a traceback, the others as those left alone."""
+    """It comes before the ranks listen: their parent, which it reaches too, tells each of them to stop."""
     code = """if True:
-    import os, signal, sys
+    import os, signal, sys, time
     from ballast_trainer.cli.local_ranks import run_local_ranks
     from ballast_trainer.distributed.stopping import StopSignal
 
     def body(rank, log):
         os.kill(os.getpid(), signal.SIGINT)
+        if rank == 0:
+            os.kill(os.getppid(), signal.SIGINT)
+        while signal.SIGTERM not in signal.sigpending():
+            time.sleep(0.01)
         stop = StopSignal()
         stop.install(interactive=True)
         return 0 if stop.received else 5

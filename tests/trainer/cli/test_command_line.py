@@ -1,5 +1,6 @@
 """The commands, as they are called."""
 
+import contextlib
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.examples import first_daily
+from tests.support.held_data import Gates
 from tests.support.waiting import eventually, is_alive
 
 UNDER_NOHUP = pytest.mark.skipif(
@@ -185,6 +187,31 @@ def test_ranks_save_and_leave_where_their_terminal_or_their_parent_is_gone(pods,
     assert pods.exit_code("run") == (ExitCode.STOPPED if number == signal.SIGHUP else -number)
     eventually(lambda: not any(map(is_alive, children)), "the ranks are gone")
     assert list((tmp_path / "saved").glob("step-*/manifest.json"))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("saved", [{}, {"inMemoryEverySteps": 1}])
+def test_a_second_ctrl_c_ends_local_ranks_at_once_in_one_line(pods, tmp_path, saved):
+    """Also where no step ends, and where ranks go on without one that is lost."""
+    gates = Gates(tmp_path / "gates", 3)
+    config = {"totalSteps": 100_000, "model": {"name": "gpt", "layers": 4, "args": {"context": 16}}}
+    run(pods, gates.hold(config) | {"checkpoint": saved}, "--ranks", "2")
+    eventually(gates.waiting, "the step waits", pods.errors)
+    parent = pods.processes["run"].pid
+    children = [int(c) for c in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+
+    def pressed_until_it_ends() -> bool:
+        for process in [parent, *children]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGINT)
+        return pods.processes["run"].exitcode is not None
+
+    eventually(pressed_until_it_ends, "the command ends", pods.errors)
+    assert pods.exit_code("run") == 128 + signal.SIGINT
+    eventually(lambda: not any(map(is_alive, children)), "the ranks are gone")
+    said = [line for line in pods.errors().splitlines() if line.startswith("ballast-train: ")]
+    assert said == ["ballast-train: ended at once by a second Ctrl-C; the newest checkpoint counts"]
+    assert "Traceback" not in pods.errors()
 
 
 @pytest.mark.processes

@@ -1,5 +1,6 @@
 """Where figures go: the console, files, Prometheus, TensorBoard, a writer of the user's own."""
 
+import contextlib
 import io
 import itertools
 import json
@@ -26,6 +27,7 @@ from ballast_trainer.reporting.writers import (
     scalars_of,
     writers_of,
 )
+from ballast_trainer.terminal import ERASE
 
 from tests.support.one_process import train_here
 from tests.support.ports import free_port
@@ -213,7 +215,7 @@ def test_the_line_on_a_terminal_moves_and_events_stay():
     line = ProgressLine(60, out, width=120, clock=lambda: next(clock))
     for step in (10, 20):
         line.show(fields(step))
-    shown = out.getvalue().split(ProgressLine.ERASE)
+    shown = out.getvalue().split(ERASE)
     assert "\n" not in out.getvalue()
     assert "━" in shown[2]
     assert "step 20/60 loss 2.5000 50 ms layers 3,5,1 0:04 left" in shown[2]
@@ -223,6 +225,20 @@ def test_the_line_on_a_terminal_moves_and_events_stay():
     reporter.step(**fields(1))
     reporter.event("rebalance", step=1, pause_ms=12.3456)
     assert out.getvalue().endswith("\r\x1b[Krebalance  step=1  pause_ms=12.35\n")
+
+
+def test_a_terminal_that_is_closed_does_not_end_the_training():
+    """What it would show is lost, and the job can still save."""
+    held, shown = os.openpty()
+    out = os.fdopen(shown, "w")
+    reporter = TextReporter(60, out)
+    reporter.step(**fields(1))
+    os.close(held)
+    for _ in range(2):  # the first leaves behind what it could not write
+        reporter.step(**fields(60))
+    reporter.event("ended", step=60)
+    with contextlib.suppress(OSError):
+        out.close()
 
 
 def test_a_file_gets_a_line_now_and_then():

@@ -23,13 +23,13 @@ from pathlib import Path
 
 from ballast_policies.contract import ContractError, ExitCode, TerminationMessage
 
-from ballast_trainer.distributed.stopping import on_closed_terminal
 from ballast_trainer.environment import RESTARTS_ENV
 from ballast_trainer.process_exit import end_with_parent, leave, print_error, write_message
+from ballast_trainer.terminal import on_terminal
 
 Body = Callable[[int, Path], int]
 """Function of a rank: gets its number and where to write its termination message, returns an exit code.
-`StopSignal.install` lets SIGTERM and, on a terminal, Ctrl-C through, which are kept until then."""
+`StopSignal.install` lets SIGTERM through, which is kept until then."""
 
 LEAVE_SECONDS = 10.0
 """Seconds for the other ranks to leave when one has failed; they notice by themselves."""
@@ -64,6 +64,10 @@ class RankProcess:
         for other in [one for one in forked if one is not self]:
             for descriptor in itertools.chain(*other.outputs.values(), other.message, other.ended):
                 os.close(descriptor)
+        if not self.outputs:
+            # The terminal's signals are for the parent, which tells all ranks.
+            for number in (signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for descriptor, (_, write) in self.outputs.items():
             os.dup2(write, descriptor)
@@ -121,9 +125,9 @@ class RankSupervisor:
     Attributes:
         ranks: how many.
         body: of each.
-        interactive: they have the terminal, which sends them Ctrl-C, and may save when it is closed or this
-            process is killed; else this process copies what they print, their name in front, and they end
-            with it.
+        interactive: they have the terminal, and may save at Ctrl-C, or when it is closed or this process is
+            killed; a second Ctrl-C ends them. Else this process copies what they print, their name in front,
+            and they end with it.
         restarts: how often each is started again when it is lost, unless this process was told to stop.
         leave_seconds: how long ranks may stay when another has failed; None: they go on.
         is_lost: called with each that has ended; True: it may be started again.
@@ -173,6 +177,11 @@ class RankSupervisor:
         return [member for member in self.members if member.code is None]
 
     def _stop(self, number: int, frame: types.FrameType | None) -> None:
+        if number == signal.SIGINT and self._stopping:
+            for member in self.running():
+                member.send(signal.SIGKILL)
+            print_error("ended at once by a second Ctrl-C; the newest checkpoint counts")
+            leave(128 + signal.SIGINT)
         self._stopping = True
         for member in self.running():
             member.send(signal.SIGTERM)
@@ -204,8 +213,7 @@ class RankSupervisor:
                 member.send(signal.SIGTERM)
         signal.signal(signal.SIGTERM, self._stop)
         if self.interactive:
-            on_closed_terminal(self._stop)
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            on_terminal(self._stop)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _KEPT)
 
     def _follow(self, member: RankProcess) -> None:

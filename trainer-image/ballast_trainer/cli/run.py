@@ -22,7 +22,7 @@ from ballast_trainer.distributed.stopping import StopSignal, stop_seconds
 from ballast_trainer.environment import DeviceChoice, TorchrunRank
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.process_exit import end, end_on_lost_peer, leave, reason_of
-from ballast_trainer.reporting.console import ProgressLine
+from ballast_trainer.terminal import erasure
 
 logger = logging.getLogger("ballast_trainer.run")
 
@@ -217,8 +217,7 @@ def _run(config: dict[str, Any], options: _Options, log: Path | None) -> int:
 def run(config_path: Path, assignments: tuple[str, ...], ranks: int | None, **given: Any) -> None:
     """Train from a file: alone, with --ranks, or under torchrun."""
     options = _Options(**given)
-    # On a terminal a message takes the place of the line that moves.
-    erase = ProgressLine.ERASE if sys.stdout.isatty() and sys.stderr.isatty() else ""
+    erase = erasure()
     form = "%(levelname)s %(name)s %(message)s"
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=f"{erase}{form}")
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from ballast_policies.contract import HANDOVER_ENV
 
 from ballast_trainer.environment import seconds_from
+from ballast_trainer.terminal import on_terminal
 
 STOP_SECONDS_ENV = "BALLAST_STOP_SECONDS"
 """Seconds from SIGTERM to SIGKILL; the operator sets it from the pod's grace period."""
@@ -56,8 +57,7 @@ class StopSignal:
         signal.signal(signal.SIGTERM, self._receive)
         os.register_at_fork(after_in_child=self._undo)
         if interactive:
-            signal.signal(signal.SIGINT, self._receive)
-            on_closed_terminal(self._receive)
+            on_terminal(self._receive)
         # Those that were kept for this moment.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
         if seconds is not None and overdue is not None:
@@ -114,12 +114,6 @@ class StopSignal:
             "or another rank does not answer; the newest checkpoint counts. To fix: a longer "
             "terminationGracePeriodSeconds, or a smaller checkpoint.everySteps"
         )
-
-
-def on_closed_terminal(act: Callable[[int, types.FrameType | None], None]) -> None:
-    """Let ``act`` handle SIGHUP, unless the process was told to live on without a terminal (``nohup``)."""
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, act)
 
 
 def stop_seconds(environment: Mapping[str, str] = os.environ) -> float | None:

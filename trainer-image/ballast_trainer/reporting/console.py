@@ -1,5 +1,6 @@
 """Reporters: print each step and event on rank 0's standard output."""
 
+import io
 import json
 import logging
 import math
@@ -10,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TextIO
 
 from ballast_trainer.errors import OutputClosed
+from ballast_trainer.terminal import ERASE
 
 _BAR = 24
 _SHOWN_EVERY_SECONDS = 0.1
@@ -27,8 +29,6 @@ def step_words(fields: Mapping[str, Any]) -> list[str]:
 class ProgressLine:
     """Drawn with rich, in place; nothing is left behind when the process ends at once."""
 
-    ERASE = "\r\x1b[K"
-
     def __init__(
         self,
         total_steps: int,
@@ -40,9 +40,11 @@ class ProgressLine:
         from rich.console import Console
 
         self._total = total_steps
-        self._out = out
+        self._lines = _Lines(out)
         self._clock = clock
-        self._console = Console(file=out, force_terminal=True, width=width)
+        # To the output itself it would write in the middle of drawing, and fail where that is closed.
+        drawn = io.TextIOWrapper(io.BytesIO(), encoding=out.encoding)
+        self._console = Console(file=drawn, force_terminal=True, width=width)
         self._done: deque[tuple[float, int]] = deque(maxlen=32)
         self._shown = float("-inf")
 
@@ -53,8 +55,7 @@ class ProgressLine:
         if now - self._shown < _SHOWN_EVERY_SECONDS and step != self._total:
             return
         self._shown = now
-        self._out.write(self.ERASE + self._drawn(step, fields))
-        self._out.flush()
+        self._lines.print(ERASE + self._drawn(step, fields), end="")
 
     def left(self) -> str | None:
         """Time to the last step at the speed of the last steps."""
@@ -123,10 +124,10 @@ class TextReporter:
     """A line for every event and for one step in 20; on a terminal a progress line."""
 
     def __init__(self, total_steps: int, out: TextIO | None = None) -> None:
-        self._out = out if out is not None else sys.stdout
-        self._lines = _Lines(self._out)
+        out = out if out is not None else sys.stdout
+        self._lines = _Lines(out)
         self._total = total_steps
-        self._line = ProgressLine(total_steps, self._out) if self._out.isatty() else None
+        self._line = ProgressLine(total_steps, out) if out.isatty() else None
         self._every = max(1, total_steps // 20)
 
     def step(self, **fields: Any) -> None:
@@ -143,7 +144,7 @@ class TextReporter:
     def event(self, name: str, **fields: Any) -> None:
         """One line."""
         details = "  ".join(f"{key}={_short(value)}" for key, value in fields.items())
-        erase = ProgressLine.ERASE if self._line is not None else ""
+        erase = ERASE if self._line is not None else ""
         self._lines.print(f"{erase}{name}  {details}")
 
 
@@ -161,11 +162,11 @@ class _Lines:
     def __init__(self, out: TextIO) -> None:
         self._out, self._refused = out, ""
 
-    def print(self, line: str) -> None:
+    def print(self, line: str, end: str = "\n") -> None:
         """Write one. Raises OutputClosed: the reader has closed the output."""
         refused = ""
         try:
-            print(line, file=self._out, flush=True)
+            print(line, end=end, file=self._out, flush=True)
         except BrokenPipeError as error:
             raise OutputClosed(
                 "the reader has closed standard output. To fix: write to a file, or keep the reader open"
