@@ -60,8 +60,10 @@ def test_hardly_any_weight_makes_no_job_faster_by_finish_time_fairness(p):
         )
         for weight in (1e-303, 1e6)
     )
-    slow, fast = (speeds(allocate("finish-time-fairness", each), p)[0] for each in (few, equal))
-    assert slow <= fast * (1 + 1e-6)
+    slow, fast = (allocate("finish-time-fairness", each) for each in (few, equal))
+    # Where another job already runs all the time, some GPU may be left for this one.
+    left = any(sum(slow.allocation[job.name].values()) > 1 - 1e-6 for job in p.jobs[1:])
+    assert left or speeds(slow, p)[0] <= speeds(fast, p)[0] * (1 + 1e-6)
 
 
 @examples(30)
