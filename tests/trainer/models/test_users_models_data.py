@@ -288,6 +288,10 @@ def test_rows_that_make_no_batch_are_refused_with_the_field(source, form, field,
         (DataLoader(TensorDataset(torch.arange(8)), batch_size=4), "pair of inputs and targets"),
         (lambda seed, step, size: (1, 2), "not a tensor"),
         (lambda seed, step, size: torch.zeros(3), "not a pair"),
+        (
+            lambda seed, step, size: ({"x": torch.zeros(4, 2), "id": list("abcd")}, torch.zeros(4)),
+            "a list of 4 values, one a sample.*To fix: a tensor",
+        ),
     ],
 )
 def test_unusable_data_is_refused_with_the_reason(source, words):

@@ -8,7 +8,7 @@ import torch
 from ballast_policies.contract.job.model import ColumnsConfig
 
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.trees import Tree, tensors_of
+from ballast_trainer.trees import Constant, Node, Structure, Tree, flatten
 
 Batch = tuple[Tree, torch.Tensor]
 """Inputs, a tensor or a tree of them, and targets; the first dimension of all is the number of samples, of
@@ -188,7 +188,7 @@ def whole_batch(batch: Any, size: int, field: str) -> Batch:
         raise ConfigurationError(field, reason)
     inputs, targets = batch
     try:
-        named = [("inputs", value) for value in tensors_of(inputs)]
+        tensors, structure = flatten(inputs)
     except TypeError:
         reason = (
             f"inputs are {type(inputs).__name__}, not a tensor. To fix: return tensors, or a tree of them"
@@ -197,7 +197,13 @@ def whole_batch(batch: Any, size: int, field: str) -> Batch:
     if not isinstance(targets, torch.Tensor):
         reason = f"targets are {type(targets).__name__}, not a tensor. To fix: return a tensor"
         raise ConfigurationError(field, reason)
-    for name, value in (*named, ("targets", targets)):
+    if _has_list(structure, size):
+        raise ConfigurationError(
+            field,
+            f"inputs have a list of {size} values, one a sample, which microbatches do not divide as "
+            "tensors. To fix: a tensor of numbers in its place, or a collate function that leaves it out",
+        )
+    for name, value in (*(("inputs", value) for value in tensors), ("targets", targets)):
         if value.dim() == 0 or len(value) != size:
             raise ConfigurationError(
                 field,
@@ -205,6 +211,15 @@ def whole_batch(batch: Any, size: int, field: str) -> Batch:
                 f"To fix: give batches of {size}; a loader: batch_size={size}, drop_last=True",
             )
     return inputs, targets
+
+
+def _has_list(structure: Structure, size: int) -> bool:
+    """True if some list in a tree has so many constants, several, and nothing else."""
+    if not isinstance(structure, Node):
+        return False
+    children = structure.children
+    constant = all(isinstance(child, Constant) for child in children) and not structure.names
+    return (constant and len(children) == size > 1) or any(_has_list(child, size) for child in children)
 
 
 def _first(sample: Any) -> Any:
