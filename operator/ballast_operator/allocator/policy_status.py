@@ -129,7 +129,9 @@ def policy_status(
     content = dropped.without(POLICY, content)
     if not _differs_beyond_counters(old, content):
         return None, ()
-    return POLICY.object(metadata={"name": item["metadata"]["name"]}, status=content), notices
+    # On the version that this was added to: the bill of a storage that was set back is not written over.
+    metadata = {name: item["metadata"][name] for name in ("name", "resourceVersion")}
+    return POLICY.object(metadata=metadata, status=content), notices
 
 
 def least_status(old: Object, new: dict[str, Any], why: str) -> dict[str, Any]:

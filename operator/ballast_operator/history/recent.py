@@ -301,7 +301,7 @@ class Recent:
         if held and (not was or was.get("launch") != held.get("launch")):
             read = allocation_in(after)
             parts = " and ".join(map(str, () if read is None else read.by_pool))
-            start = seconds_of(held.get("since"), at) if first else at
+            start = seconds_of(held.get("since"), at)
             self._happened(start, item, "Launched", f"launch {held.get('launch', 1)} on {parts}")
         elif held and was and was.get("gpus") != held.get("gpus"):
             more = held.get("gpus", 0) > was.get("gpus", 0)

@@ -24,7 +24,7 @@ from ballast_operator.page.server import Page
 from click.testing import CliRunner
 
 from tests.operator.page.test_page import looked_at, plain, text_of
-from tests.operator.page.world import HOSTILE, NOW, Everybody, World, condition, runs, time_of
+from tests.operator.page.world import HOSTILE, NOW, Everybody, World, condition, runs, time_of, waits
 from tests.support.examples import first_daily
 from tests.support.postgresql import PostgreSQL, a_postgresql
 from tests.support.waiting import eventually
@@ -111,9 +111,9 @@ def ended(namespace: str, kept: Kept) -> None:
     world.now += 10
     moved = {"time": time_of(5), "step": 50, "imbalanceBefore": 0.3, "imbalanceAfter": 0.04, "pauseMs": 12.0}
     more = {"rebalances": [moved], "restarts": {"NodeLost": 1}, "lostSteps": 7, "lostCost": 0.5}
-    world.job(namespace, "one", runs(launch=2, step=60, **more), entity="vision")
+    world.job(namespace, "one", runs(launch=2, since=9, step=60, **more), entity="vision")
     world.now += 10
-    status = {**runs(launch=2, step=60, **more), "state": "Failed", "finishedAt": time_of(19)}
+    status = {**runs(launch=2, since=9, step=60, **more), "state": "Failed", "finishedAt": time_of(19)}
     conditions = [*status["conditions"], condition("Failed", "True", "UserError", "out of memory")]
     del status["allocation"]
     world.job(namespace, "one", {**status, "conditions": conditions}, entity="vision")
@@ -147,8 +147,12 @@ def test_what_a_deleted_job_did_stays(kept: Kept) -> None:
     assert told == ["Launched", "LayersMoved", "Launched", "Restarted", "Failed", "Deleted"]
 
 
-def test_an_operator_that_starts_again_tells_nothing_twice(kept: Kept) -> None:
-    """What is seen again has the same time."""
+@pytest.mark.parametrize("waited", [False, True])
+def test_an_operator_that_starts_again_tells_nothing_twice(kept: Kept, waited: bool) -> None:
+    """What is seen again has the same time, whether the job was seen before its launch or not."""
+    if waited:
+        kept.world.job("team", "one", waits())
+        kept.world.now += 10
     kept.train("one")
     again = Kept(kept.where)
     again.world.now += 1000
@@ -188,7 +192,7 @@ def test_of_a_job_and_of_the_cluster_the_newest_rows_are_kept(
     monkeypatch.setattr("ballast_operator.history.store.EVENTS_A_JOB", 2)
     monkeypatch.setattr("ballast_operator.history.store.ROWS_KEPT", 2)
     for launch in range(1, 5):
-        kept.world.job("team", "one", runs(launch=launch))
+        kept.world.job("team", "one", runs(launch=launch, since=10 * launch))
         kept.world.now += 10
     kept.world.job("team", "two", runs())
     kept.written.put([TwinResult(since=0.0, until=kept.world.now - at, jobs=at).as_row() for at in range(4)])

@@ -30,7 +30,7 @@ def condition(kind: str, status: str, reason: str, message: str = "so it is") ->
 
 
 def runs(
-    pool: str = "fast", *, gpus: int = 2, launch: int = 1, step: int = 10, **more: Any
+    pool: str = "fast", *, gpus: int = 2, launch: int = 1, since: float = -600, step: int = 10, **more: Any
 ) -> dict[str, Any]:
     """The status of a job that trains."""
     return {
@@ -43,7 +43,7 @@ def runs(
             "pool": pool,
             "gpuType": "v100",
             "gpus": gpus,
-            "since": time_of(-600),
+            "since": time_of(since),
             "launch": launch,
             "pods": [f"pod-{number}" for number in range(gpus)],
             "nodes": [f"node-{number}" for number in range(gpus)],

@@ -20,9 +20,11 @@ class Answers:
     def __init__(self, *answers):
         self.dropped = DroppedFields()
         self.answers, self.written, self.done = list(answers), [], asyncio.Event()
+        self.versions = []
 
     async def write_status(self, kind, body):
         answer = self.answers.pop(0)
+        self.versions.append(body["metadata"].get("resourceVersion"))
         if not self.answers:
             self.done.set()
         if isinstance(answer, Exception):
@@ -39,7 +41,7 @@ def wrong(message):
 
 
 async def write_all(answers, reports, monkeypatch):
-    """All reports come before the first write begins."""
+    """All reports come before the first write begins; each is written on the version that is known."""
     monkeypatch.setattr(reporting, "PAUSE_SECONDS", 0.0)
     caches = Caches()
     item = {"metadata": {"name": "one", "uid": "u", "resourceVersion": "1"}, "spec": {}}
@@ -54,6 +56,9 @@ async def write_all(answers, reports, monkeypatch):
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await running
+    asked = len(answers)
+    before = next((number + 1 for number, answer in enumerate(answers) if answer == "ok"), asked)
+    assert cluster.versions == ["1"] * before + ["9"] * (asked - before)
     return cluster.written
 
 
