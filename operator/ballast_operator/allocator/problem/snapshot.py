@@ -285,7 +285,8 @@ def cluster_job(
     at = held.placement if held is not None and not held.parts else None
     per_pod = one.spec.gpus_per_pod if allocation is None else allocation.gpus_per_pod
     degrees = None if allocation is None else allocation.degrees
-    elastic, grows_from = None, may_grow_from(view)
+    of_one_size = len(one.sizes) == 1 and one.mixed is None
+    elastic, grows_from = None, None if of_one_size else may_grow_from(view)
     may_grow = grows_from is not None and grows_from <= now
     if len(one.sizes) > 1:
         by_size = sizes_that_fit(one, measurements.by_size(one, known, one.sizes), capacity)
