@@ -322,8 +322,7 @@ async def test_what_a_controller_undoes_again_and_again_is_put_right_ever_later(
 async def test_what_an_api_server_refuses_to_put_right_is_nobody_elses_doing():
     """It is not taken for a controller's work, and once it is allowed it does not wait."""
     simulation = fast_and_slow(roundSeconds=6000)
-    simulation.add_job("one", totalSteps=1_000_000)
-    await simulation.running("one")
+    await simulation.run_job("one", totalSteps=1_000_000)
     tried = []
 
     def refusing(kind, body):
@@ -353,8 +352,7 @@ async def after(lacking: frozenset[str]) -> tuple[Simulation, list[str]]:
     simulation.cluster.on_dropped = lambda kind, fields: simulation.waits.begin(
         WaitReason.DEFINITIONS, f"no {', '.join(fields)}", to_fix="install them", subject=kind.plural
     )
-    simulation.add_job("one", stages=(1, 1), totalSteps=100_000)
-    await simulation.running("one")
+    await simulation.run_job("one", stages=(1, 1), totalSteps=100_000)
     simulation.world.log.clear()
     await simulation.ticks(100)
     return simulation, [line for line in simulation.world.log if line.endswith(" status")]

@@ -78,8 +78,9 @@ async def test_exit_codes_end_the_job_or_do_not_count_as_it_says(code):
     """The first ends it, though it has tries left; the other launches it again, though it has none."""
     simulation = fast_and_slow()
     policy = {"failOn": [42], "ignore": [43]}
-    simulation.add_job("one", backoffLimit=3 if code == 42 else 0, failurePolicy=policy, trainer={"pace": 5})
-    await simulation.running("one")
+    await simulation.run_job(
+        "one", backoffLimit=3 if code == 42 else 0, failurePolicy=policy, trainer={"pace": 5}
+    )
     end_pod(simulation.world, NAMESPACE, "one-1-0", code)
     end_pod(simulation.world, NAMESPACE, "one-1-1", ExitCode.PEER_LOST)
     await simulation.until(lambda: simulation.state("one") in ("Failed", "Succeeded"))
@@ -210,8 +211,7 @@ async def test_a_job_that_a_finalizer_keeps_holds_only_the_gpus_of_its_pods_that
     end_pod(simulation.world, NAMESPACE, first["metadata"]["name"], ExitCode.OK)
     stays = {"deletionTimestamp": show(simulation.now + datetime.timedelta(hours=1))}
     simulation.world.patch(POD, NAMESPACE, second["metadata"]["name"], {"metadata": stays})
-    simulation.add_job("two", gpuTypes=["fast"], stages=(1, 1))
-    await simulation.running("two")
+    await simulation.run_job("two", gpuTypes=["fast"], stages=(1, 1))
     assert len(simulation.pods("one")) == 1 and simulation.status("one").allocation.ended == (
         first["metadata"]["name"],
     )

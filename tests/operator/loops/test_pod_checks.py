@@ -326,8 +326,7 @@ async def test_a_quota_is_asked_about_the_least_gang_that_its_schedule_supports(
 async def test_a_gang_of_several_sizes_is_launched_with_one_for_which_a_quota_has_room(grow):
     simulation = Simulation(nodes={"fast-0": ("fast", 4)}, roundSeconds=20)
     simulation.world.admission = quota(simulation, "one", 2)
-    simulation.add_job("one", stages=(1, 4), totalSteps=10**6, grow=grow)
-    await simulation.running("one")
+    await simulation.run_job("one", stages=(1, 4), totalSteps=10**6, grow=grow)
     await simulation.ticks(300)
     status = simulation.status("one")
     assert (status.launches, status.restarts) == (2, {"NotAllowed": 1})

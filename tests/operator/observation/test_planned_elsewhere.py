@@ -82,8 +82,7 @@ async def test_a_job_waits_until_its_degrees_are_planned_and_says_so(planned_by)
     elsewhere = Elsewhere()
     simulation = planned_by(elsewhere)
     simulation.add_job("one", **PLANNED)
-    simulation.add_job("other", stages=(2, 2), totalSteps=100_000)
-    await simulation.running("other")
+    await simulation.run_job("other", stages=(2, 2), totalSteps=100_000)
     assert admitted(simulation) == ("Pending", BEING_PLANNED)
     assert simulation.status("one").allocation is None
     elsewhere.let.set()
@@ -96,8 +95,7 @@ async def test_a_running_job_goes_on_while_an_edit_or_a_new_operator_plans(plann
     """Its degrees, size and launch stay; then the edit counts."""
     elsewhere = Elsewhere(at_once=True)
     simulation = planned_by(elsewhere)
-    simulation.add_job("one", **PLANNED)
-    await simulation.running("one")
+    await simulation.run_job("one", **PLANNED)
     before, edited = simulation.status("one").allocation, decode(PlannerConfig, EDITED)
     for change in (lambda: simulation.change("one", planner=EDITED), simulation.start_operator):
         elsewhere.let.clear()
@@ -121,8 +119,7 @@ async def test_an_edit_on_which_no_plan_depends_counts_at_once(planned_by):
     """No plan is asked for, nor is one that is being made waited for: its edit counts once it is there."""
     elsewhere = Elsewhere(at_once=True)
     simulation = planned_by(elsewhere)
-    simulation.add_job("one", **PLANNED)
-    await simulation.running("one")
+    await simulation.run_job("one", **PLANNED)
     elsewhere.let.clear()
     simulation.change("one", weight=7.0)
     await simulation.ticks(5)
@@ -176,8 +173,7 @@ async def test_a_new_operator_keeps_a_gang_whose_edit_does_not_fit_its_degrees_w
     """The model was changed for the next launch; what cannot be planned then stops the gang as ever."""
     elsewhere = Elsewhere(at_once=True)
     simulation = planned_by(elsewhere)
-    simulation.add_job("one", **PLANNED)
-    await simulation.running("one")
+    await simulation.run_job("one", **PLANNED)
     fewer = {"profiles": [{"layers": [{**LAYER, "repeat": 6}]}], "gpus": [{"gpuType": "fast"}]}
     simulation.change("one", model={"name": "gpt", "layers": 6}, planner=fewer)
     await simulation.ticks(5)
@@ -251,16 +247,14 @@ async def test_what_cannot_be_planned_is_told_on_the_job_alone(planned_by, error
     simulation.add_job("one", **PLANNED)
     await simulation.until(lambda: said in admitted(simulation)[1])
     assert admitted(simulation)[0] == "Misconfigured"
-    simulation.add_job("next", **PLANNED)
-    await simulation.running("next")
+    await simulation.run_job("next", **PLANNED)
 
 
 @pytest.mark.parametrize("error", [ConnectionError("the process died"), TimeoutError()], ids=repr)
 async def test_a_process_that_died_or_was_late_once_is_asked_again(planned_by, error):
     elsewhere = Elsewhere(error, at_once=True)
     simulation = planned_by(elsewhere)
-    simulation.add_job("one", **PLANNED)
-    await simulation.running("one")
+    await simulation.run_job("one", **PLANNED)
     assert elsewhere.asked == ["one"] * 2
 
 
@@ -363,8 +357,7 @@ async def test_a_job_that_cannot_be_planned_by_what_was_measured_keeps_its_plan(
     """As on a busy machine: nobody has edited it, and it goes on as it is, also with later edits."""
     elsewhere = Elsewhere(at_once=True)
     simulation = planned_by(elsewhere)
-    simulation.add_job("one", **PLANNED, trainer={"layers": (0.01,) * 8})
-    await simulation.running("one")
+    await simulation.run_job("one", **PLANNED, trainer={"layers": (0.01,) * 8})
     elsewhere.errors += [error] * MOST_TRIES
     await simulation.until(lambda: len(elsewhere.asked) > 1)
     simulation.change("one", weight=7.0)

@@ -8,7 +8,6 @@ from ballast_operator.api.job_allocation import AllocationPart
 from ballast_operator.steps.context import WritePlan, refusal
 from ballast_operator.steps.decide import failures_per_hour, take_step
 from ballast_operator.steps.running import (
-    CLIENT_SECONDS,
     progress,
     with_refused_messages,
     with_reporting,
@@ -20,7 +19,6 @@ from ballast_policies.contract import Ack, Directive, ExitReason, Stage, Termina
 from ballast_policies.protocol.observed import Cause
 
 from tests.operator.steps.contexts import (
-    NOW,
     PODS,
     PROPOSAL,
     a_context,
@@ -29,7 +27,7 @@ from tests.operator.steps.contexts import (
     after,
     keep,
 )
-from tests.operator.views.builders import a_config, a_plan, a_pool, a_spec, a_view
+from tests.operator.views.builders import a_config, a_plan, a_pool
 
 ACKNOWLEDGED = Ack(epoch=1, step=0)
 
@@ -188,24 +186,6 @@ def test_a_long_refusal_fits_into_a_condition():
     """The API server takes 32 KiB; people read a line."""
     context = a_context(a_running_view(lease=refusing("x" * 5000)))
     assert len(with_refused_messages(context, context.view.status).condition(READABLE).message) == 1024
-
-
-@pytest.mark.parametrize(
-    ("throughput", "counts"),
-    [({"v100": 3.0}, "as stated in spec.throughput"), ({}, "spec.throughput does not have v100")],
-)
-def test_a_script_without_the_client_is_told_what_it_loses(throughput, counts):
-    """Once it has had the time to connect, and with the way to repair it."""
-    spec = a_spec(throughput=throughput)
-    view = a_view(pods=PODS, plan=a_plan(PODS), spec=spec)
-    view = dataclasses.replace(view, plan_written=NOW)
-    early = a_context(view, seconds=CLIENT_SECONDS - 1)
-    assert with_reporting(early, view.status).condition(REPORTING) is None
-    late = dataclasses.replace(early, now=after(CLIENT_SECONDS))
-    condition = with_reporting(late, view.status).condition(REPORTING)
-    assert not condition.is_true
-    assert counts in condition.message
-    assert "To fix:" in condition.message
 
 
 def test_a_script_with_the_client_reports():

@@ -25,7 +25,6 @@ from ballast_trainer.layers.optimize import squared_gradient_norm, update
 from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.profiling.meter import Meter
-from ballast_trainer.profiling.profile import Profile
 from ballast_trainer.seeding import mixed_key
 from torch import nn
 
@@ -206,44 +205,6 @@ def test_padding_takes_factor_times_the_work(monkeypatch):
     EmulatedSpeed(factor=10).pad(100.0, 0.2)
     EmulatedSpeed(factor=10).pad(100.0, 0.01)
     assert slept == [pytest.approx(1.5)]
-
-
-def test_the_profile_follows_costs_that_change_at_no_known_step():
-    """Two measured steps that agree replace the older ones, and the next steps are measured; one is noise."""
-    profile = Profile(3)
-
-    def add(*layers):
-        profile.add([*(cost / 3 for cost in layers), *(cost * 2 / 3 for cost in layers), 0.0, 0.0, 0.0])
-
-    for step in range(8):
-        assert profile.wants(step)
-        add(4.0, 4.0 + 0.1 * (step % 3), 4.0)
-    assert not profile.wants(9) and profile.wants(16)
-    add(4.0, 4.0, 9.0)
-    assert profile.wants(17), "a step that differs is followed by another look"
-    add(4.0, 4.0, 4.1)
-    assert not profile.wants(18)
-    assert profile.costs().total[2] == pytest.approx(4.0)
-    add(4.0, 2.0, 4.0)
-    add(4.0, 2.1, 4.0)
-    assert profile.costs().total == pytest.approx((4.0, 2.05, 4.0))
-    assert len(profile) == 2 and profile.wants(19)
-    profile.follows = False
-    for _ in range(8):
-        add(4.0, 2.1, 4.0)
-    add(4.0, 9.0, 4.0)
-    assert not profile.wants(33), "on one rank no layer can move"
-    assert profile.wants(40)
-
-
-def test_the_profile_is_the_median_of_the_last_steps():
-    """One disturbed step does not move it; forgetting drops all that was measured."""
-    profile = Profile(1)
-    for forward in (1.0, 1.0, 50.0, 1.0, 1.0):
-        profile.add([forward, 2.0, 0.5])
-    assert profile.costs().total == (3.5,)
-    profile.forget()
-    assert profile.costs() is None
 
 
 class FakeStore(dict):

@@ -10,7 +10,7 @@ from ballast_policies.protocol.observed import Cause
 
 from tests.operator.loops.simulated.machines import end_pod, node
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
-from tests.support.examples import first_daily, first_fast, thinned
+from tests.support.examples import first_daily
 
 LONG = {"totalSteps": 100_000}
 ENDLESS = {**LONG, "trainer": {"scales": True}}
@@ -119,21 +119,6 @@ async def test_a_trainer_that_never_shrinks_is_no_longer_asked_to():
     simulation.add_job("two", stages=(1, 1), **ENDLESS)
     await simulation.ticks(200, seconds=5.0)
     assert simulation.status("one").restarts[Cause.SHRINK_TIMEOUT] <= 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("point", first_fast(thinned(range(8)), 2))
-async def test_an_operator_that_dies_at_any_write_of_an_asked_shrink_is_succeeded_without_loss(point):
-    """One launch each, no pod of a name twice, whatever write was the last."""
-    simulation = await alone_on_four()
-    start = simulation.world.writes
-    simulation.die_at(start + point)
-    simulation.add_job("two", stages=(2, 2), **ENDLESS)
-    await simulation.until(lambda: sizes(simulation) == {"one": 2, "two": 2})
-    assert simulation.restarts == 1
-    await simulation.running("two")
-    assert simulation.never_restarted("one", "two")
-    assert all(len(found) == 1 for found in simulation.world.uids_of_pods.values())
 
 
 @pytest.mark.slow
@@ -337,17 +322,3 @@ async def test_a_gang_that_is_to_go_finishes_its_growth_first():
     await simulation.running("two", ticks=400)
     await simulation.running("one", ticks=400)
     assert set(simulation.status("one").restarts) == {Cause.PREEMPTED}
-
-
-@pytest.mark.parametrize("point", first_fast(thinned(range(9)), 2))
-async def test_an_operator_that_dies_at_any_write_of_a_growth_is_succeeded_without_loss(point):
-    """One launch, four ranks, no pod of a name twice, whatever write was the last."""
-    simulation = await running_pair()
-    start = simulation.world.writes
-    simulation.die_at(start + point)
-    simulation.world.put(NODE, node("b", "fast", 2))
-    await simulation.until(lambda: simulation.status("one").is_true("Grown"))
-    assert simulation.restarts == 1
-    status = simulation.status("one")
-    assert (status.launches, dict(status.restarts), len(status.allocation.pods)) == (1, {}, 4)
-    assert all(len(found) == 1 for found in simulation.world.uids_of_pods.values())

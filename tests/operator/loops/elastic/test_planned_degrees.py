@@ -80,8 +80,7 @@ async def test_a_job_grows_and_gives_back_by_the_planners_split_while_it_trains(
     await simulation.until(
         lambda: any(at.alone_in_pool == ("fast", 8) for at in measurements.kinds.get(spec.kind, {}))
     )
-    simulation.add_job("three", stages=(4, 4), totalSteps=100_000)
-    await simulation.running("three")
+    await simulation.run_job("three", stages=(4, 4), totalSteps=100_000)
     assert gpus(simulation) == 4
     has_the_stages_of(simulation, four)
     assert str(four) in simulation.condition("one", "Shrunk").message
