@@ -23,6 +23,10 @@ UNDER_NOHUP = pytest.mark.skipif(
     signal.getsignal(signal.SIGHUP) is signal.SIG_IGN,
     reason="these tests run under nohup, and so does what they start: it trains on without a terminal",
 )
+IN_BACKGROUND = pytest.mark.skipif(
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN,
+    reason="these tests run in the background of a script, and so does what they start: it ignores Ctrl-C",
+)
 
 
 def test_profile_gives_each_layer_in_the_planners_form(tmp_path):
@@ -189,6 +193,7 @@ def test_ranks_save_and_leave_where_their_terminal_or_their_parent_is_gone(pods,
     assert list((tmp_path / "saved").glob("step-*/manifest.json"))
 
 
+@IN_BACKGROUND
 @pytest.mark.processes
 @pytest.mark.parametrize("saved", [{}, {"inMemoryEverySteps": 1}])
 def test_a_second_ctrl_c_ends_local_ranks_at_once_in_one_line(pods, tmp_path, saved):
