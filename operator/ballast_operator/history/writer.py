@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -125,7 +125,7 @@ class HistoryWriter:
         except queue.Full:
             self._metrics.history_dropped.inc()
 
-    def replay_daily(self, command: Sequence[str] = (sys.executable, "-m", "ballast_operator.cli")) -> None:
+    def replay_daily(self) -> None:
         """Have another process replay the last day once a day, and take in what it finds."""
         replaying = self._replaying
         if (replaying is not None and replaying.poll() is None) or not self._history.is_open:
@@ -138,7 +138,7 @@ class HistoryWriter:
                 self._take_in_twin()
             if self._clock() >= self._replay_at and self._leads():
                 self._replay_at = self._clock() + REPLAY_SECONDS
-                line = [*command, "twin", "--keep", "--output", "json"]
+                line = [sys.executable, "-m", "ballast_operator.cli", "twin", "--keep", "--output", "json"]
                 known = {"BALLAST_HISTORY": self._history.where}
                 self._replaying = subprocess.Popen(line, stdout=subprocess.DEVNULL, env=os.environ | known)
                 _put_last(self._replaying.pid)

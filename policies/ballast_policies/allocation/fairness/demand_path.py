@@ -65,24 +65,24 @@ class MaxFeasible:
     binding: np.ndarray
 
 
-def max_feasible(instance: Instance, path: DemandPath, *, start: float = 0.0) -> MaxFeasible:
-    """The furthest point of ``path``, whose point ``start`` must be feasible.
+def max_feasible(instance: Instance, path: DemandPath) -> MaxFeasible:
+    """The furthest point of ``path``, whose point 0 must be feasible.
 
     Raises:
-        SolverError: the start is not feasible, or the solver failed.
+        SolverError: it is not, or the solver failed.
     """
-    lowest = path.demand(start)
+    lowest = path.demand(0.0)
     trial, bound = path.end, path.end
     cuts: list[tuple[float, np.ndarray]] = []
     while True:
         slope = np.maximum(path.demand(trial) - lowest, 0.0)
         raised = linear.maximise(instance, base=lowest * (1 - TOLERANCE), slope=slope)
-        root = root_of_cut(path, raised.level_duals, raised.cut, start, trial)
+        root = root_of_cut(path, raised.level_duals, raised.cut, trial)
         bound = min(bound, root)
         weight = raised.level_duals * instance.top
         cuts.append((root, weight > BINDING * weight.max()))
-        s = reached(path, instance.throughput(raised.x) + ROUNDING * instance.top, start, bound)
-        close = bound - s <= 10 * TOLERANCE * max(abs(bound), abs(bound - start))
+        s = _reached(path, instance.throughput(raised.x) + ROUNDING * instance.top, bound)
+        close = bound - s <= 10 * TOLERANCE * abs(bound)
         # A root that no longer moves is exact to floating-point precision.
         if close or root >= trial * (1 - 1e-13):
             tight = [jobs for end, jobs in cuts if end <= bound + 10 * TOLERANCE * max(abs(bound), 1e-300)]
@@ -90,9 +90,9 @@ def max_feasible(instance: Instance, path: DemandPath, *, start: float = 0.0) ->
         trial = root
 
 
-def reached(path: DemandPath, throughput: np.ndarray, low: float, high: float) -> float:
-    """The largest s between ``low`` and ``high`` whose demands are met, to a relative 1e-9."""
-    enough = throughput * (1 + 2 * TOLERANCE)
+def _reached(path: DemandPath, throughput: np.ndarray, high: float) -> float:
+    """The largest s up to ``high`` whose demands are met, to a relative 1e-9."""
+    low, enough = 0.0, throughput * (1 + 2 * TOLERANCE)
     if (path.demand(high) <= enough).all():
         return high
     for _ in range(100):
@@ -110,13 +110,12 @@ def root_of_cut(
     path: DemandPath,
     level_duals: np.ndarray,
     cut: float,
-    start: float,
     end: float,
     *,
     precision: float = 1e-15,
     near: float | None = None,
 ) -> float:
-    """An s at or just above lambda . d(s) = cut between start and end; the end where that is not reached.
+    """An s at or just above lambda . d(s) = cut between 0 and end; the end where that is not reached.
 
     ``path``: d; ``level_duals``: (n,) lambda; ``precision``: relative, of s; ``near``: a guess of s.
     """
@@ -124,14 +123,14 @@ def root_of_cut(
     def excess(s: float) -> float:
         return float((level_duals * path.demand(s)).sum()) - cut
 
-    low, high = start, end
+    low, high = 0.0, end
     below, above = excess(low), excess(high)
     if above <= 0:
         return end
     if below >= 0:
-        return start
-    if near is not None and start < near < end:
-        low, high = _around(excess, near, start, end)
+        return 0.0
+    if near is not None and 0.0 < near < end:
+        low, high = _around(excess, near, end)
         below, above = excess(low), excess(high)
         if above <= 0:
             return high
@@ -154,14 +153,14 @@ def root_of_cut(
     return high
 
 
-def _around(excess: Callable[[float], float], near: float, start: float, end: float) -> tuple[float, float]:
-    """Two points around ``near`` between which the growing ``excess`` is 0, within ``start`` and ``end``."""
+def _around(excess: Callable[[float], float], near: float, end: float) -> tuple[float, float]:
+    """Two points around ``near`` between which the growing ``excess`` is 0, within 0 and ``end``."""
     part, here = FIRST_PART, near
     up = excess(near) < 0
     while True:
         before, here = here, near * (1.0 + part) if up else near * (1.0 - part)
         if up and (here >= end or excess(here) >= 0):
             return before, min(here, end)
-        if not up and (here <= start or excess(here) <= 0):
-            return max(here, start), before
+        if not up and (here <= 0.0 or excess(here) <= 0):
+            return max(here, 0.0), before
         part *= 8.0

@@ -272,7 +272,7 @@ class PricedJobs:
         self, level: np.ndarray, cut: float, precision: float = 1e-4, near: float | None = None
     ) -> float:
         """The s at which ``level`` (rows,) . demand(s) = ``cut``; about ``near``, where that is known."""
-        return root_of_cut(self._path(), level, cut, 0.0, self.end, precision=precision, near=near)
+        return root_of_cut(self._path(), level, cut, self.end, precision=precision, near=near)
 
     def _path(self) -> "_Path":
         stage, jobs = self.stage, self.jobs
