@@ -51,16 +51,24 @@ async def test_nothing_is_decided_before_something_asks_for_it():
 
 
 @pytest.mark.parametrize(
-    ("rest", "at_once"), [(Cooldown.NONE, True), (Cooldown.USUAL, False), (Cooldown.LONG, False)]
+    ("rest", "took", "pause"),
+    [
+        (Cooldown.NONE, HOUR, 0.0),
+        (Cooldown.USUAL, 0.4, 0.2),
+        (Cooldown.LONG, 0.4, 1.2),  # a quarter of the time is for decisions
+        (Cooldown.USUAL, HOUR, LONGEST_REST_SECONDS),
+        (Cooldown.LONG, HOUR, LONGEST_REST_SECONDS),
+    ],
 )
-async def test_a_decision_follows_another_at_once_only_where_gpus_may_wait_for_it(rest, at_once):
+async def test_a_decision_follows_another_at_once_only_where_gpus_may_wait_for_it(rest, took, pause):
     """The rest is bounded."""
     clock = Clock()
-    throttle = a_pace(clock)
+    throttle = a_pace(clock, took=took)
     throttle.request(rest)
-    assert await decides(throttle) is at_once
-    clock.now = LONGEST_REST_SECONDS
-    assert await decides(throttle) is not at_once
+    clock.now = 0.99 * pause
+    assert await decides(throttle) is (pause == 0.0)
+    clock.now = 1.01 * pause
+    assert await decides(throttle) is (pause > 0.0)
 
 
 async def test_what_is_urgent_is_not_held_up_by_what_asked_before_it():
