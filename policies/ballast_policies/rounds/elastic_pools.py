@@ -388,7 +388,7 @@ class _PoolChoice:
         one = SizeCandidate(
             job=job, gang=gang, index=self._index[name], gpu_type=gpu_type, unit=self._units[name]
         )
-        most = cluster.usable(name)[pool]
+        most = cluster.usable(cluster.asks_of(name))[pool]
         tenant = cluster.tenants.get(name, "")
         if tenant in cluster.room:
             most = min(most, least + max(0, cluster.room[tenant]))

@@ -224,7 +224,7 @@ Ways = tuple[list[Configuration], Configuration | None]
 
 
 def _in_each_pool(job: Job, question: Question, gang: ElasticGang | None, at: Placement | None) -> Ways:
-    rooms = question.usable(job.name)
+    rooms = question.usable(question.asks_of(job.name))
     if at is not None:
         rooms = {**rooms, at.pool: question.gpus[at.pool]}
     every = [
@@ -255,7 +255,7 @@ def _over_pools(job: Job, question: Question, at: Placement | None) -> Ways:
         now = Configuration(name=str(least), gpus=gpus, throughput=speed)
         return [now], now
     assert gang is not None  # no pool holds it
-    usable = NodeRequest(question.asks_of(job.name).barred, gang.per_pod).usable(question.nodes)
+    usable = question.usable(NodeRequest(question.asks_of(job.name).barred, gang.per_pod))
     room = {pool: (question.types[pool], gpus) for pool, gpus in usable.items()}
     return [
         Configuration(

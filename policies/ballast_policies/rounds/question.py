@@ -173,9 +173,8 @@ class Question:
     def _usable(self) -> dict[NodeRequest, Mapping[str, int]]:
         return {}
 
-    def usable(self, name: str) -> Mapping[str, int]:
-        """Pool -> GPUs on which the gang may be started; of thousands of jobs most ask for the same."""
-        asks = self.asks_of(name)
+    def usable(self, asks: NodeRequest) -> Mapping[str, int]:
+        """Pool -> GPUs on which such a gang may be started; of thousands of jobs most ask for the same."""
         if asks not in self._usable:
             self._usable[asks] = asks.usable(self.nodes)
         return self._usable[asks]
