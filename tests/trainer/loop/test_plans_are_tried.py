@@ -227,6 +227,17 @@ def test_one_rank_which_is_not_tried_refuses_sparse_gradients():
         train_here(job("of_one_kind", args={"kind": "LookingUp"}))
 
 
-def test_buffers_that_replicas_change_apart_are_told(gang):
-    running = gang(job("of_one_kind", args={"kind": "Counted"}, parallelism={"data": 2}), ranks=2).succeeded()
-    assert "Counted (seen) changes buffers in a forward: each replica has its own" in running.errors()
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("Counted", "Counted (seen) changes buffers in a forward: each replica has its own"),
+        (
+            "Clipping",
+            "Clipping has a hook by register_post_accumulate_grad_hook: it sees the gradients of one",
+        ),
+    ],
+)
+def test_what_replicas_do_apart_is_told(gang, kind, told):
+    running = gang(job("of_one_kind", args={"kind": kind}, parallelism={"data": 2}), ranks=2)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    assert told in running.errors()

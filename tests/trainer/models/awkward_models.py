@@ -147,6 +147,18 @@ class Counted(Doubling):
         return super().forward(value) / self.seen
 
 
+class Clipping(Doubling):
+    """Clips what its weight's gradient has added up to."""
+
+    def __init__(self, width):
+        super().__init__(width)
+        self.linear.weight.register_post_accumulate_grad_hook(self.clip)
+
+    @staticmethod
+    def clip(weight):
+        weight.grad.clamp_(-0.1, 0.1)
+
+
 class Quantized(Doubling):
     """Has weights of int8 that do not learn, and one without numbers."""
 

@@ -301,6 +301,23 @@ def _tell_of_replicas(module: str, kind: str) -> None:
         )
 
 
+def tell_of_hooks(layers: Iterable[nn.Module]) -> None:
+    """Warn, once a class, of hooks that see what one replica has added up of a gradient."""
+    for layer in layers:
+        if any(parameter._post_accumulate_grad_hooks for parameter in layer.parameters()):
+            _tell_of_hooks(type(layer).__name__)
+
+
+@functools.cache
+def _tell_of_hooks(kind: str) -> None:
+    logger.warning(
+        "%s has a hook by register_post_accumulate_grad_hook: it sees the gradients of one replica before "
+        "they are added up, and one that clips them, e.g., has another result than in one process. To fix: "
+        "register_hook, which sees those of a microbatch, training.clipNorm, or parallelism.data: 1",
+        kind,
+    )
+
+
 @contextlib.contextmanager
 def attributes_back(modules: Iterable[nn.Module]) -> Iterator[Attributes]:
     """Attributes and generators come back, e.g. what a layer has counted in its newest forward."""

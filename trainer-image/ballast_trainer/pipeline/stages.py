@@ -13,7 +13,7 @@ from ballast_policies.planning.schedules.schedule import Kind, Schedule
 from ballast_trainer.data.collate import Batch
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.layers.boundaries import Boundary
-from ballast_trainer.layers.buffers import tell_of_replicas
+from ballast_trainer.layers.buffers import tell_of_hooks, tell_of_replicas
 from ballast_trainer.layers.frozen_outputs import FrozenOutputs
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.layer_stack import LayerStack
@@ -200,6 +200,7 @@ class PipelineBuilder:
         known.mark(self.layers)
         if self._copies == "replicas":
             tell_of_replicas(module for layer in self.layers for module in layer.stateful)
+            tell_of_hooks(layer.module for layer in self.layers)
         return boundaries
 
     def build(self, boundaries: Boundaries) -> ExecutedPipeline:

@@ -58,10 +58,7 @@ class WeightVersions:
         self.most_held = 1
 
     def _alias(self) -> list[nn.Parameter]:
-        return [
-            nn.Parameter(live.data, requires_grad=live.requires_grad) if live.requires_grad else live
-            for _, _, live in self._places
-        ]
+        return [_alias_of(live) if live.requires_grad else live for _, _, live in self._places]
 
     @contextlib.contextmanager
     def in_place(self, version: int) -> Iterator[None]:
@@ -104,11 +101,22 @@ class WeightVersions:
             if parameter.grad is not None and parameter is not live:
                 live.grad = parameter.grad if live.grad is None else live.grad.add_(parameter.grad)
                 parameter.grad = None
+                for hook in (live._post_accumulate_grad_hooks or {}).values():
+                    hook(live)
 
     def _let_go(self) -> None:
         gone = [v for v in self._held if v != self.newest and self._uses[v] <= 0]
         for version in gone:
             del self._held[version]
+
+
+def _alias_of(live: nn.Parameter) -> nn.Parameter:
+    """A parameter in the memory of another, with its attributes and the hooks of its gradient."""
+    alias = nn.Parameter(live.data)
+    vars(alias).update(vars(live))
+    for hook in (live._backward_hooks or {}).values():
+        alias.register_hook(hook)
+    return alias
 
 
 def _put(owner: nn.Module, name: str, parameter: nn.Parameter) -> None:
