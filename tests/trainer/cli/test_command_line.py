@@ -178,17 +178,26 @@ def test_a_full_disk_behind_standard_output_does_not_end_the_training(pods):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGHUP, marks=UNDER_NOHUP), signal.SIGKILL])
-def test_ranks_save_and_leave_where_their_terminal_or_their_parent_is_gone(pods, tmp_path, number):
+@pytest.mark.parametrize(
+    ("number", "saved"),
+    [
+        pytest.param(signal.SIGHUP, {}, marks=UNDER_NOHUP),
+        pytest.param(signal.SIGHUP, {"inMemoryEverySteps": 1}, marks=UNDER_NOHUP),
+        (signal.SIGKILL, {}),
+    ],
+)
+def test_ranks_save_and_leave_where_their_terminal_or_their_parent_is_gone(pods, tmp_path, number, saved):
     """None trains on unseen, with the folder's lock, and no step is lost."""
     config = {"totalSteps": 100_000, "model": {"name": "recurrent", "layers": 4}}
-    saved = {"path": str(tmp_path / "saved"), "everySteps": 100_000}
+    saved = {**saved, "path": str(tmp_path / "saved"), "everySteps": 100_000}
     run(pods, {**config, "checkpoint": saved}, "--ranks", "2")
     pods.wait_for_step(1, "run")
     parent = pods.processes["run"].pid
     children = [int(c) for c in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
-    os.kill(parent, number)
-    assert pods.exit_code("run") == (ExitCode.STOPPED if number == signal.SIGHUP else -number)
+    # A terminal tells all of its processes.
+    for process in [*children, parent] if number == signal.SIGHUP else [parent]:
+        os.kill(process, number)
+    assert pods.exit_code("run") == (ExitCode.STOPPED if number == signal.SIGHUP else -number), pods.errors()
     eventually(lambda: not any(map(is_alive, children)), "the ranks are gone")
     assert list((tmp_path / "saved").glob("step-*/manifest.json"))
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy
 import pytest
@@ -18,7 +19,8 @@ from ballast_trainer.data.sources import ReplayedLoader, ShuffledDataset, batche
 from ballast_trainer.errors import ConfigurationError, DataError
 from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.loop.batches import Batches
-from ballast_trainer.models.registry import data_source
+from ballast_trainer.models.protocol import Model
+from ballast_trainer.models.registry import batch_form, data_source
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
@@ -72,6 +74,15 @@ def test_a_loader_is_not_read_again_for_a_step_just_gone():
     assert source.begun == 1
     assert reader(7, 0, 4)[0].tolist() not in order.values()
     assert source.begun == 2
+
+
+class Box(NamedTuple):
+    """A part of every image."""
+
+    left: int
+    top: int
+    right: int
+    bottom: int
 
 
 class Growing:
@@ -299,6 +310,26 @@ def test_unusable_data_is_refused_with_the_reason(source, words):
     with pytest.raises(ConfigurationError, match=words) as caught:
         batches_from(source)(0, 0, 4)
     assert caught.value.field == "data.name"
+
+
+@pytest.mark.parametrize(
+    ("beside", "microbatches"),
+    [
+        ([None] * 4, 2),
+        ((2, 2, 2, 2), 2),
+        (Box(0, 0, 8, 6), 2),
+        ({"left": 0, "top": 0, "right": 8, "bottom": 6}, 2),
+        (list("abc"), 2),
+        ([torch.zeros(4), torch.ones(4), "a", "b"], 2),
+        (list("abcd"), 1),
+    ],
+)
+def test_no_value_that_is_of_all_samples_is_refused(beside, microbatches):
+    """As many as samples, by chance; or the one microbatch has all samples."""
+    model = Model.from_layers([torch.nn.Identity()], loss=torch.nn.functional.mse_loss)
+    form = batch_form(DataConfig(name="mine:data"), model, microbatches)
+    source = batches_from(lambda seed, step, size: ((torch.zeros(4, 2), beside), torch.zeros(4)), form)
+    assert source(0, 0, 4)[0][1] is beside
 
 
 @pytest.fixture

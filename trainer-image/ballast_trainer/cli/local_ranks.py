@@ -105,7 +105,7 @@ def _served(address: str, port: int) -> Iterator[None]:
 def _serve(address: str, port: int) -> None:
     from ballast_trainer.distributed.process_group import serve_store
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     parent = os.getppid()
     try:

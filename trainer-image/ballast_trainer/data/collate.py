@@ -34,6 +34,7 @@ class BatchForm:
         rows: that samples are packed into; None: each is a row of its own.
         next_tokens: whether the model's targets are the tokens that follow its inputs.
         shift: whether targets are the inputs' own tokens, and become those that follow.
+        divided: whether a batch has several microbatches.
     """
 
     field: str = "data"
@@ -43,6 +44,7 @@ class BatchForm:
     rows: int | None = None
     next_tokens: bool = False
     shift: bool = False
+    divided: bool = True
 
     def of_samples(self, samples: list[Any]) -> Any:
         """A batch of these samples.
@@ -79,7 +81,7 @@ class BatchForm:
                 targets are the next ones, or next ones that are to be shifted.
         """
         pair = self._pair(batch) if isinstance(batch, Mapping) else batch
-        inputs, targets = whole_batch(pair, self.rows or size, f"{self.field}.name")
+        inputs, targets = whole_batch(pair, self.rows or size, f"{self.field}.name", divided=self.divided)
         tokens = inputs["input_ids"] if isinstance(inputs, Mapping) and "input_ids" in inputs else inputs
         if self.shift and self.rows is None:
             targets = self._shifted(tokens, targets)
@@ -177,8 +179,10 @@ def _are_at(places: int, tokens: Any, targets: torch.Tensor) -> bool:
     return bool((counted.any() or places) and (targets == ahead)[counted].all())
 
 
-def whole_batch(batch: Any, size: int, field: str) -> Batch:
+def whole_batch(batch: Any, size: int, field: str, *, divided: bool) -> Batch:
     """Inputs and targets, if the batch is a pair of ``size`` samples; inputs may be a tree.
+
+    ``divided``: into microbatches.
 
     Raises:
         ConfigurationError: it is not.
@@ -197,11 +201,12 @@ def whole_batch(batch: Any, size: int, field: str) -> Batch:
     if not isinstance(targets, torch.Tensor):
         reason = f"targets are {type(targets).__name__}, not a tensor. To fix: return a tensor"
         raise ConfigurationError(field, reason)
-    if _has_list(structure, size):
+    if divided and _has_list(structure, size):
         raise ConfigurationError(
             field,
             f"inputs have a list of {size} values, one a sample, which microbatches do not divide as "
-            "tensors. To fix: a tensor of numbers in its place, or a collate function that leaves it out",
+            "tensors. To fix: a tensor of numbers in its place, or a collate function that leaves it out; a "
+            "dict in its place where they are of all samples",
         )
     for name, value in (*(("inputs", value) for value in tensors), ("targets", targets)):
         if value.dim() == 0 or len(value) != size:
@@ -214,12 +219,13 @@ def whole_batch(batch: Any, size: int, field: str) -> Batch:
 
 
 def _has_list(structure: Structure, size: int) -> bool:
-    """True if some list in a tree has so many constants, several, and nothing else."""
+    """True if some list or plain tuple in a tree has so many constants that differ, and nothing else."""
     if not isinstance(structure, Node):
         return False
     children = structure.children
-    constant = all(isinstance(child, Constant) for child in children) and not structure.names
-    return (constant and len(children) == size > 1) or any(_has_list(child, size) for child in children)
+    constant = structure.kind in (list, tuple) and all(isinstance(child, Constant) for child in children)
+    differ = len(children) == size and len(set(children)) > 1
+    return (constant and differ) or any(_has_list(child, size) for child in children)
 
 
 def _first(sample: Any) -> Any:

@@ -185,6 +185,7 @@ def batch_form(data: DataConfig, model: Model, microbatches: int, field: str = "
         rows=microbatches if data.packing else None,
         next_tokens=model.predicts_next,
         shift=data.shift_labels,
+        divided=microbatches > 1,
     )
 
 
