@@ -265,8 +265,10 @@ class _RoundEnds:
 
     def __call__(self, present: Mapping[str, _SizedJob], now: float) -> Answer:
         """The policy's choice; between ends of rounds, and while no job arrives or ends, the last."""
-        rounds, names = math.floor((now + LEAST_STEP) / self.seconds), tuple(present)
-        if now <= rounds * self.seconds + LEAST_STEP and (self.policy.every_round or names != self.asked):
+        # Of large numbers the quotient may be just below the whole one.
+        names, nearest = tuple(present), round(now / self.seconds)
+        end = nearest * self.seconds
+        if abs(now - end) <= LEAST_STEP and (self.policy.every_round or names != self.asked):
             chosen = self.policy([one.state for one in present.values()], now)
             _check(chosen, self.cluster, now)
             self.placements = {
@@ -274,10 +276,9 @@ class _RoundEnds:
             }
             self.decisions, self.asked = self.decisions + 1, names
         again = self.policy.every_round or names != self.asked or not self.placements
-        return Answer(
-            round=Round(placements=self.placements, reasons={}),
-            until=(rounds + 1) * self.seconds if again else math.inf,
-        )
+        if end <= now + LEAST_STEP:
+            end = (nearest + 1) * self.seconds
+        return Answer(round=Round(placements=self.placements, reasons={}), until=end if again else math.inf)
 
 
 def _placed(configuration: Configuration) -> Placement:

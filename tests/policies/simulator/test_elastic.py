@@ -83,6 +83,16 @@ def test_one_job_alone_runs_on_its_best_configuration():
     assert at_once.completion_time == pytest.approx(at_once.alone)
 
 
+def test_jobs_that_train_for_decades_take_turns_at_ends_of_rounds():
+    """Rounds are counted right by a clock of numbers so large that quotients of them are rounded."""
+    fields = json.loads(file(30, seed=3))
+    fields["cluster"] = {"slow": {"nodes": 1, "gpus_per_node": 1}}
+    for row in fields["workloads"]["random"]:
+        row[-1] = 4e9
+    result = simulate(read_workload(json.dumps(fields)), policy="completion-time", round_seconds=7.3)
+    assert len(result.finished) == 30
+
+
 @pytest.mark.slow
 def test_the_same_file_gives_the_same_result():
     """No randomness, no clock."""
