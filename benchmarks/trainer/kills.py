@@ -307,6 +307,8 @@ def main() -> None:
             seconds += [event["seconds"] for event in lost]
             goodputs.append(steps[-1]["goodput"])
             left, number = left - kills, number + 1
+    if not seconds:
+        raise SystemExit(f"no rank was lost: no job has called {DURING.get(setting)}")
     alone = train_here(config(setting, None, totalSteps=max(losses))).losses
     apart = max(abs(loss - alone[step]) for step, found in losses.items() for loss in found)
     result = {
