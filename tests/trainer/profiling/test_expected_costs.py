@@ -115,6 +115,30 @@ def test_layers_that_only_seem_uneven_stay():
     assert 0.02 < gain < 0.1
 
 
+def test_the_profile_follows_costs_that_change_at_no_known_step():
+    """Two measured steps that agree replace the older ones, and the next steps are measured; one is noise."""
+    profile = Profile(3)
+    for step in range(8):
+        assert profile.wants(step)
+        add_step(profile, (4.0, 4.0 + 0.1 * (step % 3), 4.0))
+    assert not profile.wants(9) and profile.wants(16)
+    add_step(profile, (4.0, 4.0, 9.0))
+    assert profile.wants(17), "a step that differs is followed by another look"
+    add_step(profile, (4.0, 4.0, 4.1))
+    assert not profile.wants(18)
+    assert profile.costs().total[2] == pytest.approx(4.0)
+    add_step(profile, (4.0, 2.0, 4.0))
+    add_step(profile, (4.0, 2.1, 4.0))
+    assert profile.costs().total == pytest.approx((4.0, 2.05, 4.0))
+    assert len(profile) == 2 and profile.wants(19)
+    profile.follows = False
+    for _ in range(8):
+        add_step(profile, (4.0, 2.1, 4.0))
+    add_step(profile, (4.0, 9.0, 4.0))
+    assert not profile.wants(33), "on one rank no layer can move"
+    assert profile.wants(40)
+
+
 @pytest.mark.parametrize("noise", [0.05, 0.2])
 def test_noise_is_not_taken_for_change(noise):
     """Few more steps than one in eight are measured, and a layer that takes twice as long is seen at once."""
