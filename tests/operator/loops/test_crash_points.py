@@ -47,7 +47,7 @@ async def number_of_writes() -> int:
 async def test_a_death_at_any_write_of_a_launch_or_a_shrink_costs_nothing():
     """Both jobs succeed on their first launch, with one repack, whatever write was the operator's last.
 
-    One in three is tried each day, all are each night, as of evictions, and of lost pods up to the growth.
+    One in three is tried each day, all are each night, as of growths, evictions and lost pods.
     Its successor is a fresh process or a follower whose caches lag behind, in turns.
     """
     total = await number_of_writes()

@@ -10,7 +10,7 @@ from ballast_policies.protocol.observed import Cause
 
 from tests.operator.loops.simulated.machines import end_pod, node
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
-from tests.support.examples import first_daily
+from tests.support.examples import first_daily, first_fast, thinned
 
 LONG = {"totalSteps": 100_000}
 ENDLESS = {**LONG, "trainer": {"scales": True}}
@@ -322,3 +322,17 @@ async def test_a_gang_that_is_to_go_finishes_its_growth_first():
     await simulation.running("two", ticks=400)
     await simulation.running("one", ticks=400)
     assert set(simulation.status("one").restarts) == {Cause.PREEMPTED}
+
+
+@pytest.mark.parametrize("point", first_fast(thinned(range(9)), 2))
+async def test_an_operator_that_dies_at_any_write_of_a_growth_is_succeeded_without_loss(point):
+    """One launch, four ranks, no pod of a name twice, whatever write was the last."""
+    simulation = await running_pair()
+    start = simulation.world.writes
+    simulation.die_at(start + point)
+    simulation.world.put(NODE, node("b", "fast", 2))
+    await simulation.until(lambda: simulation.status("one").is_true("Grown"))
+    assert simulation.restarts == 1
+    status = simulation.status("one")
+    assert (status.launches, dict(status.restarts), len(status.allocation.pods)) == (1, {}, 4)
+    assert all(len(found) == 1 for found in simulation.world.uids_of_pods.values())
