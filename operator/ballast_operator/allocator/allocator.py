@@ -42,7 +42,7 @@ LONGEST_REST_SECONDS = 2.0
 
 
 class Cooldown(enum.Enum):
-    """Pause after a decision, as a fraction of the time that it took: time for what it has decided."""
+    """Pause after a decision, as a multiple of the time that it took: time for what it has decided."""
 
     NONE = 0.0
     """A new job may fit in GPUs that are free."""
