@@ -85,6 +85,17 @@ async def test_without_the_client_the_status_says_what_is_lost():
     assert simulation.state("one") == "Running"
 
 
+async def test_without_the_client_the_time_of_its_gpus_is_told_while_it_runs():
+    """Cost and goodput follow from GPUs that are held: no report is needed."""
+    simulation = await running(total=100_000)
+    await simulation.until(lambda: simulation.condition("one", "Reporting") is not None)
+    before = simulation.status("one").cost_at
+    await simulation.ticks(300)
+    after = simulation.status("one")
+    assert after.state == "Running" and after.cost_at > before
+    assert after.gpu_time.goodput > 0.5
+
+
 @pytest.mark.slow
 async def test_a_script_without_the_client_is_deleted_at_once_and_resumes_by_itself():
     """No process would hear a request to save: its pods get SIGTERM."""
