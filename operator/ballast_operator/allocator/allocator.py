@@ -47,8 +47,8 @@ class Cooldown(enum.Enum):
     NONE = 0.0
     """A new job may fit in GPUs that are free."""
     USUAL = 0.5
-    LONG = 3.0
-    """A new job can only be told why it waits; while thousands come, decisions take a quarter of the time."""
+    LONG = 1.0
+    """A new job can only be told why it waits; with thousands of them, decisions take half of the time."""
 
 
 class DecisionThrottle:

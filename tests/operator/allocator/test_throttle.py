@@ -55,7 +55,7 @@ async def test_nothing_is_decided_before_something_asks_for_it():
     [
         (Cooldown.NONE, HOUR, 0.0),
         (Cooldown.USUAL, 0.4, 0.2),
-        (Cooldown.LONG, 0.4, 1.2),  # a quarter of the time is for decisions
+        (Cooldown.LONG, 0.4, 0.4),  # half of the time is for decisions
         (Cooldown.USUAL, HOUR, LONGEST_REST_SECONDS),
         (Cooldown.LONG, HOUR, LONGEST_REST_SECONDS),
     ],
