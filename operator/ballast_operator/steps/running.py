@@ -121,9 +121,9 @@ def track_progress(context: ReconcileContext) -> TrainingJobStatus:
             )
     if view.is_script:
         status = with_reporting(context, status)
+        if not view.has_spoken:
+            return accrue_cost(context, status) if view.acknowledged else status
     plan = view.launched_plan
-    if view.is_script and not view.has_spoken:
-        return accrue_cost(context, status) if view.acknowledged else status
     if report is None or plan is None or report.epoch > plan.epoch or not view.has_spoken:
         return status
     status = _rebalanced(context, status, report)
