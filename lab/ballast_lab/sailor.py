@@ -194,8 +194,9 @@ class Profiles:
 
 
 def _ratio(here: Layers, there: Layers, part: int) -> float:
-    """Of the sums over the layers."""
-    return sum(row[part] for row in here) / sum(row[part] for row in there)
+    """Of the sums over the layers; 1 where ``there`` has none: some profiles have no updates."""
+    total = sum(row[part] for row in there)
+    return sum(row[part] for row in here) / total if total > 0 else 1.0
 
 
 class Links:

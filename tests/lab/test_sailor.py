@@ -11,8 +11,8 @@ MESSAGE = 2 * 2 * 2048 * 1024
 """Bytes of a microbatch of two between stages of OPT-350."""
 
 
-def rows(forward, layers=4):
-    return {str(layer): [forward, 2 * forward, 0.01] for layer in range(layers)}
+def rows(forward, layers=4, update=0.01):
+    return {str(layer): [forward, 2 * forward, update] for layer in range(layers)}
 
 
 def write(folder, profiles, plans):
@@ -63,16 +63,20 @@ def test_replicas_wait_for_the_slowest_and_reduce_their_gradients(tmp_path):
     assert predicted(tmp_path)["one"] == pytest.approx(4 * 4 * 0.6 + 0.04 + reduced, abs=1e-3)
 
 
-def test_a_profile_that_repeats_another_models_is_scaled_from_other_gpus(tmp_path):
-    """The small model is twice as fast on b: so is the large one, whose own profile is of a."""
-    small, large = {"2": {"4": rows(0.1)}}, {"2": {"4": rows(0.5, layers=6)}}
+@pytest.mark.parametrize("update", [0.01, 0.0])
+def test_a_profile_that_repeats_another_models_is_scaled_from_other_gpus(tmp_path, update):
+    """The small model is twice as fast on b: so is the large one, whose own profile is of a.
+
+    Some profiles of the artifact have no updates.
+    """
+    small, large = {"2": {"4": rows(0.1, update=update)}}, {"2": {"4": rows(0.5, layers=6, update=update)}}
     there = {"2": {"4": rows(0.05)}}
     write(
         tmp_path,
         {"OPT-350_a": small, "OPT-350_b": there, "GPT-Neo-2.7_a": large, "GPT-Neo-2.7_b": there},
         {"GPT-NEO": a_plan([list(range(6))], [["b"]], samples=2)},
     )
-    assert predicted(tmp_path)["GPT-NEO"] == pytest.approx(6 * 0.75 + 0.06, abs=2e-3)
+    assert predicted(tmp_path)["GPT-NEO"] == pytest.approx(6 * (0.75 + update), abs=2e-3)
 
 
 def test_a_smaller_microbatch_takes_no_longer_than_a_larger_one(tmp_path):
