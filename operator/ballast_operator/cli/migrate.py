@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
+from ballast_policies.contract.names import GPU_RESOURCE
 
 from ballast_operator.cli.live.manifests import read_manifests
 from ballast_operator.cli.option_names import printable
 
-GPU = "nvidia.com/gpu"
+GPU = re.compile(r"(nvidia|amd)\.com/(gpu|mig-.+)")
 UNKNOWN_STEPS = 1_000_000
 COPIED = "kubectl.kubernetes.io/last-applied-configuration"
 
@@ -283,23 +284,33 @@ def _containers(template: dict[str, Any]) -> list[dict[str, Any]]:
     return containers
 
 
+def _asked(container: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """GPUs that a container asks for: (limits or requests, the resource's name)."""
+    parts = _table(container.get("resources"))
+    return [(part, name) for part in parts for name in _table(parts[part]) if GPU.fullmatch(str(name))]
+
+
 def _sizes(
     template: dict[str, Any], fewest: int, most: int, said: list[str], *, usual: int = 1
 ) -> dict[str, Any]:
     """``pipeline`` and ``parallelism``; the template's own GPUs are taken out, which Ballast fills in."""
-    first = _containers(template)[0]
+    containers = _containers(template)
+    first = next((one for one in containers if any(_asked(one))), containers[0])
     resources = {
         k: dict(v) if isinstance(v, Mapping) else v for k, v in _table(first.get("resources")).items()
     }
     count: Any = None
-    for part in resources.values():
-        if isinstance(part, dict) and GPU in part:
-            count = part.pop(GPU)
+    for part, name in _asked(first):
+        count = resources[part].pop(name)
+    said += [
+        f"{name}: pods get it in pools with gpuResource: {name}"
+        for name in sorted({name for _, name in _asked(first)} - {GPU_RESOURCE})
+    ]
     if isinstance(first.get("resources"), Mapping):
         first["resources"] = {k: v for k, v in resources.items() if v}
         if not first["resources"]:
             del first["resources"]
-    template["spec"]["containers"][0] = first
+    template["spec"]["containers"] = [first, *(one for one in containers if one is not first)]
     gpus = int(str(count)) if str(count).isdecimal() and 0 < len(str(count)) < 5 else usual
     if count is None and usual == 1:
         said.append("no GPU is asked for: each pod has one now")

@@ -109,6 +109,20 @@ def test_a_pytorchjob_keeps_its_pods_and_its_policy():
     assert "--nnodes=4: torchrun reads them" in said and "nprocPerNode" not in said
 
 
+@pytest.mark.parametrize("resource", ["nvidia.com/gpu", "amd.com/gpu", "nvidia.com/mig-1g.5gb"])
+def test_the_container_with_gpus_is_the_one_that_trains(resource):
+    """Behind a sidecar, and by the name that its device plugin has for a GPU or a slice of one."""
+    item = yaml.safe_load(PYTORCH.replace("nvidia.com/gpu", resource))
+    pod = item["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]  # the Master's as well
+    pod["containers"].insert(0, {"name": "log", "image": "log:1"})
+    job, said = migrated(yaml.safe_dump(item))
+    assert job["spec"]["pipeline"] == {"minStages": 32, "maxStages": 32}
+    containers = job["spec"]["template"]["spec"]["containers"]
+    assert [one["name"] for one in containers] == ["pytorch", "log"]
+    assert containers[0]["resources"] == {"limits": {"memory": "64Gi"}}
+    assert (f"gpuResource: {resource}" in said) == (resource != "nvidia.com/gpu")
+
+
 def test_an_elastic_pytorchjob_keeps_its_bounds():
     """And says which of two templates it has."""
     item = yaml.safe_load(PYTORCH)
