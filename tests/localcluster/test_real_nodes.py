@@ -91,6 +91,9 @@ def test_a_real_cluster_runs_pods_and_leaves_nothing(tmp_path):
             assert node["status"]["nodeInfo"]["containerRuntimeVersion"].startswith("containerd://")
             assert node["status"]["allocatable"]["nvidia.com/gpu"] == "2"
             assert node["metadata"]["labels"]["ballast.dev/pool"] == "v100"
+        ours = marked_processes(f"{MARK_VARIABLE}={folder}")
+        mounts = [line for pid in ours for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()]
+        assert {line.split()[5].split(",")[0] for line in mounts if line.split()[4] == str(IMAGES)} == {"ro"}
         run(*kubectl, "apply", "-f", "-", stdin=POD)
         address = eventually(
             lambda: run(*kubectl, *("get", "pod", "one", "-o", "jsonpath={.status.podIP}")), "a pod's address"

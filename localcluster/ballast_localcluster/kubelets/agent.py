@@ -50,7 +50,7 @@ mount --bind "$0" "$0/run/node"
 mount --bind "$2" "$0/run/programs"
 if [ "$3" ]; then
     mkdir "$0/run/images"
-    mount --bind "$3" "$0/run/images"
+    mount -o bind,ro "$3" "$0/run/images"
 fi
 mount -n --move "$0/run" /run
 mount --bind /run/node/var-lib /var/lib
