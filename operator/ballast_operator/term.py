@@ -21,7 +21,17 @@ from ballast_operator.history.writer import HistoryWriter
 from ballast_operator.kube.caches import WATCHED
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.informers import Informers
-from ballast_operator.kube.kinds import EVENT, NODE, POD_GROUP, ROLE, ROLE_BINDING, SERVICE_ACCOUNT, Key, Kind
+from ballast_operator.kube.kinds import (
+    EVENT,
+    JOB,
+    NODE,
+    POD_GROUP,
+    ROLE,
+    ROLE_BINDING,
+    SERVICE_ACCOUNT,
+    Key,
+    Kind,
+)
 from ballast_operator.kube.queue import KeyQueue, Lane
 from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.observation.events import Recorder
@@ -97,7 +107,7 @@ class LeaderTerm:
             reporter=self._reporter,
             throttle=throttle,
         )
-        self._cluster = cluster
+        self._cluster, self._history = cluster, history
         self._reconciler = Reconciler(
             cluster,
             self._observer,
@@ -112,6 +122,8 @@ class LeaderTerm:
         """Until cancelled. Raises NotLeader: a write was refused by the fence."""
         self._informers.leads = True
         await self._informers.refresh()
+        if self._history is not None:
+            self._history.compare(self._caches[JOB], self._informers.namespace)
         self._reconciler.has_pod_groups = await self._cluster.serves(POD_GROUP)
         self._caches.listen(self._changes.changed)
         self._decoded.listeners.append(self._changes.planned)

@@ -229,11 +229,13 @@ class Allocator:
             self._publish(waiting_for_policy(jobs, problem), jobs, self._observer.decided.pools)
 
     async def _load(self, jobs: list[JobView]) -> None:
-        """Once: start from what an earlier leader has saved, except for jobs created since."""
+        """Start from what an earlier leader, or a backup, has saved, except for jobs created since."""
         if self._loaded:
             return
         saved = await self._store.load()
         self._loaded = True
+        if saved == SavedState():
+            return
         at = saved.memory.at if saved.memory is not None else 0.0
         known = {view.key for view in jobs if view.created is None or view.created.timestamp() <= at}
         self.decider.measurements.restore(
@@ -256,6 +258,7 @@ class Allocator:
             layers=self.decider.measurements.profiles.profiles,
         )
         await self._store.save(state)
+        self._loaded = not self._store.replaced
 
     def _record_wait(self, problem: str) -> None:
         if problem:

@@ -60,17 +60,25 @@ class SavedState:
 
 
 class StateStore:
-    """The ConfigMap."""
+    """The ConfigMap.
+
+    Attributes:
+        replaced: it is not as it was loaded or written last: a backup was restored, or somebody changed it.
+    """
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self._cluster = cluster
         self._namespace = namespace
         self._written = b""
+        self._on: dict[str, str] = {}
+        self.replaced = False
 
     async def load(self) -> SavedState:
         """State that an earlier leader saved, as far as readable. Raises Unavailable: no answer."""
+        self._written, self._on, self.replaced = b"", {}, False
         try:
             item = await self._cluster.get(CONFIG_MAP, self._namespace, STATE_NAME)
+            self._on = {"resourceVersion": item["metadata"]["resourceVersion"]}
         except NotFound:
             return SavedState()
         except Rejected as error:
@@ -83,22 +91,27 @@ class StateStore:
             return SavedState()
 
     async def save(self, state: SavedState) -> None:
-        """Write the state if more than its time has changed; a failure is logged, and tried again."""
+        """Write the state if more than its time has changed; a failure is logged, and tried again.
+
+        Only on the version that is known: accounts of a storage that was set back are not written over.
+        """
         timeless = encode(_at(state, 0.0))
         if timeless == self._written:
             return
         content = encode(state)
         labels = {"app.kubernetes.io/name": "ballast", "app.kubernetes.io/part-of": "ballast"}
         body = CONFIG_MAP.object(
-            metadata={"namespace": self._namespace, "name": STATE_NAME, "labels": labels},
+            metadata={"namespace": self._namespace, "name": STATE_NAME, "labels": labels, **self._on},
             binaryData={STATE_KEY: base64.b64encode(content).decode()},
         )
         try:
-            await self._cluster.apply(CONFIG_MAP, body)
+            written = await self._cluster.apply(CONFIG_MAP, body)
         except (Conflict, NotFound, Rejected, Unavailable) as error:
             logger.warning("state not saved, %d bytes: %s", len(content), error)
+            self.replaced = isinstance(error, Conflict | NotFound)
         else:
             self._written = timeless
+            self._on = {"resourceVersion": written["metadata"]["resourceVersion"]}
 
 
 def _at(state: SavedState, at: float) -> SavedState:

@@ -92,6 +92,7 @@ class History:
         namespaces: Iterable[str] | None = None,
         name: str = "",
         uid: str = "",
+        deleted: bool | None = None,
         most: int = 1000,
         skip: int = 0,
     ) -> list[JobRecord]:
@@ -108,6 +109,8 @@ class History:
         for column, value in ((_JOBS.c.name, name), (_JOBS.c.uid, uid)):
             if value:
                 query = query.where(column == _fit(value))
+        if deleted is not None:
+            query = query.where(_JOBS.c.deleted.is_not(None) == deleted)
         with self._connected("ro") as connection:
             return [JobRecord(**row) for row in connection.execute(query).mappings()]
 

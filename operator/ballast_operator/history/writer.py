@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,8 @@ WRITE_SECONDS, TRIM_SECONDS, TOLD_SECONDS = 2.0, 600.0, 60.0
 DECIDED_SECONDS, FIRST_REPLAY_SECONDS, REPLAY_SECONDS = 10.0, 3_600.0, 86_400.0
 REPLAY_CPU_SECONDS = 3_600
 MOST_BATCH = 2_000
+
+GONE = "it was gone when an operator began to lead: deleted before, or not in a backup that was restored"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,7 @@ class HistoryWriter:
         self._trimmed_at = self._told_at = float("-inf")
         self._rows, self._decided_at = Rows(), float("-inf")
         self._decided: Decided | None = None
+        self._present: tuple[float, str, frozenset[str]] | None = None
         self.twin: TwinResult | None = None
         self._replaying: subprocess.Popen[bytes] | None = None
         self._replay_at, self._twin_read = recent.clock() + FIRST_REPLAY_SECONDS, False
@@ -109,6 +112,29 @@ class HistoryWriter:
             self._metrics.history_dropped.inc()
         except (LookupError, TypeError, ValueError, AttributeError):  # a status that nobody here has written
             self._metrics.history_dropped.inc()
+
+    def compare(self, present: Iterable[Object], namespace: str) -> None:
+        """Take in all jobs of a namespace (empty: of the cluster) as a leader finds them. From any thread.
+
+        Others that are in history have been deleted while nobody looked, or by a restore of etcd.
+        """
+        self._present = self._clock(), namespace, frozenset(item["metadata"]["uid"] for item in present)
+
+    def _end_missing(self) -> None:
+        if self._present is None:
+            return
+        at, namespace, present = self._present
+        of = [namespace] if namespace else None
+        known = self._history.jobs(namespaces=of, deleted=False, most=self._keep.jobs)
+        rows: list[JobRecord | Happened] = []
+        for job in known:
+            if job.uid not in present and job.updated <= at:
+                rows.append(dataclasses.replace(job, deleted=at, updated=at))
+                rows.append(
+                    Happened(at=at, key=(job.namespace, job.name), uid=job.uid, what="Deleted", text=GONE)
+                )
+        self._history.put(rows)
+        self._present = None
 
     def decided(self, decided: Decided) -> None:
         """Take in a decision; of several in a row the newest is kept. From any thread."""
@@ -174,6 +200,7 @@ class HistoryWriter:
                 oldest = self._clock() - 86_400 * self._keep.days
                 self._history.trim(oldest=oldest, jobs=self._keep.jobs)
                 self._trimmed_at = self._clock()
+            self._end_missing()
         except HistoryError as error:
             self._failed(error)
         except Exception:  # nothing of history may end its thread

@@ -62,6 +62,7 @@ class Informers:
     Attributes:
         caches: what is known.
         leads: whether this replica leads; a follower lists less often.
+        namespace: of the jobs that are watched; empty: all.
         metrics, waits: of the process.
     """
 
@@ -77,7 +78,7 @@ class Informers:
         self.caches = Caches()
         self.leads = False
         self._cluster = cluster
-        self._namespace = namespace
+        self.namespace = namespace
         self._settings = settings
         self.metrics = metrics
         self.waits = waits
@@ -109,7 +110,7 @@ class Informers:
         await self._listed.wait()
         if begun:
             what = "this replica leads, and lists the cluster's objects once more"
-            await list_until_complete(self.caches, self._cluster, self._namespace, self.waits, what=what)
+            await list_until_complete(self.caches, self._cluster, self.namespace, self.waits, what=what)
 
     async def stop(self) -> None:
         """End the watches and lists."""
@@ -119,7 +120,7 @@ class Informers:
 
     async def _list(self) -> None:
         what = "the cluster's objects are being listed for the first time"
-        await list_until_complete(self.caches, self._cluster, self._namespace, self.waits, what=what)
+        await list_until_complete(self.caches, self._cluster, self.namespace, self.waits, what=what)
         known = ", ".join(f"{len(store)} {kind.plural}" for kind, store in self.caches.stores.items())
         logger.info("listed %s", known)
         self._freeze()
@@ -161,7 +162,7 @@ class Informers:
             if follows_rarely and time.monotonic() - last < FOLLOWER_RESYNC * every:
                 continue
             pause, last = min(2 * pause, every), time.monotonic()
-            failed = await resync(self.caches, self._cluster, self._namespace, self.waits)
+            failed = await resync(self.caches, self._cluster, self.namespace, self.waits)
             for kind in failed.keys() & self.caches.doubted.keys():
                 logger.warning("%s: %s; they are listed anew", kind.plural, failed[kind])
 
@@ -171,7 +172,7 @@ class Informers:
             self.caches.set_back.clear()
             async with asyncio.TaskGroup() as group:
                 watches = [
-                    group.create_task(Reflector(self.caches, self._cluster, kind, self._namespace).run())
+                    group.create_task(Reflector(self.caches, self._cluster, kind, self.namespace).run())
                     for kind in WATCHED
                 ]
                 await self.caches.set_back.wait()

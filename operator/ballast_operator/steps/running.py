@@ -160,7 +160,7 @@ def progress(context: ReconcileContext, report: Report) -> Progress:
         left = datetime.timedelta(seconds=round((total - report.step) / rate))
         eta = (context.now + left).replace(microsecond=0)
     known = context.view.status.progress
-    validation_loss = _within(report.validation_loss, -math.inf, math.inf)
+    validation_loss = _shown(report.validation_loss)
     validation_step = _within(report.validation_step, 0, step)
     if validation_loss is None and known is not None:
         # A new launch has not evaluated yet.
@@ -168,7 +168,7 @@ def progress(context: ReconcileContext, report: Report) -> Progress:
     return Progress(
         step=step,
         steps_per_second=_within(report.steps_per_second, 0.0, math.inf),
-        loss=_within(report.loss, -math.inf, math.inf),
+        loss=_shown(report.loss),
         imbalance=_within(report.imbalance, 0.0, math.inf),
         bubble=_within(report.bubble, 0.0, 1.0),
         checkpoint_step=_within(report.checkpoint_step, 0, report.step),
@@ -192,6 +192,11 @@ def _within(value: N | None, least: N, most: N) -> N | None:
     if value is None or not math.isfinite(value):
         return None
     return max(least, min(most, value))
+
+
+def _shown(loss: float | None) -> float | None:
+    """A loss, of which nothing is computed, by six digits: `kubectl get` prints what is stored."""
+    return float(f"{loss:.6g}") if loss is not None and math.isfinite(loss) else None
 
 
 def _rebalanced(context: ReconcileContext, status: TrainingJobStatus, report: Report) -> TrainingJobStatus:

@@ -163,6 +163,26 @@ async def test_it_is_written_only_when_it_has_changed():
     assert_alike(await store.load(), state, rel=1e-8)
 
 
+@pytest.mark.parametrize("change", ["restored", "deleted"])
+async def test_what_others_have_put_in_its_place_is_not_written_over(change):
+    """It is told apart from what was written last; once it is loaded, it is written again."""
+    world = World()
+    store, backup = StateStore(FakeCluster(world), "n"), encode(a_state(3))
+    await store.load()
+    await store.save(a_state(2))
+    if change == "restored":
+        content = {"binaryData": {STATE_KEY: base64.b64encode(backup).decode()}}
+        world.put(CONFIG_MAP, {**world.get(CONFIG_MAP, "n", STATE_NAME), **content})
+    else:
+        world.drop(CONFIG_MAP, "n", STATE_NAME)
+    await store.save(a_state(1))
+    assert store.replaced
+    assert await store.load() == (decode(backup) if change == "restored" else SavedState())
+    await store.save(a_state(2))
+    assert not store.replaced
+    assert_alike(await store.load(), a_state(2), rel=1e-8)
+
+
 async def test_without_the_right_to_write_the_operator_continues():
     """Logged, and tried again."""
     cluster = FakeCluster(World())

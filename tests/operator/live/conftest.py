@@ -58,12 +58,19 @@ class Nursery:
         self._process.stdin.flush()
 
     @contextlib.contextmanager
-    def operator(self, namespace: str, *, die_after: int | None = None) -> Iterator["Life"]:
+    def operator(
+        self, namespace: str, *, die_after: int | None = None, history: Path | None = None
+    ) -> Iterator["Life"]:
         """An operator whose leader's Lease is in ``namespace``; ended on leaving."""
         name = f"operator-{next(self._numbers)}"
         log = self._folder / f"{name}.log"
         self._say(
-            id=name, dieAfter=die_after, kubeconfig=str(self.kubeconfig), namespace=namespace, log=str(log)
+            id=name,
+            dieAfter=die_after,
+            kubeconfig=str(self.kubeconfig),
+            namespace=namespace,
+            log=str(log),
+            history=None if history is None else str(history),
         )
         life = Life(self._ends, name, log)
         try:
@@ -107,8 +114,10 @@ class Stage:
         self.core, self.custom = client.CoreV1Api(api), client.CustomObjectsApi(api)
         self.coordination = client.CoordinationV1Api(api)
 
-    def operator(self, *, die_after: int | None = None) -> contextlib.AbstractContextManager[Life]:
-        return self.nursery.operator(self.namespace, die_after=die_after)
+    def operator(
+        self, *, die_after: int | None = None, history: Path | None = None
+    ) -> contextlib.AbstractContextManager[Life]:
+        return self.nursery.operator(self.namespace, die_after=die_after, history=history)
 
     def add_job(
         self,

@@ -84,6 +84,7 @@ def live(order: dict[str, Any], countdown: Countdown) -> None:
         lease_namespace=order["namespace"],
         health_host="127.0.0.1",
         health_port=0,
+        history=order["history"],
     )
 
     async def run() -> None:

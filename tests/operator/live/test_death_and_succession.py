@@ -1,6 +1,7 @@
 """Operators killed with SIGKILL on a real API server, with trainers that are real processes."""
 
 import pytest
+from ballast_operator.history.store import History
 
 from tests.support.waiting import eventually
 
@@ -44,9 +45,13 @@ def test_a_second_replica_waits_and_takes_over_when_the_leader_dies(stage):
     assert _holder(stage) == ""
 
 
-def test_deleting_a_job_and_its_namespace_with_the_operator_dead_leaves_nothing_stuck(stage):
-    """No finalizer of ours waits for anybody: ownership and the garbage collector do it."""
-    with stage.operator():
+def test_deleting_a_job_and_its_namespace_with_the_operator_dead_leaves_nothing_stuck(stage, tmp_path):
+    """No finalizer of ours waits for anybody: ownership and the garbage collector do it.
+
+    The next operator adds to history that the job is gone.
+    """
+    kept = tmp_path / "history.db"
+    with stage.operator(history=kept):
         for name in ("one", "two"):
             stage.add_job(name, script={"total": 10_000})
             stage.wait_for(name, "Running")
@@ -68,6 +73,9 @@ def test_deleting_a_job_and_its_namespace_with_the_operator_dead_leaves_nothing_
             ),
             "what it owned to go",
         )
+    with stage.operator(history=kept):
+        eventually(lambda: [job.name for job in History(kept).jobs(deleted=True)] == ["one"], "history")
+    assert "two" in [job.name for job in History(kept).jobs(deleted=False)]
     stage.core.delete_namespace(stage.namespace)
     eventually(
         lambda: stage.namespace not in [n.metadata.name for n in stage.core.list_namespace().items],

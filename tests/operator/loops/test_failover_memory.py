@@ -1,7 +1,10 @@
 """What an operator's death leaves to its successor: accounts, moves and measured speeds."""
 
+import base64
+import dataclasses
+
 import pytest
-from ballast_operator.allocator.saved_state import STATE_NAME
+from ballast_operator.allocator.saved_state import STATE_KEY, STATE_NAME, decode, encode
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, job
@@ -48,6 +51,29 @@ async def test_time_without_an_operator_counts_as_promised_and_received():
     for name in set(before.shares) - {key}:
         gained = sum(after.account.promised[name].values()) - sum(before.account.promised[name].values())
         assert gained == pytest.approx(121 / 3, abs=10)
+
+
+@pytest.mark.parametrize("change", ["restored", "deleted"])
+async def test_accounts_of_a_backup_are_gone_on_with(change):
+    """By an operator that runs on; where there are none any more, it keeps its own."""
+    simulation = crowded()
+    await simulation.ticks(41)
+    key, name = f"{NAMESPACE}/three", ("ballast-system", STATE_NAME)
+    item, before = simulation.world.get(CONFIG_MAP, *name), simulation.allocator.decider.memory.accounts
+    if change == "restored":
+        state = decode(base64.b64decode(item["binaryData"][STATE_KEY]))
+        account = dataclasses.replace(state.memory.account, promised={key: {"fast": 5000.0}})
+        state = dataclasses.replace(state, memory=dataclasses.replace(state.memory, account=account))
+        content = {"binaryData": {STATE_KEY: base64.b64encode(encode(state)).decode()}}
+        simulation.world.put(CONFIG_MAP, {**item, **content})
+    else:
+        simulation.world.drop(CONFIG_MAP, *name)
+    await simulation.ticks(25)
+    promised = sum(simulation.allocator.decider.memory.accounts.account.promised[key].values())
+    least = 4000.0 if change == "restored" else sum(before.account.promised[key].values())
+    assert promised > least
+    saved = decode(base64.b64decode(simulation.world.get(CONFIG_MAP, *name)["binaryData"][STATE_KEY]))
+    assert sum(saved.memory.account.promised[key].values()) > least
 
 
 async def test_a_job_created_again_under_an_old_name_inherits_nothing():

@@ -162,6 +162,26 @@ def test_an_operator_that_starts_again_tells_nothing_twice(kept: Kept, waited: b
     assert [what for _, what, _ in kept.history.events(job.uid)] == ["Launched"]
 
 
+@pytest.mark.parametrize("namespace", ["", "team", "other"])
+def test_a_job_that_went_while_nobody_led_is_known_to_be_gone(kept: Kept, namespace: str) -> None:
+    """By a new leader, of the namespaces that it watches; later jobs, and those already gone, stay."""
+    ended("old", kept)
+    for name in ("stays", "gone"):
+        kept.train(name)
+    again = Kept(kept.where)
+    again.world.now += 1000
+    again.train("stays")
+    again.writer.compare(list(again.world.caches[JOB]), namespace)
+    again.world.now += 1
+    again.train("young")
+    again.close()
+    gone = {job.name: job.deleted for job in kept.history.jobs(deleted=True)}
+    assert gone == {"one": NOW + 30} | ({"gone": NOW + 1000} if namespace != "other" else {})
+    told = [text for _, what, text in kept.history.events("uid-team-gone") if what == "Deleted"]
+    assert [text.partition(" when")[0] for text in told] == ["it was gone"] * (namespace != "other")
+    assert len(kept.history.events("uid-old-one")) == 6
+
+
 def test_a_replica_that_does_not_lead_writes_nothing(kept: Kept) -> None:
     kept.leads = False
     ended("team", kept)

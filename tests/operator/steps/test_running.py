@@ -86,6 +86,7 @@ def test_the_validation_loss_stays_until_the_next_evaluation():
     ("report", "want"),
     [
         ({"loss": float("nan")}, {"loss": None}),
+        ({"loss": 2.3456789012}, {"loss": 2.34568}),
         ({"bubble": 1.0000001}, {"bubble": 1.0}),
         ({"validation_loss": float("inf"), "validation_step": 50}, {"validation_loss": None}),
         ({"checkpoint_step": 51}, {"checkpoint_step": 50}),
@@ -94,6 +95,7 @@ def test_the_validation_loss_stays_until_the_next_evaluation():
     ],
     ids=[
         "loss is not a number",
+        "loss of more digits than are shown",
         "rounded above 1",
         "validation loss is infinite",
         "checkpoint ahead",
