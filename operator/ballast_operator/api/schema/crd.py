@@ -293,7 +293,7 @@ def _definition(resource: Resource) -> dict[str, Any]:
 
 
 def root_schema(resource: Resource) -> Schema:
-    """The schema of a kind, with each rule by itself."""
+    """The schema of a kind."""
     root: Schema = {
         "description": " ".join((resource.root.__doc__ or "").split()),
         "type": "object",

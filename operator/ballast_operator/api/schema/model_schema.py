@@ -4,8 +4,10 @@ Types, defaults, bounds, descriptions and rules are read from the class: nothing
 """
 
 import ast
+import collections
 import functools
 import inspect
+import re
 import textwrap
 import types
 import typing
@@ -158,6 +160,8 @@ def _term(term: Term) -> str:
 
 
 _RULES = "x-kubernetes-validations"
+_WORTH_JOINING = 4
+"""Rules that ask for one field first, from which they are one: fewer keep a path of their own."""
 
 
 class CrdJsonSchema(GenerateJsonSchema):
@@ -196,7 +200,62 @@ def _complete(kind: type[Settings], schema: dict[str, Any]) -> None:
         schema["required"] = [camel(name) for name in required]
     rules = list(_rules(kind))
     if rules:
-        schema[_RULES] = rules
+        schema[_RULES] = list(_joined(rules))
+
+
+def _joined(rules: list[dict[str, str]]) -> Iterator[dict[str, str]]:
+    """The rules, where several that ask for one field first are one rule that asks for it once.
+
+    The API server makes a map of all fields of an object each time CEL reads one of them, and the rules of
+    a TrainingJob are mostly about fields that a job does not have. A rule has one path, so where several
+    have become one, its message names the field of each that does not hold.
+    """
+    alternatives = {place: _alternatives(each["rule"]) for place, each in enumerate(rules)}
+    alone = dict(alternatives)
+    while alone:
+        asked = collections.Counter(
+            part
+            for found in alone.values()
+            for part in dict.fromkeys(found)
+            if len(found) > 1 and re.fullmatch(r"!?has\(self\.\w+\)|self\.\w+ != '\w+'", part)
+        )
+        ((guard, count),) = asked.most_common(1) or [("", 0)]
+        if count < _WORTH_JOINING:
+            break
+        places = [place for place, found in alone.items() if guard in found]
+        alone = {place: found for place, found in alone.items() if place not in places}
+        conditions = [" || ".join(part for part in alternatives[place] if part != guard) for place in places]
+        told = [
+            f"({condition} ? '' : {literal(_with_path(rules[place]))})"
+            for condition, place in zip(conditions, places, strict=True)
+        ]
+        yield {
+            "rule": f"{guard} || {' && '.join(f'({each})' for each in conditions)}",
+            "messageExpression": " + ".join(told),
+        }
+    yield from (rules[place] for place in alone)
+
+
+def _with_path(rule: dict[str, str]) -> str:
+    """The rule's message, after its field."""
+    path = rule.get("fieldPath", "").removeprefix(".")
+    return f"{path}: {rule['message']}. " if path else f"{rule['message']}. "
+
+
+def _alternatives(expression: str) -> list[str]:
+    """Expressions of which CEL's expression needs one to hold; itself, if it is not of that form."""
+    parts, depth, quoted, start = [], 0, False, 0
+    for place, character in enumerate(expression):
+        if character == "'" and expression[place - 1] != "\\":
+            quoted = not quoted
+        elif not quoted:
+            depth += (character in "([") - (character in ")]")
+            if depth == 0 and character == "?":
+                return [expression]
+            if depth == 0 and expression.startswith(" || ", place):
+                parts.append(expression[start:place])
+                start = place + len(" || ")
+    return [*parts, expression[start:]]
 
 
 def _rules(kind: type[Settings]) -> Iterator[dict[str, str]]:
