@@ -55,6 +55,7 @@ def test_deleting_a_job_and_its_namespace_with_the_operator_dead_leaves_nothing_
         for name in ("one", "two"):
             stage.add_job(name, script={"total": 10_000})
             stage.wait_for(name, "Running")
+        eventually(lambda: kept.exists() and len(History(kept).jobs()) == 2, "both in history")
     stage.delete("one")
     eventually(lambda: stage.job("one") is None, "the job to go")
     eventually(lambda: not stage.pods("one"), "its pods to go")
