@@ -208,10 +208,10 @@ def _joined(rules: list[dict[str, str]]) -> Iterator[dict[str, str]]:
 
     The API server makes a map of all fields of an object each time CEL reads one of them, and the rules of
     a TrainingJob are mostly about fields that a job does not have. A rule has one path, so where several
-    have become one, its message names the field of each that does not hold.
+    have become one, its message names the field of each that does not hold. A rule about the object before
+    an update stays alone: on create the API server skips what reads ``oldSelf``, with all that is in it.
     """
-    alternatives = {place: _alternatives(each["rule"]) for place, each in enumerate(rules)}
-    alone = dict(alternatives)
+    alone = {place: _alternatives(each["rule"]) for place, each in enumerate(rules)}
     while alone:
         asked = collections.Counter(
             part
@@ -223,8 +223,7 @@ def _joined(rules: list[dict[str, str]]) -> Iterator[dict[str, str]]:
         if count < _WORTH_JOINING:
             break
         places = [place for place, found in alone.items() if guard in found]
-        alone = {place: found for place, found in alone.items() if place not in places}
-        conditions = [" || ".join(part for part in alternatives[place] if part != guard) for place in places]
+        conditions = [" || ".join(part for part in alone.pop(place) if part != guard) for place in places]
         told = [
             f"({condition} ? '' : {literal(_with_path(rules[place]))})"
             for condition, place in zip(conditions, places, strict=True)
@@ -243,7 +242,9 @@ def _with_path(rule: dict[str, str]) -> str:
 
 
 def _alternatives(expression: str) -> list[str]:
-    """Expressions of which CEL's expression needs one to hold; itself, if it is not of that form."""
+    """Expressions of which CEL's expression needs one to hold; itself, if it cannot be taken apart."""
+    if "oldSelf" in expression:
+        return [expression]
     parts, depth, quoted, start = [], 0, False, 0
     for place, character in enumerate(expression):
         if character == "'" and expression[place - 1] != "\\":

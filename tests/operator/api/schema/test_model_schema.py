@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from ballast_operator.api.base import ApiModel
 from ballast_operator.api.schema.crd import structural_schema
 from ballast_operator.api.schema.model_schema import cel_rule, required_fields
-from ballast_policies.contract.conditions import AtDefaults, Items, Rule, absent, at, given
+from ballast_policies.contract.conditions import AtDefaults, Cel, Items, Rule, absent, at, given
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.job.pipeline import PipelineConfig
 
@@ -115,3 +116,22 @@ def test_rules_that_ask_for_one_field_first_are_one(schema) -> None:
         entry["rule"].split(" || ")[0] for entry in schema["x-kubernetes-validations"]
     )
     assert firsts["!has(self.repack)"] == firsts["!has(self.parallelism)"] == firsts["has(self.model)"] == 1
+
+
+def test_a_rule_about_the_object_before_an_update_is_not_joined() -> None:
+    """On create the API server skips a rule that reads ``oldSelf``, with all that is in it."""
+
+    class Part(ApiModel):
+        RULES = tuple(
+            Rule(condition=Cel(f"!has(self.size) || {cel}"), field="size", reason="wrong", fix="change it")
+            for cel in ("self.size == oldSelf.size", *(f"self.size != {number}" for number in range(4)))
+        )
+        size: int | None = None
+        """Gigabytes."""
+
+    alone, joined = sorted(
+        (entry["rule"] for entry in structural_schema(Part, defaults=True)["x-kubernetes-validations"]),
+        key=len,
+    )
+    assert alone == "!has(self.size) || self.size == oldSelf.size"
+    assert "oldSelf" not in joined and joined.count("has(") == 1
