@@ -295,16 +295,17 @@ def _sizes(
 ) -> dict[str, Any]:
     """``pipeline`` and ``parallelism``; the template's own GPUs are taken out, which Ballast fills in."""
     containers = _containers(template)
-    first = next((one for one in containers if any(_asked(one))), containers[0])
+    first = next((one for one in containers if _asked(one)), containers[0])
+    asked = _asked(first)
     resources = {
         k: dict(v) if isinstance(v, Mapping) else v for k, v in _table(first.get("resources")).items()
     }
     count: Any = None
-    for part, name in _asked(first):
+    for part, name in asked:
         count = resources[part].pop(name)
     said += [
         f"{name}: pods get it in pools with gpuResource: {name}"
-        for name in sorted({name for _, name in _asked(first)} - {GPU_RESOURCE})
+        for name in sorted({name for _, name in asked} - {GPU_RESOURCE})
     ]
     if isinstance(first.get("resources"), Mapping):
         first["resources"] = {k: v for k, v in resources.items() if v}
