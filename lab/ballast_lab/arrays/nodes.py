@@ -10,10 +10,10 @@ together, by the operator's code.
 from collections.abc import Callable
 
 import numpy as np
-from ballast_policies.rounds.assign import assign_nodes
 from ballast_policies.rounds.decide import consolidate
 from ballast_policies.rounds.draft import Draft
 from ballast_policies.rounds.gangs import SpreadGang
+from ballast_policies.rounds.grants import assign_nodes
 from ballast_policies.rounds.ledger import Ledger as GpuLedger
 from ballast_policies.rounds.memory import moves_left
 from ballast_policies.rounds.question import Question

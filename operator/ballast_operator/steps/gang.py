@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ballast_policies.contract import Candidate, Directive, Plan, Rank, Report, Tried
-from ballast_policies.counting import counted
 from ballast_policies.protocol.moves import Wait, WaitFor
 from ballast_policies.protocol.observed import Cause, Deadline, Gang
 from ballast_policies.rounds.gangs import types_by_rank
-from ballast_policies.rounds.values import Placement, PoolPart
+from ballast_policies.rounds.values import Placement, PoolPart, counted
 
 from ballast_operator.api.conditions import JobCondition, JobReason, some_of
 from ballast_operator.api.job_allocation import AllocationPart, JobAllocation, LaunchDegrees, SharedGpu

@@ -6,9 +6,9 @@ like the others.
 """
 
 from ballast_policies.contract import Plan, Proposal, Stage
-from ballast_policies.counting import counted
 from ballast_policies.protocol.moves import AbandonGrowth, RecordShrink, Why
 from ballast_policies.protocol.observed import Deadline, Gang
+from ballast_policies.rounds.values import counted
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.job_allocation import JobAllocation, NodesLeaving

@@ -13,7 +13,7 @@ from ballast_policies.contract import (
     plan_config_map_name,
 )
 from ballast_policies.contract.job.job import JobConfig
-from ballast_policies.counting import counted
+from ballast_policies.rounds.values import counted
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.job_allocation import LaunchDegrees

@@ -15,10 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from ballast_policies.allocation.problem import Configuration, Job, Problem
 from ballast_policies.allocation.registry import find_policy
-from ballast_policies.counting import counted
 from ballast_policies.rounds.gangs import MixedGang, speed_key
 from ballast_policies.rounds.ledger import Ledger
-from ballast_policies.rounds.values import Node, PoolPart
+from ballast_policies.rounds.values import Node, PoolPart, counted
 
 MOST_POOLS = 6
 """Of the pools with room, those of which pairs are looked at: the fastest types, and the most GPUs."""

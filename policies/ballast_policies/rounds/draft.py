@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from ballast_policies.allocation.problem import Job
-from ballast_policies.counting import counted
 from ballast_policies.rounds.ledger import Ledger, in_its_pools
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import (
@@ -19,6 +18,7 @@ from ballast_policies.rounds.values import (
     NodeRequest,
     Placement,
     Round,
+    counted,
     largest_domain,
     told,
 )

@@ -31,6 +31,12 @@ def dedupe_shared_gpus(jobs: Iterable[T], shared_gpu: Callable[[T], str]) -> lis
     return found
 
 
+def counted(count: int, noun: str, verb: str = "") -> str:
+    """The count with its noun, and with what these do, in the singular or the plural."""
+    one = count == 1
+    return f"{count} {noun}{'' if one else 's'}" + (f" {verb}{'s' if one else ''}" if verb else "")
+
+
 def own_domain(node: str) -> str:
     """The domain, below those that it is in, of a node that has no label of a level."""
     return f"node:{node}"
