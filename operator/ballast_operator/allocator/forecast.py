@@ -10,12 +10,18 @@ from collections.abc import Collection, Mapping
 from ballast_policies.allocation.problem import ProblemError
 from ballast_policies.rounds.values import Round
 from ballast_policies.scheduling.decision import isolated_speeds
-from ballast_policies.simulator.clock import Answer, Clock
+from ballast_policies.simulator.clock import Answer, Clock, OnProgress, SimulationProgress
 from ballast_policies.simulator.decisions import HOUR, ClusterGang, OperatorDecisions
 
 from ballast_operator.allocator.decider import scheduling_policy
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.api.cluster_policy import ClusterPolicy
+
+MOST_WORK = 2_000_000
+"""Jobs that are decided on, summed over all decisions, after which a forecast ends: a few minutes."""
+
+DECISION_WORK = 10
+"""Jobs whose part of a decision takes as long as the rest of it."""
 
 
 def forecast(
@@ -26,26 +32,45 @@ def forecast(
     seconds: float,
     live: Collection[str] = (),
     agnostic: bool = False,
-) -> tuple[ClusterGang, ...]:
-    """The forecast of every job of ``snapshot`` under ``policy``, in the order of the snapshot.
+    of: Collection[str] = (),
+    progress: OnProgress | None = None,
+) -> tuple[tuple[ClusterGang, ...], float]:
+    """(forecasts of the jobs of ``snapshot`` under ``policy``, in its order; seconds that they look ahead).
 
-    A round begins ``now`` (epoch seconds). ``seconds``: how far to look ahead. ``live``: names of the jobs
-    that change their size without a restart. ``agnostic``: all GPU types are taken for equally fast.
+    A round begins ``now`` (epoch seconds). ``seconds``: how far to look ahead; less where that is more than
+    MOST_WORK. ``live``: names of the jobs that change their size without a restart. ``agnostic``: all GPU
+    types are taken for equally fast. ``of``: nothing is decided after these jobs have ended; empty: all.
 
     Raises:
         ProblemError: the policy cannot be used on what is there at some moment.
     """
     jobs = _active_jobs(snapshot, now, live)
+    awaited = {job.name for job in jobs if not of or job.name in of}
+    work, reach = 0, seconds
 
     def ended(job: ClusterGang, at: float) -> None:
         job.ends = at
+        awaited.discard(job.name)
+        clock.over = not awaited
 
-    Clock(
+    def passed(moment: SimulationProgress) -> None:
+        nonlocal work, reach
+        work += moment.present + DECISION_WORK
+        if work > MOST_WORK and not clock.over:
+            clock.over, reach = True, moment.seconds
+        if progress is not None:
+            progress(moment)
+
+    clock = Clock(
         arrivals=[(0.0, job) for job in jobs],
         decide=_decisions(snapshot, policy, now, agnostic=agnostic),
         ended=ended,
-    ).run(seconds)
-    return tuple(jobs)
+        total=len(jobs),
+        progress=passed,
+        over=not awaited,
+    )
+    clock.run(seconds)
+    return tuple(jobs), reach
 
 
 def next_round(snapshot: Snapshot, policy: ClusterPolicy, *, now: float, live: Collection[str] = ()) -> Round:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import ballast_operator.allocator.forecast as forecast_module
 import pytest
 from ballast_operator.allocator.forecast import HOUR, forecast
 from ballast_operator.allocator.problem.capacity import ClusterCapacity, PoolKind
@@ -59,7 +60,7 @@ def cluster(*jobs, gpus=2, price=3.0):
 
 
 def forecasts(snapshot, *, hours=10.0, **how):
-    found = forecast(snapshot, policy(), now=NOW, seconds=hours * HOUR, **how)
+    found, _ = forecast(snapshot, policy(), now=NOW, seconds=hours * HOUR, **how)
     return {each.name.removeprefix("team/"): each for each in found}
 
 
@@ -89,6 +90,29 @@ def test_what_lies_beyond_the_time_is_left_open():
     assert (found["runs"].ends, found["waits"].begins, found["waits"].ends) == (None, None, None)
     assert found["runs"].cost == pytest.approx(3.0)
     assert found["waits"].gpu_hours == 0.0
+
+
+@pytest.mark.parametrize(
+    ("of", "most", "hours", "moments"),
+    [
+        ((), forecast_module.MOST_WORK, 10, 101),
+        (("team/runs",), forecast_module.MOST_WORK, 10, 10),
+        (("team/refused",), forecast_module.MOST_WORK, 10, 0),
+        ((), 100, 0.9, 9),
+    ],
+    ids=["all jobs", "those that were asked about", "not decided on", "too many decisions"],
+)
+def test_no_more_is_decided_than_was_asked_and_can_be(monkeypatch, of, most, hours, moments):
+    """What ends before its time says when."""
+    monkeypatch.setattr(forecast_module, "MOST_WORK", most)
+    seen = []
+    snapshot = cluster(job("runs", steps=36_000, runs=True), job("waits", steps=10**9))
+    _, seconds = forecast(snapshot, policy(), now=NOW, seconds=10 * HOUR, of=of, progress=seen.append)
+    assert (seconds / HOUR, len(seen)) == (pytest.approx(hours), moments)
+    if most == 100:
+        same = Setup(policy=BY_AGE)
+        with pytest.raises(ProblemError, match=r"10 h of 2 jobs .* To fix: --over-time 0.81"):
+            over_time(snapshot, policy(), (same, same), hours=10.0, now=NOW, live=())
 
 
 def test_a_job_without_a_known_speed_never_ends():
@@ -137,7 +161,7 @@ def test_every_policy_can_be_looked_ahead_with():
     """All jobs end, and GPUs are never over capacity."""
     for name in CHOOSABLE:
         snapshot = cluster(*(job(f"j{n}", steps=3600 * (n + 1), elapsed=10.0 - n) for n in range(4)), gpus=4)
-        found = forecast(snapshot, policy(name), now=NOW, seconds=24 * HOUR)
+        found, _ = forecast(snapshot, policy(name), now=NOW, seconds=24 * HOUR)
         assert all(each.ends is not None for each in found), name
         last = max(each.ends for each in found)
         assert sum(each.gpu_hours for each in found) <= 4 * last / HOUR + 1e-6, name

@@ -93,7 +93,7 @@ def test_a_job_is_submitted_followed_and_deleted_by_commands(stage, ballast, tmp
         assert "not found" in ballast("delete", "one").stderr
 
 
-def test_a_dry_run_says_where_and_when_a_job_would_run(stage, ballast):
+def test_a_dry_run_says_where_and_when_a_job_would_run(stage, ballast, monkeypatch):
     """By the operator's own decisions, with the other jobs; nothing is kept. What can never run says why."""
     words = ["--name", "dry", "--image", "i", "--steps", "3600", "--dry-run"]
     done = ballast("submit", *words, "--gpus", "2", "--", "true")
@@ -108,6 +108,9 @@ def test_a_dry_run_says_where_and_when_a_job_would_run(stage, ballast):
     assert done.exit_code == 1 and "spec.gpuTypes" in done.stderr
     assert stage.job("dry") is None
     assert ballast("submit", *words, "--within", "nan", "--", "true").exit_code == 2
+    monkeypatch.setattr("ballast_operator.allocator.forecast.MOST_WORK", 1000)
+    done = ballast("submit", *words, "--steps", str(10**12), "--within", "8760", "--", "true")
+    assert "not done within " in done.stdout and "of 8760 h this forecast has taken too many" in done.stdout
 
 
 def test_a_job_is_waited_for_suspended_and_resumed_from_python(stage, client, tmp_path):

@@ -10,6 +10,7 @@ from ballast_operator.cli.live.connection import kubeconfig_option
 from ballast_operator.cli.live.jobs import connected, print_objects
 from ballast_operator.cli.live.manifests import read_manifests
 from ballast_operator.cli.option_names import Number, printable
+from ballast_operator.cli.simulate.input import progress_bar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -104,10 +105,13 @@ def _foretell(made: "list[Job]", kubeconfig: str | None, hours: float, output: s
 
     names = [f"{job.namespace}/{job.name}" for job in made]
     rows: list[dict[str, Any]] = [{"job": name, "valid": True} for name in names]
+    asked = hours
     try:
         live = asyncio.run(_with(made, kubeconfig))
         refused = {"/".join(one.view.key): one.refusal.message for one in live.snapshot.refused}
-        courses = {one.name: one for one in course(live, hours)}
+        with progress_bar(output) as progress:
+            jobs, hours = course(live, hours, names, progress)
+        courses = {one.name: one for one in jobs}
     except (Forbidden, ProblemError) as error:
         rows = [{**row, "unknown": str(error)} for row in rows]
     else:
@@ -122,16 +126,19 @@ def _foretell(made: "list[Job]", kubeconfig: str | None, hours: float, output: s
     if output in ("json", "yaml"):
         print_objects({"within_hours": hours, "jobs": rows}, output)
     else:
-        click.echo(printable("\n".join(_row_text(row, hours) for row in rows)))
+        lines = [_row_text(row, hours) for row in rows]
+        if hours < asked:
+            lines.append(f"after {hours:.4g} of {asked:g} h this forecast has taken too many decisions")
+        click.echo(printable("\n".join(lines)))
 
 
 def _row_text(row: dict[str, Any], hours: float) -> str:
     if "unknown" in row:
         return f"{row['job']}: valid; where it would run is not known: {row['unknown']}"
     if row["begins_seconds"] is None:
-        return f"{row['job']}: valid; it would not start within {hours:g} h"
+        return f"{row['job']}: valid; it would not start within {hours:.4g} h"
     start, end = row["begins_seconds"] / 3600, row["ends_seconds"]
-    ends = f"done after {end / 3600:.2f} h" if end is not None else f"not done within {hours:g} h"
+    ends = f"done after {end / 3600:.2f} h" if end is not None else f"not done within {hours:.4g} h"
     guess = (
         "" if row["speed_measured"] else "; its speed is a guess: state spec.throughput for better figures"
     )

@@ -12,10 +12,11 @@ from ballast_operator.cli.laboratory import from_lab
 from ballast_operator.cli.live.connection import asked, cluster_errors, kubeconfig_option
 from ballast_operator.cli.live.whatif_over_time import limited, priced_pools, with_spot_limits
 from ballast_operator.cli.option_names import Number, import_from_here, with_option
-from ballast_operator.cli.simulate.input import is_folder_of_prices, read_amounts
+from ballast_operator.cli.simulate.input import is_folder_of_prices, progress_bar, read_amounts
 
 if TYPE_CHECKING:
     from ballast_policies.allocation.problem import Problem
+    from ballast_policies.simulator.clock import OnProgress
     from ballast_policies.simulator.whatif import Comparison, Setup
 
     from ballast_operator.allocator.problem.snapshot import Snapshot
@@ -100,7 +101,10 @@ def whatif(
     import_from_here(policy or "")
     try:
         live = asked(kubeconfig, lambda cluster: read_cluster(cluster, cluster_policy))
-        content, text = _compared(live, policy or live.policy.spec.objective.policy, **other)
+        with progress_bar(output) as progress:
+            content, text = _compared(
+                live, policy or live.policy.spec.objective.policy, progress=progress, **other
+            )
     except ProblemError as error:
         raise click.UsageError(with_option(str(error), {"more": "--add"})) from error
     click.echo(json.dumps(content, indent=2) if output == "json" else text)
@@ -115,6 +119,7 @@ def _compared(
     prices: Mapping[str, float],
     spot: str | None,
     hours: float | None,
+    progress: "OnProgress | None",
 ) -> tuple[dict[str, Any], str]:
     """(as JSON, as text) ``live`` under ``policy``; ``more`` GPUs, ``prices`` (USD of a GPU hour): by type.
 
@@ -148,6 +153,7 @@ def _compared(
             now=live.at.timestamp(),
             live=live.resizable,
             then=limits,
+            progress=progress,
         )
         content |= {"over_time": courses.to_json()}
         text += f"\n\n{courses.as_text()}"

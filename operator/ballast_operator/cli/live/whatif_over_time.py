@@ -12,6 +12,7 @@ from ballast_operator.cli.simulate.input import read_amounts
 if TYPE_CHECKING:
     from ballast_policies.allocation.price_classes import PricedPool
     from ballast_policies.rounds.values import Node
+    from ballast_policies.simulator.clock import OnProgress
     from ballast_policies.simulator.decisions import ClusterGang
     from ballast_policies.simulator.whatif import Setup
 
@@ -116,6 +117,7 @@ def over_time(
     now: float,
     live: Collection[str],
     then: "ClusterPolicy | None" = None,
+    progress: "OnProgress | None" = None,
 ) -> OverTime:
     """The forecasts under both ``setups``.
 
@@ -123,21 +125,30 @@ def over_time(
     restart. ``then``: the policy of the second setup; None: the same.
 
     Raises:
-        ProblemError: a policy cannot be used on what is there at some moment.
+        ProblemError: a policy cannot be used on what is there at some moment, or ``hours`` are too many.
     """
+    from ballast_policies.allocation.problem import ProblemError
+
     from ballast_operator.allocator.forecast import forecast
 
-    before, after = (
-        forecast(
+    sides = []
+    for setup, under in zip(setups, (policy, then or policy), strict=True):
+        jobs, seconds = forecast(
             limited(changed(snapshot, setup), under),
             _under(under, setup.policy),
             now=now,
             seconds=hours * HOUR,
             live=live,
             agnostic=setup.agnostic,
+            progress=progress,
         )
-        for setup, under in zip(setups, (policy, then or policy), strict=True)
-    )
+        if seconds < hours * HOUR:
+            raise ProblemError(
+                f"--over-time: {hours:g} h of {len(jobs)} jobs are too many decisions. "
+                f"To fix: --over-time {0.9 * seconds / HOUR:.2g}"
+            )
+        sides.append(jobs)
+    before, after = sides
     return OverTime(
         hours=hours,
         jobs=tuple(zip(before, after, strict=True)),
@@ -145,22 +156,29 @@ def over_time(
     )
 
 
-def course(live: "LiveCluster", hours: float) -> "tuple[ClusterGang, ...]":
-    """The forecast of each job under the policy in force, whether or not it only says what it would do.
+def course(
+    live: "LiveCluster", hours: float, of: Collection[str], progress: "OnProgress | None"
+) -> "tuple[tuple[ClusterGang, ...], float]":
+    """(forecast of each job until those of ``of`` have ended, hours that it looks ahead).
+
+    Under the policy in force, whether or not it only says what it would do.
 
     Raises:
         ProblemError: the policy cannot be used on what is there at some moment.
     """
     from ballast_operator.allocator.forecast import forecast
 
-    return forecast(
+    jobs, seconds = forecast(
         live.snapshot,
         in_force(live.policy),
         now=live.at.timestamp(),
         seconds=hours * HOUR,
         live=live.resizable,
         agnostic=live.policy.spec.objective.heterogeneity_agnostic,
+        of=of,
+        progress=progress,
     )
+    return jobs, seconds / HOUR
 
 
 def in_force(policy: "ClusterPolicy") -> "ClusterPolicy":

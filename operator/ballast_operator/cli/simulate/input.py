@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def progress_bar(output: str) -> "Iterator[OnProgress | None]":
-    """A progress bar on standard error; None for JSON output, or where that is not a terminal."""
-    if output == "json":
+    """A progress bar on standard error; None for output to programs, or where that is not a terminal."""
+    if output != "text":
         yield None
         return
     from rich import progress as rich
