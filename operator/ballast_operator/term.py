@@ -29,14 +29,12 @@ from ballast_operator.kube.kinds import (
     ROLE,
     ROLE_BINDING,
     SERVICE_ACCOUNT,
-    Key,
     Kind,
 )
-from ballast_operator.kube.queue import KeyQueue, Lane
 from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.observation.events import Recorder
 from ballast_operator.observation.observer import Observer
-from ballast_operator.reconcile.changes import Changes, ReconcileWorker
+from ballast_operator.reconcile.changes import Changes, KeyQueue, Lane, ReconcileWorker
 from ballast_operator.reconcile.reconciler import Reconciler
 from ballast_operator.settings import Settings
 from ballast_operator.tasks import keep_running
@@ -72,7 +70,7 @@ class LeaderTerm:
         self._observer = Observer(self._caches, decoded)
         self._settings = settings
         self._metrics = metrics = informers.metrics
-        self._queue: KeyQueue[Key] = KeyQueue(time.monotonic)
+        self._queue = KeyQueue(time.monotonic)
         for kind in {*WATCHED, EVENT, POD_GROUP, ROLE, ROLE_BINDING, SERVICE_ACCOUNT} - {NODE}:
             metrics.writes_refused.labels(kind.kind)
         self._writes: deque[float] = deque(maxlen=100_000)

@@ -36,11 +36,11 @@ from ballast_operator.allocator.problem.snapshot import Observed, Snapshot, take
 from ballast_operator.allocator.solver import Solve
 from ballast_operator.api.base import Verdict
 from ballast_operator.api.cluster_policy import ClusterPolicy, Objective
+from ballast_operator.api.cluster_policy_status import team_costs
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.kube.kinds import Key
 from ballast_operator.metrics import Metrics
-from ballast_operator.report.paid import team_costs
 from ballast_operator.views.assignment import Assignment, PoolInfo
 from ballast_operator.views.job import JobView
 

@@ -9,11 +9,10 @@ from ballast_policies.rounds.values import Round
 from ballast_operator.allocator.costs.bill import brought_up_to
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.api.cluster_policy import ClusterPolicy
-from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
+from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus, team_costs
 from ballast_operator.api.conditions import JobCondition, JobReason, JobState
 from ballast_operator.api.training_job_status import WASTE
 from ballast_operator.metrics import Metrics, replace_series
-from ballast_operator.report.paid import team_costs
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import dedupe_shared_allocations

@@ -1,11 +1,13 @@
 """``ClusterPolicy.status``: the observed state of a policy."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
+from ballast_policies.accounting import cost
 from pydantic import Field
 
 from ballast_operator.api.base import Conditions, StatusModel, Time, listed
-from ballast_operator.api.costs import TeamCost
+from ballast_operator.api.costs import TeamCost, Written
 
 _Name = Annotated[str, Field(max_length=253)]
 
@@ -60,6 +62,15 @@ class PoolBill(StatusModel):
     included."""
     deleted_jobs_data_cost: float | None = None
     """The part of ``dataCost`` that deleted jobs have paid, likewise."""
+
+    def paid_for_gpus(self, seconds: float) -> Written:
+        """Cost that jobs have paid for its GPUs, ``seconds`` after this was written."""
+        since = cost(min(self.gpus, self.gpus_held) * seconds, self.price_per_gpu_hour)
+        return Written(total=self.held_cost, others=self.deleted_jobs_cost, since=since)
+
+    def paid_for_data(self) -> Written:
+        """Cost that jobs have paid for data read there."""
+        return Written(total=self.data_cost, others=self.deleted_jobs_data_cost)
 
 
 class PoolHazard(StatusModel):
@@ -177,3 +188,9 @@ class ClusterPolicyStatus(StatusModel):
     """The last replay by ``ballast twin --keep``."""
     proposed: Annotated[tuple[Proposed, ...], listed(1000)] = ()
     """With ``spec.dryRun``: what jobs would get, the first thousand."""
+
+
+def team_costs(status: Mapping[str, Any] | None, now: Time) -> tuple[TeamCost, ...]:
+    """The costs of the status of a ClusterPolicy, brought up to ``now``; none where it cannot be read."""
+    before = ClusterPolicyStatus.written(status, "teams", "billAt")
+    return () if before is None else tuple(entry.brought_up_to(now, before.bill_at) for entry in before.teams)

@@ -1,8 +1,11 @@
 """Prices, data, budgets and limits of costs: parts of both resources."""
 
+import dataclasses
+import datetime
 import enum
 from typing import Annotated
 
+from ballast_policies.accounting import SECONDS_PER_HOUR
 from ballast_policies.contract.conditions import Cel, Rule, absent, at, given
 from ballast_policies.prices.clouds import USD
 from ballast_policies.prices.egress import JobData
@@ -69,6 +72,38 @@ class TeamPart(StatusModel):
     """Amount that it has paid."""
 
 
+_ROUNDING = 1e-6
+"""Of sums of prices."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A sum of what jobs have paid, as a status has it.
+
+    Attributes:
+        total: what they had paid when it was written, deleted ones included.
+        others: the part of deleted jobs; None: an earlier version wrote it.
+        since: what they have paid since, at the rates that the status has.
+    """
+
+    total: float = 0.0
+    others: float | None = None
+    since: float = 0.0
+
+    def paid_by_others(self, jobs: float, then: float) -> float:
+        """Cost that others have paid than the jobs that exist, which have paid ``jobs``.
+
+        As it was written, unless the jobs had paid less ``then``, when it was, than they were said to: one
+        was deleted since, and of the rates those count on that are not the jobs'. ``then`` may be too high.
+        """
+        if self.others is None:
+            return self.total + self.since - jobs
+        deleted = self.total - self.others - then
+        if deleted <= _ROUNDING:
+            return self.others
+        return self.others + deleted + max(0.0, self.since - (jobs - then))
+
+
 class TeamCost(StatusModel):
     """Cost of a team's jobs, deleted ones included, up to ``billAt``."""
 
@@ -86,6 +121,33 @@ class TeamCost(StatusModel):
     """The part of ``cost`` that its deleted jobs have paid, and those that belong to another team now."""
     cost_per_hour: Annotated[float, Field(ge=0)] = 0.0
     """Cost of its GPUs since ``billAt``."""
+
+    def paid(self, seconds: float) -> Written:
+        """Cost that its jobs have paid, ``seconds`` after this was written."""
+        since = self.cost_per_hour * seconds / SECONDS_PER_HOUR
+        return Written(total=self.cost, others=self.deleted_jobs_cost, since=since)
+
+    def brought_up_to(self, now: Time, at: Time | None) -> "TeamCost":
+        """The same at ``now``; ``at``: when this was written."""
+        month = month_of(now)
+        seconds = 0.0 if at is None else max(0.0, (now - at).total_seconds())
+        in_month = min(seconds, (now - first_of_month(now)).total_seconds())
+        earlier = self.month_cost if self.month == month else 0.0
+        per_second = self.cost_per_hour / SECONDS_PER_HOUR
+        return self.replace(
+            cost=self.cost + per_second * seconds, month=month, month_cost=earlier + per_second * in_month
+        )
+
+
+def month_of(now: Time) -> str:
+    """The calendar month by UTC, as 2030-01."""
+    return f"{now.astimezone(datetime.UTC):%Y-%m}"
+
+
+def first_of_month(now: Time) -> Time:
+    """Its first moment."""
+    day = now.astimezone(datetime.UTC)
+    return day.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
 
 class SpotLimits(ApiModel):

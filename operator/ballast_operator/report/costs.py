@@ -20,12 +20,11 @@ from ballast_policies.accounting import cost
 from ballast_policies.contract.errors import camel
 from ballast_policies.prices.egress import NO_DATA_PRICES, DataPrices
 
-from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
+from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus, team_costs
 from ballast_operator.api.costs import BudgetPeriod, DataLocation
 from ballast_operator.api.training_job_status import WASTE, allocation_in
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import JOB, POLICY, Object, is_ours, key_of, spec_of
-from ballast_operator.report.paid import team_costs, written_for_data, written_for_gpus
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -391,9 +390,9 @@ def _pools(
         bill = entry.cost + cost(entry.gpus * seconds, entry.price_per_gpu_hour)
         of_jobs, data = _of_jobs(jobs, entry.pool)
         of_jobs_then, _ = _of_jobs(then, entry.pool)
-        by_jobs = of_jobs + written_for_gpus(entry, seconds).paid_by_others(of_jobs, of_jobs_then)
+        by_jobs = of_jobs + entry.paid_for_gpus(seconds).paid_by_others(of_jobs, of_jobs_then)
         bill = max(bill, entry.cost + by_jobs - entry.held_cost)
-        data_of_others = written_for_data(entry).paid_by_others(data, data)
+        data_of_others = entry.paid_for_data().paid_by_others(data, data)
         found.append(
             PoolCostLine(
                 pool=entry.pool,

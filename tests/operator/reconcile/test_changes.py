@@ -6,10 +6,9 @@ import copy
 import pytest
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import JOB, LEASE, NODE, POD, SERVICE_ACCOUNT
-from ballast_operator.kube.queue import KeyQueue, Lane
 from ballast_operator.observation.observer import Observer
 from ballast_operator.reconcile.actions import PODS_AT_ONCE, batches
-from ballast_operator.reconcile.changes import Changes
+from ballast_operator.reconcile.changes import Changes, KeyQueue, Lane
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.context import Apply, CreatePod, DeletePod
 from ballast_operator.views import clock as clocks
@@ -29,10 +28,16 @@ class Bench:
     def __init__(self) -> None:
         self.clock = Clock()
         self.caches = Caches()
-        self.queue: KeyQueue[tuple[str, str]] = KeyQueue(self.clock)
+        self.queue = KeyQueue(self.clock)
         observer = Observer(self.caches, clock=clocks.Clock(seconds=self.clock))
         self.observer = observer
-        changes = Changes(observer, self.queue, settings=JobSettings(), allocate=self._allocate)
+        changes = Changes(
+            observer,
+            self.queue,
+            settings=JobSettings(),
+            allocate=self._allocate,
+            arrived=lambda view: self._allocate(),
+        )
         self.changes = changes
         self.decisions = 0
         self.caches.listeners.append(changes.changed)

@@ -11,14 +11,13 @@ import logging
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-from ballast_policies.accounting import SECONDS_PER_HOUR, cost
+from ballast_policies.accounting import cost
 
 from ballast_operator.allocator.problem.capacity import ClusterCapacity
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus, PoolBill, PoolCapacity
-from ballast_operator.api.costs import TeamCost
+from ballast_operator.api.costs import TeamCost, Written
 from ballast_operator.api.node_pool import NodePool
 from ballast_operator.kube.kinds import Object
-from ballast_operator.report.paid import Written, written_for_data, written_for_gpus
 from ballast_operator.views.assignment import UNKNOWN_POOL, PoolInfo
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
@@ -140,16 +139,9 @@ class Paid:
         """
         seconds = 0.0 if written_at is None else max(0.0, (now - written_at).total_seconds())
         looks = gpus, data, of_both = _Look(now=now), _Look(now=now), _Look(now=now)
-        for_gpus = {entry.pool: written_for_gpus(entry, seconds) for entry in bill}
-        for_data = {entry.pool: written_for_data(entry) for entry in bill}
-        of_teams = {
-            entry.team: Written(
-                total=entry.cost,
-                others=entry.deleted_jobs_cost,
-                since=entry.cost_per_hour * seconds / SECONDS_PER_HOUR,
-            )
-            for entry in teams
-        }
+        for_gpus = {entry.pool: entry.paid_for_gpus(seconds) for entry in bill}
+        for_data = {entry.pool: entry.paid_for_data() for entry in bill}
+        of_teams = {entry.team: entry.paid(seconds) for entry in teams}
         # Only of sums that another leader has written: what is known here already counts on by itself.
         unknown = for_gpus.keys() - self.gpus.others.keys() or of_teams.keys() - self.teams.others.keys()
         for view in jobs:
@@ -243,7 +235,7 @@ def brought_up_to(
         held, others = entry.held_cost, entry.deleted_jobs_cost
         data, others_data = entry.data_cost, entry.deleted_jobs_data_cost
         if paid is None:
-            held += cost(min(entry.gpus, entry.gpus_held) * seconds, entry.price_per_gpu_hour)
+            held += entry.paid_for_gpus(seconds).since
         else:
             held, others = paid.gpus.of(entry.pool), paid.gpus.others.get(entry.pool)
             data, others_data = paid.data.of(entry.pool), paid.data.others.get(entry.pool)

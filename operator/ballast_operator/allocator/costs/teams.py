@@ -15,9 +15,16 @@ from ballast_policies.scheduling.refusals import Refusal
 from ballast_operator.allocator.costs.bill import Paid
 from ballast_operator.allocator.problem.admission import RefusedJob
 from ballast_operator.api.cluster_policy import ClusterPolicy
+from ballast_operator.api.cluster_policy_status import team_costs
 from ballast_operator.api.conditions import JobReason
-from ballast_operator.api.costs import BudgetPeriod, OnTeamLimit, TeamBudget, TeamCost
-from ballast_operator.report.paid import first_of_month, month_of, team_costs
+from ballast_operator.api.costs import (
+    BudgetPeriod,
+    OnTeamLimit,
+    TeamBudget,
+    TeamCost,
+    first_of_month,
+    month_of,
+)
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import ROUNDING, JobView
 

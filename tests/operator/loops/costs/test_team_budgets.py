@@ -3,8 +3,8 @@
 import datetime
 
 import pytest
+from ballast_operator.api.cluster_policy_status import team_costs
 from ballast_operator.kube.kinds import JOB
-from ballast_operator.report.paid import team_costs
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 

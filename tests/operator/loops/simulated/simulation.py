@@ -21,12 +21,11 @@ from ballast_operator.history.recent import Recent
 from ballast_operator.history.writer import HistoryWriter, Keep
 from ballast_operator.kube.caches import SELECTORS, WATCHED, Caches
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, NODE, POD, POLICY, Key
-from ballast_operator.kube.queue import KeyQueue
 from ballast_operator.metrics import Metrics
 from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.observation.events import Recorder
 from ballast_operator.observation.observer import Observer
-from ballast_operator.reconcile.changes import Changes
+from ballast_operator.reconcile.changes import Changes, KeyQueue
 from ballast_operator.reconcile.reconciler import Reconciler
 from ballast_operator.report.costs import Costs, costs
 from ballast_operator.report.explanation import explanation
@@ -230,8 +229,14 @@ class Simulation:
             feeds=PriceFeeds(self.cluster, "ballast-system"),
             reporter=self.reporter,
         )
-        queue: KeyQueue[Key] = KeyQueue(self._seconds)
-        changes = Changes(self.observer, queue, settings=JobSettings(), allocate=self.asked_to_decide)
+        queue = KeyQueue(self._seconds)
+        changes = Changes(
+            self.observer,
+            queue,
+            settings=JobSettings(),
+            allocate=self.asked_to_decide,
+            arrived=lambda view: self.asked_to_decide(),
+        )
         self.caches.listeners.append(changes.changed)
         # An operator decides when it starts.
         self.asked, self.decisions = True, 0

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from ballast_operator.kube.queue import TURNS, KeyQueue, Lane
+from ballast_operator.reconcile.changes import TURNS, KeyQueue, Lane
 
 from tests.support.waiting import WAIT_SECONDS, Clock
 
@@ -35,7 +35,7 @@ async def test_a_key_added_while_in_work_is_taken_again_only_afterwards(queue):
 async def test_the_earlier_of_two_times_counts():
     """A plan to look in an hour does not delay a change now."""
     clock = Clock()
-    queue: KeyQueue[str] = KeyQueue(clock)
+    queue = KeyQueue(clock)
     queue.add("a", 3600.0)
     queue.add("b", 10.0)
     queue.add("a", 5.0)
@@ -49,7 +49,7 @@ async def test_the_earlier_of_two_times_counts():
 async def test_workers_share_the_keys_and_never_meet_on_one():
     """Many adds from everywhere: each key ends with a pass that began after its last add."""
     loop = asyncio.get_running_loop()
-    queue: KeyQueue[int] = KeyQueue(loop.time)
+    queue = KeyQueue(loop.time)
     busy: set[int] = set()
     passes: dict[int, int] = {}
 
