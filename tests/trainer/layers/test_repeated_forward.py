@@ -8,6 +8,7 @@ import torch
 from ballast_trainer.layers.layer_stack import forward_to_repeat
 from ballast_trainer.pipeline.executor.split_backward import SplitBackward
 from torch import nn
+from torch.nn import functional
 
 
 class Counted(nn.Module):
@@ -54,7 +55,18 @@ class Scripted(Counted):
         return softmax(super().forward(value))
 
 
-@pytest.mark.parametrize(("kind", "halves"), [(Counted, False), (Counted, True), (Scripted, False)])
+class Drawing(Counted):
+    """Ends in what keeps its random numbers before it has drawn them."""
+
+    def forward(self, value):
+        value = super().forward(value)
+        torch.manual_seed(0)
+        return functional.rrelu(value, training=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "halves"), [(Counted, False), (Counted, True), (Scripted, False), (Drawing, False)]
+)
 def test_gradients_are_those_without_a_repeat_and_the_forward_is_repeated_once(kind, halves):
     """Also where the backward is in two halves, with several groups of weights in the second."""
     torch.manual_seed(0)

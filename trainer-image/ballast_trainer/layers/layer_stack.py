@@ -431,21 +431,23 @@ class _Repeat:
                 "input in place. To fix: let it compute a new tensor, or set training.recompute: false"
             )
         filled = 0
+        last: torch.Tensor | None = None
 
         def fill(tensor: torch.Tensor) -> torch.Tensor:
-            nonlocal filled
+            nonlocal filled, last
             kind = (tensor.shape, tensor.dtype)
             if filled == len(self._places) or kind != self._kinds[filled]:
                 raise RuntimeError(_other(f"tensor {filled + 1} that it keeps is {_named(*kind)}"))
             place = self._places[filled]()
             # An output that knows the node that keeps it would be a cycle.
-            tensor = tensor.detach()
+            kept = tensor.detach()
             if place is not None:
-                place.tensor = tensor
+                place.tensor = kept
             filled += 1
-            if filled == len(self._places):
+            before, last = last, tensor
+            if filled == len(self._places) and not _is_noise(before, tensor):
                 raise _AllRepeatedError
-            return tensor
+            return kept
 
         try:
             with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(fill, lambda kept: kept):
@@ -454,11 +456,18 @@ class _Repeat:
             # A RuntimeError in its place comes from TorchScript, through which it has passed.
             if filled < len(self._places):
                 raise
-            if self._count is not None:
-                found = [place.tensor for place in (each() for each in self._places) if place is not None]
-                self._count([tensor for tensor in found if tensor is not None])
-            return
-        raise RuntimeError(_other(f"it keeps {filled} tensors, at first {len(self._places)}"))
+        if filled < len(self._places):
+            raise RuntimeError(_other(f"it keeps {filled} tensors, at first {len(self._places)}"))
+        if self._count is not None:
+            found = [place.tensor for place in (each() for each in self._places) if place is not None]
+            self._count([tensor for tensor in found if tensor is not None])
+
+
+def _is_noise(before: torch.Tensor | None, tensor: torch.Tensor) -> bool:
+    """True if ``before`` may be noise of ``torch.rrelu`` of ``tensor``: drawn once both are kept."""
+    if before is None or isinstance(before, nn.Parameter) or before.requires_grad:
+        return False
+    return before.is_leaf and (before.shape, before.dtype) == (tensor.shape, tensor.dtype)
 
 
 def _leaf(tensor: torch.Tensor) -> torch.Tensor:
