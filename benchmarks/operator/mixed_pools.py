@@ -19,9 +19,8 @@ from pathlib import Path
 
 import click
 import numpy as np
-from ballast_policies.planning.launch import LaunchRanks, launch_partition
+from ballast_policies.planning.launch import LaunchRanks, first_stages, launch_partition
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
-from ballast_policies.planning.stages import first_stages
 from ballast_policies.planning.step_time import predict_step_seconds
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "trainer"))

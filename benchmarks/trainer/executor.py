@@ -41,8 +41,8 @@ def rank_main(rank, port, schedule, turns, dim, results):
     import torch
     import torch.distributed as dist
     from ballast_policies.contract.job.training import TrainingConfig
+    from ballast_policies.planning.launch import stages_over
     from ballast_policies.planning.partition import even_partition
-    from ballast_policies.planning.stages import stages_over
     from ballast_trainer.distributed.process_group import join, reach_store, serve_store
     from ballast_trainer.layers.layer import LayerSet
     from ballast_trainer.models.gpt import build_gpt

@@ -99,7 +99,7 @@ def rank_main(rank, port, setting, options, results):
     import torch.distributed as dist
     from ballast_policies.contract import Plan
     from ballast_policies.contract.job.job import JobConfig
-    from ballast_policies.planning.stages import first_stages
+    from ballast_policies.planning.launch import first_stages
     from ballast_trainer.channel.base import StandaloneChannel
     from ballast_trainer.channel.channel_thread import ChannelThread
     from ballast_trainer.distributed.mesh import Mesh

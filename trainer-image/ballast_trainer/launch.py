@@ -14,8 +14,8 @@ from ballast_policies.contract import RENEW_ENV, RENEW_SECONDS, Plan
 from ballast_policies.contract.decode import Unknown
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.messages import Stage
+from ballast_policies.planning.launch import first_stages, stages_over, usable_stages
 from ballast_policies.planning.partition import Partition
-from ballast_policies.planning.stages import first_stages, stages_over, usable_stages
 
 from ballast_trainer.causes import describe
 from ballast_trainer.channel.channel_thread import ChannelThread

@@ -18,7 +18,7 @@ from ballast_lab.comparison import Comparison, Point, near
 from ballast_lab.gavel.shares import GAVEL_RULES
 from ballast_policies.simulator.settings import SimulatedCluster
 from ballast_policies.simulator.workloads import continuous, read_trace
-from ballast_policies.throughput.paired import PairSpeeds
+from ballast_policies.throughput.estimator import PairSpeeds
 from ballast_policies.throughput.table import built_in_table
 from published_figures import PHYSICAL
 

@@ -18,7 +18,7 @@ from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.result import Result
 from ballast_policies.simulator.settings import SimulatedCluster, SimulationSettings
 from ballast_policies.simulator.workloads import Workload, static
-from ballast_policies.throughput.paired import PairSpeeds
+from ballast_policies.throughput.estimator import PairSpeeds
 from ballast_policies.throughput.table import ThroughputTable, built_in_table
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from ballast_policies.planning.launch import LaunchedPipeline, RankGpu, step_seconds
 from ballast_policies.planning.memory.stage_bytes import ROUNDING
 from ballast_policies.rounds.values import Colocation, Placement, PoolPart, stays
-from ballast_policies.throughput.paired import FIRST_GUESS, PairSpeeds
+from ballast_policies.throughput.estimator import FIRST_GUESS, PairSpeeds
 from ballast_policies.throughput.speeds import SpeedKey
 
 PAUSE_SECONDS = 1.0

@@ -13,11 +13,17 @@ from typing import Any, Self
 from ballast_policies.contract import Stage
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.job.pipeline import BalanceBy
-from ballast_policies.planning.launch import LaunchedPipeline, LaunchRanks, launch_partition
+from ballast_policies.planning.launch import (
+    LaunchedPipeline,
+    LaunchRanks,
+    first_stages,
+    launch_partition,
+    stage_placement,
+    stages_over,
+)
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.schedules.registry import SCHEDULES
-from ballast_policies.planning.stages import first_stages, stage_placement, stages_over
 from ballast_policies.rounds.gangs import PlannedSpeed, TypesByRank
 
 MOST_SIZES = 32

@@ -23,15 +23,19 @@ from ballast_policies.scheduling.gang_spec import GangSpec, JobKey, digest, job_
 from ballast_policies.scheduling.gang_speeds import (
     NO_NODES,
     GangRequest,
+    PackedSpeeds,
     SizeSpeeds,
     as_prior,
+    bounded,
+    packed_speeds,
     reconcile_with_spec,
     resized,
+    rounded,
+    speed_on,
     stated,
 )
 from ballast_policies.scheduling.refusals import each_job
 from ballast_policies.scheduling.state import NodeSizes
-from ballast_policies.throughput.by_size import PackedSpeeds, bounded, packed_speeds, rounded, speed_on
 from ballast_policies.throughput.estimator import Estimator
 from ballast_policies.throughput.speeds import Estimate, SpeedKey, Speeds
 from ballast_policies.throughput.table import JobType, ThroughputTable

@@ -9,6 +9,13 @@ from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.balancers.fewest_moves import nearest_partition
 from ballast_policies.planning.balancers.subset import RankSubsets
 from ballast_policies.planning.diffusion import diffuse
+from ballast_policies.planning.launch import (
+    first_stages,
+    partition_of,
+    stage_placement,
+    stages_over,
+    usable_stages,
+)
 from ballast_policies.planning.partition import (
     Partition,
     PlanningError,
@@ -20,13 +27,6 @@ from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.repack import repack
 from ballast_policies.planning.schedules.registry import DEFAULT_STAGES_PER_RANK, SCHEDULES, build_schedule
 from ballast_policies.planning.schedules.schedule import ScheduleError
-from ballast_policies.planning.stages import (
-    first_stages,
-    partition_of,
-    stage_placement,
-    stages_over,
-    usable_stages,
-)
 from ballast_policies.planning.step_time import bubble, predict_step_seconds
 from hypothesis import given
 from hypothesis import strategies as st

@@ -8,7 +8,7 @@ from ballast_policies.rounds.decide import decide_round
 from ballast_policies.rounds.gangs import ElasticGang, SharedGpus, SharingJob
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import Node, Round, RoundSettings, RoundState
-from ballast_policies.throughput.paired import PairSpeeds
+from ballast_policies.throughput.estimator import PairSpeeds
 
 from tests.policies.rounds.played import at, job
 

@@ -30,7 +30,7 @@ from ballast_policies.rounds.values import (
     domains_of,
     stays,
 )
-from ballast_policies.throughput.paired import PairSpeeds
+from ballast_policies.throughput.estimator import PairSpeeds
 from hypothesis import example, given
 from hypothesis import strategies as st
 

@@ -11,7 +11,7 @@ import pytest
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.schedules.registry import SCHEDULES
 from ballast_policies.planning.step_time import predict_step_seconds
-from ballast_policies.throughput.by_size import PipelineShape, relative_speed, rounded
+from ballast_policies.scheduling.gang_speeds import PipelineShape, relative_speed, rounded
 from ballast_policies.throughput.estimator import Estimator, complete
 from ballast_policies.throughput.speeds import ALPHA, Estimate
 from ballast_policies.throughput.table import (

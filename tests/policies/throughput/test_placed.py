@@ -3,8 +3,8 @@
 import math
 
 import pytest
-from ballast_policies.throughput.by_size import bounded, packed_speeds, speed_on
-from ballast_policies.throughput.paired import FIRST_GUESS, PairSpeeds
+from ballast_policies.scheduling.gang_speeds import bounded, packed_speeds, speed_on
+from ballast_policies.throughput.estimator import FIRST_GUESS, PairSpeeds
 from ballast_policies.throughput.speeds import Estimate, SpeedKey
 from hypothesis import given
 from hypothesis import strategies as st

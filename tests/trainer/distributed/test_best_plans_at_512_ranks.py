@@ -13,8 +13,8 @@ import yaml
 from ballast_operator.cli.main import main
 from ballast_policies.contract import Directive, Plan, Rank
 from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.planning.launch import stages_over
 from ballast_policies.planning.partition import Partition
-from ballast_policies.planning.stages import stages_over
 from ballast_trainer.distributed import process_group
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import join

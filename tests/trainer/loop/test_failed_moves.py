@@ -6,8 +6,8 @@ import pytest
 import torch
 from ballast_policies.contract import Ack, Directive, ExitCode
 from ballast_policies.contract.job.model import ModelConfig
+from ballast_policies.planning.launch import stages_over
 from ballast_policies.planning.partition import Partition
-from ballast_policies.planning.stages import stages_over
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.loop import migrate as moving
 from ballast_trainer.models.registry import build_model

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from ballast_policies.contract.job.model import ModelConfig
 from ballast_policies.contract.job.training import Precision, TrainingConfig, WeightType
+from ballast_policies.planning.launch import stages_over
 from ballast_policies.planning.partition import Partition
-from ballast_policies.planning.stages import stages_over
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.layers.layer import OPTIMIZER
 from ballast_trainer.layers.packing import as_bytes, pack, unpack

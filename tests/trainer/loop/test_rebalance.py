@@ -9,12 +9,12 @@ import pytest
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.job.pipeline import BalanceBy
 from ballast_policies.planning.balancers.exact import exact_partition
+from ballast_policies.planning.launch import partition_of, stages_over
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.schedules.builders.synchronous import one_forward_one_backward
 from ballast_policies.planning.schedules.costs import StageCosts
 from ballast_policies.planning.schedules.simulate import simulate
-from ballast_policies.planning.stages import partition_of, stages_over
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.layers.precision import LossScale
 from ballast_trainer.loop.progress import Progress, idle_seconds

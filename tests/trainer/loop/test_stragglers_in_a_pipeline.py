@@ -7,7 +7,7 @@ import pytest
 import torch
 from ballast_policies.contract import Report
 from ballast_policies.contract.limits import MOST_SLOW_RANKS
-from ballast_policies.planning.stages import partition_of, stages_over
+from ballast_policies.planning.launch import partition_of, stages_over
 from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.rank_speeds import RankSpeeds, SpeedProbe

@@ -2,7 +2,7 @@
 
 import pytest
 from ballast_policies.contract.job.job import JobConfig
-from ballast_policies.planning.stages import first_stages
+from ballast_policies.planning.launch import first_stages
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.loop.migrate import LayerMove, plan_moves

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from ballast_policies.planning.stages import partition_of
+from ballast_policies.planning.launch import partition_of
 from ballast_trainer.loop.progress import Progress
 from ballast_trainer.loop.rebalance_monitor import RebalanceMonitor
 from ballast_trainer.profiling.profile import Profile

@@ -6,6 +6,7 @@ import pytest
 from ballast_operator.views.spec import spec_of_launch
 from ballast_policies.contract.errors import ContractError
 from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.planning.launch import stages_over
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.planning.memory.need import bytes_of_cuts
 from ballast_policies.planning.memory.stage_bytes import stage_bytes
@@ -13,7 +14,6 @@ from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.profile import ProfiledLayer
 from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.schedules.registry import SCHEDULES, trained_schedules
-from ballast_policies.planning.stages import stages_over
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.forecast import forecast
 from ballast_trainer.loop.replanning import LayerSizes, staged_pipeline, within_memory

@@ -12,8 +12,8 @@ import statistics
 
 from ballast_policies.contract import Candidate, ContractError, Tried
 from ballast_policies.contract.limits import LONGEST_REASON
+from ballast_policies.planning.launch import stages_over
 from ballast_policies.planning.partition import Partition
-from ballast_policies.planning.stages import stages_over
 
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.loop.migrate import MigrationFailed

@@ -11,8 +11,8 @@ from typing import Any
 
 from ballast_policies.contract import Directive, ExitReason, Plan, Proposal, Stage
 from ballast_policies.planning.balancers.registry import BALANCERS
+from ballast_policies.planning.launch import partition_of, stages_over, usable_stages
 from ballast_policies.planning.rebalance import RebalanceDecision, revert
-from ballast_policies.planning.stages import partition_of, stages_over, usable_stages
 
 from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.distributed.joining import ANSWER_SECONDS, call_new_ranks, new_ranks_ready

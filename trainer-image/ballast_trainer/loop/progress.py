@@ -9,11 +9,11 @@ from typing import Any
 
 from ballast_policies.contract import Ack, ExitReason, Proposal, Report, Stage, Tried
 from ballast_policies.contract.limits import LONGEST_REASON
+from ballast_policies.planning.launch import partition_of
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.planning.partition import imbalance
 from ballast_policies.planning.schedules.costs import stage_costs
 from ballast_policies.planning.schedules.simulate import split_bubble
-from ballast_policies.planning.stages import partition_of
 from ballast_policies.planning.step_time import predict_step_seconds
 
 from ballast_trainer.channel.base import Messages

@@ -6,8 +6,8 @@ import statistics
 
 from ballast_policies.contract import Stage
 from ballast_policies.planning.following.looking import CheckTimer, lost_seconds, measured_worse
+from ballast_policies.planning.launch import partition_of
 from ballast_policies.planning.partition import PlanningError
-from ballast_policies.planning.stages import partition_of
 
 from ballast_trainer.loop.progress import Progress
 from ballast_trainer.loop.replanning import balancer_input, least_gain_now

@@ -11,7 +11,13 @@ from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.balancers.registry import BalancerInput
 from ballast_policies.planning.balancers.several_stages import StagedPipeline
 from ballast_policies.planning.balancers.subset import PlaceBytes, RankSubsets
-from ballast_policies.planning.launch import LaunchRanks, launch_partition
+from ballast_policies.planning.launch import (
+    LaunchRanks,
+    first_stages,
+    launch_partition,
+    partition_of,
+    stages_over,
+)
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.memory.need import MemoryNeed, bytes_of_cuts
 from ballast_policies.planning.memory.stage_bytes import bytes_on_positions, reserves, stage_bytes
@@ -19,7 +25,6 @@ from ballast_policies.planning.partition import PlanningError
 from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
 from ballast_policies.planning.rebalance import RebalanceDecision, decide_rebalance, least_gain
 from ballast_policies.planning.repack import kept_positions, repack
-from ballast_policies.planning.stages import first_stages, partition_of, stages_over
 from ballast_policies.planning.step_time import predict_step_seconds
 
 from ballast_trainer.errors import ConfigurationError

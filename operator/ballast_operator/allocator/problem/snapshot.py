@@ -33,7 +33,7 @@ from ballast_policies.scheduling.gang_spec import job_id
 from ballast_policies.scheduling.measurements import Measurements
 from ballast_policies.scheduling.refusals import JobFaults, each_job
 from ballast_policies.scheduling.state import ClusterJob, ClusterState
-from ballast_policies.throughput.paired import PairSpeeds
+from ballast_policies.throughput.estimator import PairSpeeds
 from ballast_policies.throughput.speeds import Estimate, Speeds
 
 from ballast_operator.allocator.costs.data_prices import data_prices, usd_per_step, usd_to_move

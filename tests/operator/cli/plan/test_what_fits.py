@@ -3,6 +3,7 @@
 import pytest
 from ballast_operator.views.spec import spec_of_launch
 from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.planning.launch import partition_of
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.planning.memory.need import MemoryNeed
 from ballast_policies.planning.partition import Partition, PlanningError
@@ -12,7 +13,6 @@ from ballast_policies.planning.planners.registry import PLANNERS, PlanRequest
 from ballast_policies.planning.profile import GpuKind, LayerProfile, ProfiledLayer
 from ballast_policies.planning.schedules.registry import trained_schedules
 from ballast_policies.planning.schedules.schedule import ScheduleError
-from ballast_policies.planning.stages import partition_of
 from ballast_trainer.forecast import forecast
 from hypothesis import given
 from hypothesis import strategies as st

@@ -8,12 +8,12 @@ from ballast_policies.planning.launch import (
     LaunchedPipeline,
     LaunchRanks,
     RankGpu,
+    first_stages,
     launch_partition,
     step_seconds,
 )
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.memory.stage_bytes import bytes_on_positions
-from ballast_policies.planning.stages import first_stages
 
 from tests.support.examples import first_daily
 

@@ -3,14 +3,13 @@
 import random
 
 import pytest
-from ballast_policies.planning.launch import LaunchRanks, launch_partition
+from ballast_policies.planning.launch import LaunchRanks, first_stages, launch_partition, partition_of
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
 from ballast_policies.planning.memory.moments import schedule_of
 from ballast_policies.planning.memory.need import MemoryNeed
 from ballast_policies.planning.memory.rank_bytes import rank_bytes
 from ballast_policies.planning.memory.stage_bytes import sums_of_layers
 from ballast_policies.planning.schedules.registry import trained_schedules
-from ballast_policies.planning.stages import first_stages, partition_of
 
 GB = 10**9
 
