@@ -2,26 +2,76 @@
 
 Speeds are those of the snapshot and no job arrives, so it holds for the jobs that are there now.
 A start or a move takes a gang the restart time that was measured for it, a change of its size a pause.
+A budget, a deadline or the longest time with GPUs ends a job where its spec says so.
 """
 
 import dataclasses
+import datetime
 from collections.abc import Collection, Mapping
 
 from ballast_policies.allocation.problem import ProblemError
 from ballast_policies.rounds.values import Round
 from ballast_policies.scheduling.decision import isolated_speeds
-from ballast_policies.simulator.clock import Answer, Clock, OnProgress, SimulationProgress
+from ballast_policies.scheduling.gang_spec import job_id
+from ballast_policies.simulator.clock import LEAST_STEP, Answer, Clock, OnProgress, SimulationProgress
 from ballast_policies.simulator.decisions import HOUR, ClusterGang, OperatorDecisions
 
 from ballast_operator.allocator.decider import scheduling_policy
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.api.cluster_policy import ClusterPolicy
+from ballast_operator.views.job import limits_left
 
 MOST_WORK = 2_000_000
 """Jobs that are decided on, summed over all decisions, after which a forecast ends: a few minutes."""
 
 DECISION_WORK = 10
 """Jobs whose part of a decision takes as long as the rest of it."""
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class ForecastJob(ClusterGang):
+    """A job that also stops where its spec says so.
+
+    Attributes:
+        limits: as ``limits_left`` has them.
+        stops: when one of them has stopped it, on the clock; None: not yet.
+        stopped_by: which.
+    """
+
+    limits: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    stops: float | None = None
+    stopped_by: str = ""
+
+    def advance(self, seconds: float) -> float:
+        """Also use up its limits."""
+        uses = self._uses()
+        self.limits = {field: left - seconds * uses[field] for field, left in self.limits.items()}
+        return ClusterGang.advance(self, seconds)
+
+    def ends_in(self) -> float:
+        """Also at its limits."""
+        return min([ClusterGang.ends_in(self), *self._stops_in().values()])
+
+    def end(self, at: float) -> None:
+        """Note whether it was done."""
+        stops = self._stops_in()
+        if stops and ClusterGang.ends_in(self) > LEAST_STEP:
+            self.stops, self.stopped_by = at, min(stops, key=stops.__getitem__)
+        else:
+            self.ends = at
+
+    def _stops_in(self) -> dict[str, float]:
+        """Field of each limit -> seconds until then, if nothing changes before."""
+        uses = self._uses()
+        return {field: max(0.0, left) / uses[field] for field, left in self.limits.items() if uses[field] > 0}
+
+    def _uses(self) -> dict[str, float]:
+        """Field of a limit -> what a second takes of it."""
+        at = self.placement
+        if at is None:
+            return {"deadline": 1.0, "activeDeadlineSeconds": 0.0, "budget": 0.0}
+        data = 0.0 if self.waits else self.speed * at.mean(self.one.usd_per_step)
+        return {"deadline": 1.0, "activeDeadlineSeconds": 1.0, "budget": self.usd_per_second(at) + data}
 
 
 def forecast(
@@ -34,7 +84,7 @@ def forecast(
     agnostic: bool = False,
     of: Collection[str] = (),
     progress: OnProgress | None = None,
-) -> tuple[tuple[ClusterGang, ...], float]:
+) -> tuple[tuple[ForecastJob, ...], float]:
     """(forecasts of the jobs of ``snapshot`` under ``policy``, in its order; seconds that they look ahead).
 
     A round begins ``now`` (epoch seconds). ``seconds``: how far to look ahead; less where that is more than
@@ -48,8 +98,8 @@ def forecast(
     awaited = {job.name for job in jobs if not of or job.name in of}
     work, reach = 0, seconds
 
-    def ended(job: ClusterGang, at: float) -> None:
-        job.ends = at
+    def ended(job: ForecastJob, at: float) -> None:
+        job.end(at)
         awaited.discard(job.name)
         clock.over = not awaited
 
@@ -85,15 +135,21 @@ def _decisions(snapshot: Snapshot, policy: ClusterPolicy, now: float, *, agnosti
     return _Decisions(snapshot, by, began=now, first_round_ends=0.0)
 
 
-def _active_jobs(snapshot: Snapshot, now: float, live: Collection[str]) -> list[ClusterGang]:
+def _active_jobs(snapshot: Snapshot, now: float, live: Collection[str]) -> list[ForecastJob]:
     prices = snapshot.capacity.pool_prices
-    return [ClusterGang.of(one, prices, now, live=one.name in live) for one in snapshot.jobs]
+    jobs = [ForecastJob.of(one, prices, now, live=one.name in live) for one in snapshot.jobs]
+    at = datetime.datetime.fromtimestamp(now, datetime.UTC)
+    views = {job_id(one.key): one.view for one in snapshot.admitted}
+    for job in jobs:
+        if job.name in views and (spec := views[job.name].spec) is not None:
+            job.limits = limits_left(spec.asked, views[job.name].status, at)
+    return jobs
 
 
-class _Decisions(OperatorDecisions[ClusterGang]):
+class _Decisions(OperatorDecisions[ForecastJob]):
     """The operator's, which also say how much faster than on its isolated share each job is."""
 
-    def __call__(self, present: Mapping[str, ClusterGang], now: float) -> Answer:
+    def __call__(self, present: Mapping[str, ForecastJob], now: float) -> Answer:
         try:
             answer = super().__call__(present, now)
         except ProblemError as error:

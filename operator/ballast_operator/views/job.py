@@ -43,6 +43,21 @@ def hold(asked: TrainingJobSpec, status: TrainingJobStatus, now: Time) -> Refusa
     return None
 
 
+def limits_left(asked: TrainingJobSpec, status: TrainingJobStatus, now: Time) -> dict[str, float]:
+    """Fields of the spec at which :func:`hold` will stop the job -> what is left of each: costs, or seconds.
+
+    Those of ``activeDeadlineSeconds`` pass while it holds GPUs.
+    """
+    left = {}
+    if asked.budget is not None and asked.on_budget_exhausted is not OnLimit.CONTINUE:
+        left["budget"] = asked.budget - status.cost_so_far
+    if asked.deadline is not None and asked.on_deadline_missed is not OnLimit.CONTINUE:
+        left["deadline"] = (asked.deadline - now).total_seconds()
+    if asked.active_deadline_seconds is not None:
+        left["activeDeadlineSeconds"] = asked.active_deadline_seconds - active_seconds(status, now)
+    return left
+
+
 def active_seconds(status: TrainingJobStatus, now: Time) -> float:
     """Seconds during which the job has held GPUs, up to ``now``."""
     since = status.unpaid_since

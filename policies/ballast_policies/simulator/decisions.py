@@ -12,7 +12,7 @@ from ballast_policies.allocation.problem import Allocation
 from ballast_policies.allocation.registry import allocate, find_policy
 from ballast_policies.rounds.gangs import PAUSE_SECONDS, RESTART_SECONDS
 from ballast_policies.rounds.question import SpotLimits
-from ballast_policies.rounds.values import Node, Round, gpus_by
+from ballast_policies.rounds.values import Node, Placement, Round, gpus_by
 from ballast_policies.scheduling.decision import Decision, Memory, SchedulingPolicy, SolveRequest, decide
 from ballast_policies.scheduling.state import Capacity, ClusterJob, ClusterState
 from ballast_policies.simulator.clock import LEAST_STEP, ActiveJob, Answer, SimulationError
@@ -103,11 +103,14 @@ class ClusterGang(SimulatedGang):
             return trained
         self.isolated += trained * self.isolated_rate
         self.gpu_hours += seconds * len(at.nodes) / HOUR * self.of_price
-        for part in at.by_pool:
-            price = self.prices.get(part.pool, 0.0)
-            self.cost += seconds * part.gpus / HOUR * price * self.of_price
+        self.cost += seconds * self.usd_per_second(at)
         self.cost += trained * speed * at.mean(self.one.usd_per_step)
         return trained
+
+    def usd_per_second(self, at: Placement) -> float:
+        """The price of its GPUs, without its data."""
+        usd_per_hour = sum(part.gpus * self.prices.get(part.pool, 0.0) for part in at.by_pool)
+        return usd_per_hour / HOUR * self.of_price
 
     def follow(self, decided: Round, now: float) -> None:
         """Also note where it began."""

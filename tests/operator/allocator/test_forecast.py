@@ -1,26 +1,34 @@
 """When jobs would start and end, from a snapshot on: by hand on small clusters."""
 
 import dataclasses
+import datetime
 
 import ballast_operator.allocator.forecast as forecast_module
 import pytest
 from ballast_operator.allocator.forecast import HOUR, forecast
+from ballast_operator.allocator.problem.admission import Admitted
 from ballast_operator.allocator.problem.capacity import ClusterCapacity, PoolKind
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.api.cluster_policy import CHOOSABLE
+from ballast_operator.api.costs import OnLimit
 from ballast_operator.api.node_pool import CapacityType
 from ballast_operator.api.read import read_cluster_policy
+from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.cli.live.whatif_over_time import OverTime, changed, over_time, with_spot_limits
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.allocation.problem import Job, ProblemError
 from ballast_policies.rounds.gangs import RESTART_SECONDS, ElasticGang
 from ballast_policies.rounds.memory import resize_cooldown_seconds
 from ballast_policies.rounds.values import Node, Placement
+from ballast_policies.scheduling.gang_room import GangMemory
 from ballast_policies.scheduling.state import ClusterJob
 from ballast_policies.simulator.decisions import ClusterGang
 from ballast_policies.simulator.whatif import Setup
 
+from tests.operator.views.builders import a_spec, a_view
+
 NOW = 1_800_000_000.0
+AT = datetime.datetime.fromtimestamp(NOW, datetime.UTC)
 ROUND = 360
 BY_AGE = "fifo"
 
@@ -113,6 +121,37 @@ def test_no_more_is_decided_than_was_asked_and_can_be(monkeypatch, of, most, hou
         same = Setup(policy=BY_AGE)
         with pytest.raises(ProblemError, match=r"10 h of 2 jobs .* To fix: --over-time 0.81"):
             over_time(snapshot, policy(), (same, same), hours=10.0, now=NOW, live=())
+
+
+@pytest.mark.parametrize(
+    ("asked", "field", "stops"),
+    [
+        ({"budget": 3.0}, "budget", 0.5),
+        ({"budget": 3.0, "on_budget_exhausted": OnLimit.CONTINUE}, "", None),
+        ({"budget": 60.0}, "", None),
+        ({"budget": 3.0, "active_deadline_seconds": 900}, "activeDeadlineSeconds", 0.25),
+        (
+            {"deadline": AT + datetime.timedelta(hours=0.75), "on_deadline_missed": OnLimit.FAIL},
+            "deadline",
+            0.75,
+        ),
+        ({"deadline": AT + datetime.timedelta(hours=0.75)}, "", None),
+    ],
+    ids=["budget", "continues", "large budget", "first of two", "deadline", "continues after its deadline"],
+)
+def test_a_job_stops_at_its_limits(asked, field, stops):
+    """What it has not used of its GPUs' time, others have; one that continues ends when it is done."""
+    view = a_view(pods=(), plan=None, status=TrainingJobStatus(), key=("team", "runs"), spec=a_spec(**asked))
+    memory = GangMemory(spec=view.spec, need=None, pools={}, types={})
+    of_it = {"gpus": 2, "memory": memory, "sizes": (), "shrinks": False, "gpu_types": ()}
+    admitted = Admitted(key=view.key, view=view, spec=view.spec, **of_it)
+    snapshot = cluster(job("runs", steps=36_000, runs=True), job("waits", steps=10_000))
+    found = forecasts(dataclasses.replace(snapshot, admitted=(admitted,)))
+    held = 1.0 if stops is None else stops
+    assert (found["runs"].stopped_by, found["runs"].stops) == (field, stops and pytest.approx(stops * HOUR))
+    assert found["runs"].cost == pytest.approx(6.0 * held)
+    assert (found["runs"].ends is None) == bool(field)
+    assert found["waits"].begins == pytest.approx(held * HOUR, abs=0.01)
 
 
 def test_a_job_without_a_known_speed_never_ends():

@@ -93,7 +93,7 @@ def test_a_job_is_submitted_followed_and_deleted_by_commands(stage, ballast, tmp
         assert "not found" in ballast("delete", "one").stderr
 
 
-def test_a_dry_run_says_where_and_when_a_job_would_run(stage, ballast, monkeypatch):
+def test_a_dry_run_says_where_and_when_a_job_would_run(stage, ballast, monkeypatch, tmp_path):
     """By the operator's own decisions, with the other jobs; nothing is kept. What can never run says why."""
     words = ["--name", "dry", "--image", "i", "--steps", "3600", "--dry-run"]
     done = ballast("submit", *words, "--gpus", "2", "--", "true")
@@ -106,6 +106,15 @@ def test_a_dry_run_says_where_and_when_a_job_would_run(stage, ballast, monkeypat
     assert "where it would run is not known: " in done.stdout and "64" in done.stdout
     done = ballast("submit", *words, "--gpu-type", "UPPER CASE", "--", "true")
     assert done.exit_code == 1 and "spec.gpuTypes" in done.stderr
+    limited = training_job("dry", image="i", command=["true"], steps=3600)
+    limited["spec"] |= {"activeDeadlineSeconds": 720, "deadline": "2001-01-01T00:00:00Z"}
+    (tmp_path / "limited.yaml").write_text(json.dumps(limited))
+    done = ballast("submit", "-f", str(tmp_path / "limited.yaml"), "--dry-run")
+    assert "stopped, not done, after 0.20 h by spec.activeDeadlineSeconds" in done.stdout
+    limited["spec"].pop("activeDeadlineSeconds")
+    (tmp_path / "limited.yaml").write_text(json.dumps(limited))
+    done = ballast("submit", "-f", str(tmp_path / "limited.yaml"), "--dry-run")
+    assert "done after 1.01 h, after spec.deadline" in done.stdout
     assert stage.job("dry") is None
     assert ballast("submit", *words, "--within", "nan", "--", "true").exit_code == 2
     monkeypatch.setattr("ballast_operator.allocator.forecast.MOST_WORK", 1000)

@@ -121,6 +121,9 @@ def _foretell(made: "list[Job]", kubeconfig: str | None, hours: float, output: s
                 row["unknown"] = refused.get(row["job"]) or "it takes no part in decisions"
                 continue
             row |= {"where": found.first or None, "begins_seconds": found.begins, "ends_seconds": found.ends}
+            row |= {"stops_seconds": found.stops, "stopped_by": found.stopped_by or None}
+            due = found.one.job.deadline
+            row["misses_deadline"] = due is not None and due < min(found.ends or math.inf, hours * 3600)
             row |= {"gpu_hours": found.gpu_hours, "cost": found.cost}
             row["speed_measured"] = row["job"] not in live.snapshot.unmeasured
     if output in ("json", "yaml"):
@@ -135,10 +138,18 @@ def _foretell(made: "list[Job]", kubeconfig: str | None, hours: float, output: s
 def _row_text(row: dict[str, Any], hours: float) -> str:
     if "unknown" in row:
         return f"{row['job']}: valid; where it would run is not known: {row['unknown']}"
+    end, stops = row["ends_seconds"], row["stops_seconds"]
+    if end is not None:
+        ends = f"done after {end / 3600:.2f} h"
+    elif stops is not None:
+        ends = f"stopped, not done, after {stops / 3600:.2f} h by spec.{row['stopped_by']}"
+    else:
+        ends = f"not done within {hours:.4g} h"
     if row["begins_seconds"] is None:
-        return f"{row['job']}: valid; it would not start within {hours:.4g} h"
-    start, end = row["begins_seconds"] / 3600, row["ends_seconds"]
-    ends = f"done after {end / 3600:.2f} h" if end is not None else f"not done within {hours:.4g} h"
+        return f"{row['job']}: valid; it would not start: {ends}"
+    if row["misses_deadline"] and stops is None:
+        ends += ", after spec.deadline"
+    start = row["begins_seconds"] / 3600
     guess = (
         "" if row["speed_measured"] else "; its speed is a guess: state spec.throughput for better figures"
     )

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ballast_policies.simulator.decisions import ClusterGang
     from ballast_policies.simulator.whatif import Setup
 
+    from ballast_operator.allocator.forecast import ForecastJob
     from ballast_operator.allocator.problem.snapshot import Snapshot
     from ballast_operator.api.cluster_policy import ClusterPolicy
     from ballast_operator.cli.live.whatif import LiveCluster
@@ -158,7 +159,7 @@ def over_time(
 
 def course(
     live: "LiveCluster", hours: float, of: Collection[str], progress: "OnProgress | None"
-) -> "tuple[tuple[ClusterGang, ...], float]":
+) -> "tuple[tuple[ForecastJob, ...], float]":
     """(forecast of each job until those of ``of`` have ended, hours that it looks ahead).
 
     Under the policy in force, whether or not it only says what it would do.
