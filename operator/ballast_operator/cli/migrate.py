@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
-from ballast_policies.contract.names import GPU_RESOURCE
+from ballast_policies.contract.messages import GPU_RESOURCE
 
 from ballast_operator.cli.live.manifests import read_manifests
 from ballast_operator.cli.option_names import printable

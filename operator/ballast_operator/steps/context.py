@@ -5,7 +5,7 @@ import enum
 from collections.abc import Mapping
 
 from ballast_policies.contract import Plan, Proposal
-from ballast_policies.protocol.shrink import RepackLimits, proposal_error
+from ballast_policies.protocol.moves import proposal_error
 from ballast_policies.scheduling.refusals import Refusal
 
 from ballast_operator.api.base import Verdict
@@ -263,13 +263,14 @@ def with_status(context: ReconcileContext, status: TrainingJobStatus) -> Reconci
 def refusal(context: ReconcileContext, proposal: Proposal) -> str:
     """Reason to refuse the trainer's proposal for the plan in force, with numbers; empty: it is accepted."""
     spec = context.spec
-    limits = RepackLimits(
-        repack=spec.config.repack,
+    return proposal_error(
+        context.plan,
+        proposal,
+        spec.config.repack,
         gpus_per_pod=context.allocation.gpus_per_pod,
         ranks_per_position=spec.ranks_per_position,
         layers=spec.layers,
     )
-    return proposal_error(context.plan, proposal, limits)
 
 
 def seconds_since(context: ReconcileContext, time: Time) -> float:

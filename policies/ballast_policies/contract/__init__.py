@@ -11,19 +11,6 @@ the bytes that both sides are tested against.
 
 from ballast_policies.contract.errors import ContractError
 from ballast_policies.contract.messages import (
-    Ack,
-    Candidate,
-    ExitCode,
-    ExitReason,
-    Proposal,
-    Rank,
-    Report,
-    SlowRank,
-    Stage,
-    TerminationMessage,
-    Tried,
-)
-from ballast_policies.contract.names import (
     ACK_ANNOTATION,
     CONFIG_KEY,
     EMULATED_SLOWDOWN_ENV,
@@ -44,6 +31,17 @@ from ballast_policies.contract.names import (
     RENEW_ENV,
     RENEW_SECONDS,
     REPORT_ANNOTATION,
+    Ack,
+    Candidate,
+    ExitCode,
+    ExitReason,
+    Proposal,
+    Rank,
+    Report,
+    SlowRank,
+    Stage,
+    TerminationMessage,
+    Tried,
     lease_name,
     plan_config_map_name,
     pod_name,

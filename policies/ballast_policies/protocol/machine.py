@@ -1,9 +1,9 @@
 """The machine: which state a job is in, and the next move in each of them."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
-from ballast_policies.contract.names import pod_name
+from ballast_policies.contract.messages import pod_name
 from ballast_policies.contract.plan import Directive
 from ballast_policies.protocol.moves import (
     AbandonGrowth,
@@ -25,6 +25,7 @@ from ballast_policies.protocol.moves import (
     WaitFor,
     Why,
     WritePlan,
+    named_pods_error,
 )
 from ballast_policies.protocol.observed import (
     Action,
@@ -38,7 +39,6 @@ from ballast_policies.protocol.observed import (
     ProposedShrink,
     WrittenPlan,
 )
-from ballast_policies.protocol.shrink import are_left, asked_to_keep, named_pods_error, shrink_for_drain
 
 SeenFailure = tuple[Cause, Why, tuple[str, ...]]
 """Cause, what was seen, and the pods it was seen on."""
@@ -158,7 +158,7 @@ def lost_in_place(seen: Observed, state: State) -> SeenFailure | None:
     if failure is None or failure[0] not in (Cause.POD_LOST, Cause.NODE_LOST):
         return None
     stopped = any(pod.failure is Failure.STOPPED for pod in seen.ranks)
-    return failure if not stopped and are_left(seen, plan, failure[2]) else None
+    return failure if not stopped and _are_left(seen, plan, failure[2]) else None
 
 
 def leaving_nodes(seen: Observed, state: State) -> SeenFailure | None:
@@ -183,7 +183,7 @@ def _may_be_lost(seen: Observed, state: State) -> bool:
         return False
     if state is State.SHRINKING:
         return not set(seen.leaving) & set(plan.pods)
-    return seen.reached and state in (State.TRAINING, State.JOINING) and are_left(seen, plan, seen.leaving)
+    return seen.reached and state in (State.TRAINING, State.JOINING) and _are_left(seen, plan, seen.leaving)
 
 
 def state_of(seen: Observed) -> State:
@@ -300,11 +300,11 @@ def _training(seen: Observed) -> Move:
     if lost_in_place(seen, State.TRAINING):
         return WritePlan(seen.next_epoch, Directive.SHRINK, seen.survivors)
     if seen.leaving:
-        return shrink_for_drain(seen, plan)
+        return _shrink_for_drain(seen, plan)
     is_open = proposal is not None and proposal.epoch == plan.epoch and not seen.script
     if is_open and proposal is not None and _splits(plan, proposal):
         return WritePlan(seen.next_epoch, Directive.SHRINK, proposal.kept)
-    kept = asked_to_keep(seen, gang, plan)
+    kept = _asked_to_keep(seen, gang, plan)
     if kept:
         return WritePlan(seen.next_epoch, Directive.SHRINK, kept)
     if _may_grow(seen, gang, plan):
@@ -444,3 +444,31 @@ MOVES: Mapping[State, Callable[[Observed], Move | Decision]] = {
     State.ENDED: _ended,
 }
 """State -> what is done in it."""
+
+
+def _shrink_for_drain(seen: Observed, plan: WrittenPlan) -> Move:
+    """Shrink onto the survivors, if rank 0 is one of them; else train on while there is time."""
+    if plan.pods[0] in seen.survivors and _are_left(seen, plan, seen.leaving):
+        return WritePlan(seen.next_epoch, Directive.SHRINK, seen.survivors)
+    return Wait(WaitFor.TRAINER, Deadline.NOTICE)
+
+
+def _are_left(seen: Observed, plan: WrittenPlan, going: Collection[str]) -> bool:
+    """True if the gang can train on with its survivors, and ``going`` are none of them."""
+    kept, first = seen.survivors, plan.pods[0]
+    # Rank 0 leads a change of size, and is another process only where its own is gone.
+    led = first in kept[:1] or not any(pod.name == first and pod.answers for pod in seen.gang_pods)
+    smaller = bool(kept) and led and set(kept) <= set(plan.pods) - set(going)
+    return smaller and len(set(kept)) == len(kept) and not seen.script
+
+
+def _asked_to_keep(seen: Observed, gang: Gang, plan: WrittenPlan) -> tuple[str, ...]:
+    """Pods that the allocator asks this very gang to continue with; empty: it asks for no shrink."""
+    offer = seen.offer
+    if offer is None or offer.kind is not Action.KEEP or offer.launch != gang.launch:
+        return ()
+    if seen.script or not offer.keep or not offer.same_placement or set(plan.pods) != set(gang.pods):
+        return ()
+    kept = set(offer.keep)
+    smaller = kept < set(plan.pods) and len(kept) == len(offer.keep) and offer.keep[0] == plan.pods[0]
+    return offer.keep if smaller else ()

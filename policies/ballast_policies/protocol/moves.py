@@ -1,9 +1,12 @@
-"""Answers of the machine: one :class:`Decision`, a value that is carried out as it is."""
+"""Answers of the machine: one :class:`Decision`, carried out as it is; and the checks of a shrink."""
 
 import dataclasses
 import enum
+from collections.abc import Callable, Collection, Sequence
 
-from ballast_policies.contract.plan import Directive
+from ballast_policies.contract.job.pipeline import RepackConfig
+from ballast_policies.contract.messages import Proposal
+from ballast_policies.contract.plan import Directive, Plan
 from ballast_policies.protocol.observed import Cause, Deadline, Gang
 
 
@@ -220,3 +223,111 @@ class Decision:
         failed: then the job is not launched again.
         """
         return isinstance(self.move, FREEING)
+
+
+def pods_after_drain(
+    pods: Sequence[str],
+    going: Collection[str],
+    *,
+    together: int,
+    fits: Callable[[int], bool],
+    lost: Collection[str] = (),
+) -> tuple[str, ...]:
+    """Pods that a gang can continue with once ``going`` are gone, by rank; empty: it cannot, or none goes.
+
+    Args:
+        pods: of the plan, by rank; the first, rank 0's, stays unless it is lost.
+        going: names of those that go.
+        together: pods of a whole position of the pipeline, which join and leave as one.
+        fits: whether the job may have a gang of so many pods.
+        lost: those of ``going`` that are gone already, and that the others go on in place without.
+    """
+    blocks = [pods[first : first + together] for first in range(0, len(pods), together)]
+    kept = [block for block in blocks if not set(going) & set(block)]
+    if not kept or len(kept) == len(blocks) or (kept[0] != blocks[0] and pods[0] not in lost):
+        return ()
+    for count in range(len(kept), 0, -1):
+        if fits(count * together):
+            return tuple(pod for block in kept[:count] for pod in block)
+    return ()
+
+
+def named_pods_error(pods: Sequence[str], kept: Sequence[str], released: Sequence[str]) -> str:
+    """Reason that a proposal's pods are not a split of the plan's ``pods``, as text; empty: they are."""
+    named = sorted((*kept, *released))
+    if named != sorted(pods):
+        return f"the proposal names {named}, the plan's pods are {sorted(pods)}"
+    if not kept or not released:
+        return "a repack keeps at least one pod and releases at least one"
+    if kept[0] != pods[0]:
+        return f"rank 0 must stay {pods[0]}, the proposal moves it to {kept[0]}"
+    return ""
+
+
+def proposal_error(
+    plan: Plan,
+    proposal: Proposal,
+    repack: RepackConfig,
+    *,
+    gpus_per_pod: int,
+    ranks_per_position: int,
+    layers: int | None,
+) -> str:
+    """Reason to refuse a trainer's proposal for ``plan``, with numbers; empty: it is accepted.
+
+    Args:
+        plan: of the launch.
+        proposal: the trainer's.
+        repack: of the spec.
+        gpus_per_pod: GPUs, and ranks, of each pod of the launch.
+        ranks_per_position: ranks at each position of the pipeline.
+        layers: of the model, as the spec says; None: as the plan's stages have it.
+    """
+    each, kept = ranks_per_position, len(proposal.kept_pods) * gpus_per_pod
+    if not repack.enabled:
+        return "spec.repack.enabled is false"
+    if text := named_pods_error(plan.pods, proposal.kept_pods, proposal.released_pods):
+        return text
+    what = "pods" if gpus_per_pod == 1 else "ranks"
+    keeps = f"the proposal keeps {kept} {what}"
+    ranks_each = f" with {each} ranks each" if each > 1 else ""
+    if kept % each:
+        return f"{keeps}, not a multiple of the {each} at each pipeline position"
+    if kept < repack.min_stages * each:
+        return f"{keeps}, below spec.repack.minStages={repack.min_stages}{ranks_each}"
+    target = repack.target_stages
+    if target is not None and kept != target * each:
+        return f"{keeps}, spec.repack.targetStages={target}{ranks_each}"
+    limit = proposal.step_seconds_before * (1 + repack.max_slowdown)
+    if not proposal.step_seconds_after <= limit:
+        return (
+            f"a step would take {proposal.step_seconds_after:.4g} s instead of "
+            f"{proposal.step_seconds_before:.4g} s, above the {limit:.4g} s that "
+            f"spec.repack.maxSlowdown={repack.max_slowdown:g} allows"
+        )
+    if text := _stages_error(plan, proposal, kept, one_each=each == 1, layers=layers):
+        return text
+    try:
+        plan.shrink(proposal)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _stages_error(plan: Plan, proposal: Proposal, kept: int, *, one_each: bool, layers: int | None) -> str:
+    """Reason that the proposal's stages do not partition the model over ``kept`` ranks; empty: they do."""
+    stages = proposal.stages
+    if not stages:
+        return ""  # the trainer chooses
+    highest = max(stage.rank for stage in stages)
+    if highest >= kept:
+        return f"a stage is on rank {highest}, but the proposal keeps {kept} ranks"
+    end = max(stage.end_layer for stage in stages)
+    if layers is None:
+        layers = max((stage.end_layer for stage in plan.stages), default=None)
+    if layers is not None and end != layers:
+        return f"the stages end at layer {end}, the model has {layers} layers"
+    idle = sorted(set(range(kept)) - {stage.rank for stage in stages})
+    if idle and one_each:
+        return f"rank {idle[0]} would have no stage"
+    return ""

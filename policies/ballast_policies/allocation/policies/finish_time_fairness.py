@@ -7,7 +7,7 @@ t_m is ``elapsed``, t_m_isolated ``isolated_elapsed``; X_isolated, by weight, as
 elastic jobs.  Not an LP: rho <= r requires throughput(m, X) >= num_steps_m / (r D_m - t_m) with D_m the
 denominator, which grows as r falls.  So it is the furthest point of a path of demands with s = 1/r, found
 exactly by cuts, each an LP (``demand_path``).  Jobs that can run nowhere do not
-count.  Ties as in ``idle_capacity``.  Unit: 1.
+count.  Ties as in ``max_min_fairness``.  Unit: 1.
 """
 
 import dataclasses
@@ -15,9 +15,9 @@ import dataclasses
 import numpy as np
 
 from ballast_policies.allocation.fairness.demand_path import max_feasible
-from ballast_policies.allocation.fairness.idle_capacity import fill_idle_capacity
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policies.isolated import isolated_speeds
+from ballast_policies.allocation.policies.max_min_fairness import fill_idle_capacity
 from ballast_policies.allocation.policy import Answer, nothing
 from ballast_policies.allocation.solvers.linear import SolverError
 

@@ -4,13 +4,13 @@
 
 as one exact LP: maximise t with throughput(m, X) >= num_steps_m t; the makespan is 1 / t, in seconds.
 (No bisection, so no slack and no smallest makespan.)  Weights do not enter.  Jobs that can run
-nowhere, and jobs with no steps left, do not count.  Ties as in ``idle_capacity``.
+nowhere, and jobs with no steps left, do not count.  Ties as in ``max_min_fairness``.
 """
 
 import numpy as np
 
-from ballast_policies.allocation.fairness.idle_capacity import fill_idle_capacity
 from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.policies.max_min_fairness import fill_idle_capacity
 from ballast_policies.allocation.policy import Answer, nothing
 from ballast_policies.allocation.solvers import linear
 

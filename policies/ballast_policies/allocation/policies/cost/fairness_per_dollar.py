@@ -6,14 +6,14 @@ c_m is what a step of job m costs where its steps are cheapest, in USD. So throu
 job's progress is worth: the USD an hour that it would have to pay for the same progress on the GPUs that give
 it most for its money. Jobs get equal worth, by weight: a job whose steps are dear on every GPU is not put
 behind, as by steps per dollar, and a fast GPU counts only for what it saves. One LP. Jobs that can run
-nowhere get nothing and do not count. Unit: USD an hour. Ties as in ``idle_capacity``.
+nowhere get nothing and do not count. Unit: USD an hour. Ties as in ``max_min_fairness``.
 """
 
 import numpy as np
 
-from ballast_policies.allocation.fairness.idle_capacity import raise_least_level
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policies.cost.min_cost import cheapest
+from ballast_policies.allocation.policies.max_min_fairness import raise_least_level
 from ballast_policies.allocation.policy import Answer, nothing
 from ballast_policies.allocation.problem import ProblemError
 
