@@ -431,10 +431,11 @@ class _Repeat:
                 "input in place. To fix: let it compute a new tensor, or set training.recompute: false"
             )
         filled = 0
-        last: torch.Tensor | None = None
+        # Kind of the tensor before, where torch.rrelu may draw it as noise once it has kept its input, too.
+        drawn: tuple[torch.Size, torch.dtype] | None = None
 
         def fill(tensor: torch.Tensor) -> torch.Tensor:
-            nonlocal filled, last
+            nonlocal filled, drawn
             kind = (tensor.shape, tensor.dtype)
             if filled == len(self._places) or kind != self._kinds[filled]:
                 raise RuntimeError(_other(f"tensor {filled + 1} that it keeps is {_named(*kind)}"))
@@ -444,9 +445,10 @@ class _Repeat:
             if place is not None:
                 place.tensor = kept
             filled += 1
-            before, last = last, tensor
-            if filled == len(self._places) and not _is_noise(before, tensor):
+            if filled == len(self._places) and kind != drawn:
                 raise _AllRepeatedError
+            constant = tensor.is_leaf and not tensor.requires_grad and not isinstance(tensor, nn.Parameter)
+            drawn = kind if constant else None
             return kept
 
         try:
@@ -461,13 +463,6 @@ class _Repeat:
         if self._count is not None:
             found = [place.tensor for place in (each() for each in self._places) if place is not None]
             self._count([tensor for tensor in found if tensor is not None])
-
-
-def _is_noise(before: torch.Tensor | None, tensor: torch.Tensor) -> bool:
-    """True if ``before`` may be noise of ``torch.rrelu`` of ``tensor``: drawn once both are kept."""
-    if before is None or isinstance(before, nn.Parameter) or before.requires_grad:
-        return False
-    return before.is_leaf and (before.shape, before.dtype) == (tensor.shape, tensor.dtype)
 
 
 def _leaf(tensor: torch.Tensor) -> torch.Tensor:
