@@ -168,6 +168,7 @@ SHARED = {"parallelism": {"data": 2, "zeroStage": 3}}
         ("Quantized", 2, {**SHARED, "training": {"optimizer": f"{MODELS}:own_adam"}}),
         ("Normed", 2, {"training": {"recompute": True}}),
         ("Watching", 2, {}),
+        ("Counted", 2, {}),
         ("Doubling", 4, {"schedule": "LoopedBFS", "parallelism": {"data": 2}}),
         ("Doubling", 6, {"pipeline": {"replicas": [2, 2, 2], "microbatches": 4, "globalBatchSize": 16}}),
     ],

@@ -42,6 +42,15 @@ def copies_of(modules: Iterable[nn.Module]) -> Buffers:
     return found
 
 
+def renew(modules: Iterable[nn.Module]) -> None:
+    """Let a forward write copies of the modules' buffers: a backward that is to come may need what they were.
+
+    Running statistics are none that a backward needs.
+    """
+    for module, held in copies_of(module for module in modules if not isinstance(module, _NormBase)):
+        module._buffers.update(held)
+
+
 @contextlib.contextmanager
 def in_place(copies: Buffers) -> Iterator[Callable[[], list[nn.Module]]]:
     """Let the modules work on copies; their buffers come back as they were.

@@ -13,7 +13,7 @@ from ballast_trainer.causes import note_input, note_layer
 from ballast_trainer.distributed.activity import ACTIVITY, Limit
 from ballast_trainer.errors import TrainerError
 from ballast_trainer.layers.boundaries import Boundary
-from ballast_trainer.layers.buffers import copies_of, in_place
+from ballast_trainer.layers.buffers import copies_of, in_place, renew
 from ballast_trainer.layers.frozen_outputs import FrozenOutputs
 from ballast_trainer.layers.layer import Layer
 from ballast_trainer.layers.precision import computing_in
@@ -191,6 +191,8 @@ class LayerStack(nn.Module):
                     kept.keep(index, tensor)
             output = self._recomputed(held, layer, key, value, counts=kept is not None)
         else:
+            if torch.is_grad_enabled():
+                renew(held.stateful)
             seed_layer(self._device, key, index, torch_alone=index in self._of_torch)
             with kept.saving(index) if kept is not None else _NOTHING:
                 output = _sendable(index, layer(value))
