@@ -89,7 +89,7 @@ class PolicyReason(Reason):
     FALLBACK_AFTER_SOLVER_ERROR = "FallbackAfterSolverError", Told.WARNING
     """Not solved: the solver failed or died; the greedy fallback decided."""
     NO_CAPACITY = "NoCapacity"
-    """Not solved: no pool has a GPU."""
+    """Not solved: no GPU for any job."""
 
     # SolverHealthy
     SOLVER_ANSWERS = "SolverAnswers"

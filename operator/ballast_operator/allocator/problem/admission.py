@@ -204,7 +204,7 @@ class _Offer:
         words = (
             left_out(spot, other_kind.intersection(pools)),
             left_out_for_data(unpriced, set(open_to_it)),
-            capacity.tolerance.without_room(view, pools),
+            capacity.tolerance.without_room(view, pools)[1],
         )
         closed = other_kind | (unpriced.keys() - own)
         return cls(gpu_types, pools, own, closed, "; ".join(filter(None, words)))
@@ -274,8 +274,9 @@ def _admit_one(
                 fits_one_pool=False,
             ).on_its_nodes
         refusal = over_all_pools(refusal, view.spec, gpus, may_mix=can_mix(view.spec.config))
-        full = capacity.tolerance.without_room(view, offer.pools)
-        return with_barred_nodes(refusal, capacity.nodes, barred, offer.gpu_types, full)
+        too_full, full = capacity.tolerance.without_room(view, offer.pools)
+        others = [node for node in capacity.nodes if node.closed or node.name not in too_full]
+        return with_barred_nodes(refusal, others, barred, offer.gpu_types, full)
     held, sizes = view.held_placement, tuple[int, ...]()
     if unknown and allocation is not None:
         sizes = (allocation.gpus,)

@@ -31,13 +31,15 @@ class Tolerance:
             have to tolerate, and a number where something else tells nodes with the same taints apart.
         not_tolerated: what jobs have in common (:func:`_signature`) -> texts of nodes barred to them.
         by_no_job: texts of nodes that are barred to every job; empty where there are no jobs.
-        too_full: what pods ask for -> pool -> its nodes without room for them, as text.
+        too_full: what pods ask for -> (nodes without room for them, pool -> these as text).
     """
 
     taints: Mapping[str, str] = dataclasses.field(default_factory=dict)
     not_tolerated: Mapping[Signature, frozenset[str]] = dataclasses.field(default_factory=dict)
     by_no_job: frozenset[str] = frozenset()
-    too_full: Mapping[PodNeed, Mapping[str, str]] = dataclasses.field(default_factory=dict)
+    too_full: Mapping[PodNeed, tuple[frozenset[str], Mapping[str, str]]] = dataclasses.field(
+        default_factory=dict
+    )
 
     @classmethod
     def of(
@@ -83,7 +85,7 @@ class Tolerance:
             taints=texts,
             not_tolerated=not_tolerated,
             by_no_job=by_no_job,
-            too_full={need: rooms.words(need, names) for need, names in full.items() if names},
+            too_full={need: (names, rooms.words(need, names)) for need, names in full.items() if names},
         )
 
     def barred(self, view: JobView, *, avoid: bool = True) -> frozenset[str]:
@@ -92,11 +94,11 @@ class Tolerance:
             return frozenset()
         return self.not_tolerated.get(_signature(view, avoid=avoid), frozenset())
 
-    def without_room(self, view: JobView, pools: Sequence[str]) -> str:
-        """Nodes of ``pools`` that have the GPUs but no room for the job's pods, as text; empty: none."""
+    def without_room(self, view: JobView, pools: Sequence[str]) -> tuple[frozenset[str], str]:
+        """(nodes that have the GPUs but no room for the job's pods, those of ``pools`` as text)."""
         assert view.spec is not None
-        words = self.too_full.get(view.spec.pod_need, {})
-        return "; ".join(words[pool] for pool in pools if pool in words)
+        names, words = self.too_full.get(view.spec.pod_need, (frozenset(), {}))
+        return names, "; ".join(words[pool] for pool in pools if pool in words)
 
 
 class _Rooms:

@@ -95,6 +95,28 @@ async def test_gpus_of_nodes_without_the_cpus_for_a_jobs_pods_are_left_to_others
     assert simulation.nodes("one") == {"large"}
 
 
+@pytest.mark.parametrize(
+    ("excluding", "said"),
+    [
+        (template(nodeSelector={"zone": "c"}), "2 nodes of pool fast are excluded by the template's"),
+        (asking(cpu="4"), "2 nodes of pool fast have no room for 2 of its pods"),
+    ],
+    ids=["nodeSelector", "requests"],
+)
+async def test_free_gpus_that_no_template_allows_are_called_so(excluding, said):
+    """In the ClusterPolicy, whose pools have GPUs; in the job, which names each node once."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 2), "fast-1": ("fast", 2)})
+    for name in ("fast-0", "fast-1"):
+        simulation.world.put(NODE, with_cpus(name, 2, "2"))
+    simulation.add_job("one", template=excluding)
+    simulation.add_job("two", template=template(nodeSelector={"zone": "d"}))
+    await simulation.refused("one", "ExceedsCapacity", said)
+    assert simulation.status("one").condition("Admitted").message.count("of pool fast") == 1
+    solved = simulation.policy_condition("Solved")
+    assert solved["reason"] == "NoCapacity"
+    assert "a GPU that a job may use: no job's template allows fast-0, fast-1" in solved["message"]
+
+
 async def test_what_pods_of_others_ask_for_is_no_room_for_a_job():
     """Their requests count while they live; a resource that a node does not name is none."""
     simulation = Simulation(nodes={"n": ("fast", 2)})
