@@ -82,6 +82,17 @@ class BandwidthInput(_Input):
     between_servers: Positive
     by_type: list[TypeLinks] = []
 
+    @pydantic.model_validator(mode="after")
+    def _each_once(self) -> Self:
+        known: set[tuple[str, tuple[str, ...]]] = set()
+        for links in self.by_type:
+            for field in sorted(links.model_fields_set - {"gpus"}):
+                key = field, tuple(sorted({*links.gpus}))
+                if key in known:
+                    raise ValueError(f"byType states {to_camel(field)} of {links.gpus} twice: leave one out")
+                known.add(key)
+        return self
+
 
 class ClusterInput(_Input):
     """GPUs in the order in which they fill the servers."""

@@ -178,10 +178,20 @@ def test_a_plan_for_other_layers_or_gpus_is_refused(run, stages, said):
     assert said in done.output
 
 
-def test_links_and_speeds_that_contradict_the_cluster_are_refused(run):
-    """A speed beside a profile, and links of a type that the cluster has not."""
+LINKS = "{gpus: [slow, fast], betweenServers: 10}"
+
+
+@pytest.mark.parametrize(
+    ("written", "instead", "said"),
+    [
+        ("fast, count: 2}", "fast, count: 2, speed: 2}", "leave the speed out"),
+        ("[slow, fast]", "[slow, other]", "bandwidth.byType has links of ['other']"),
+        (LINKS, f"{LINKS}, {LINKS}", "states betweenServers of ['slow', 'fast'] twice: leave one out"),
+        (LINKS, f"{LINKS}, {{gpus: [fast, slow], betweenServers: 3}}", "of ['fast', 'slow'] twice"),
+    ],
+    ids=["a speed beside a profile", "no such type", "a pair twice", "a pair turned round"],
+)
+def test_links_and_speeds_that_contradict_are_refused(run, written, instead, said):
     files = {"M_fast.json": sailor(1), "M_slow.json": sailor(1)}
-    stated = CLUSTER.replace("{type: fast, count: 2}", "{type: fast, count: 2, speed: 2}")
-    assert "leave the speed out" in run(files, given=GIVEN, cluster=stated).output
-    unknown = CLUSTER.replace("[slow, fast]", "[slow, other]")
-    assert "bandwidth.byType has links of ['other']" in run(files, given=GIVEN, cluster=unknown).output
+    assert written in CLUSTER
+    assert said in run(files, given=GIVEN, cluster=CLUSTER.replace(written, instead)).output
