@@ -14,7 +14,7 @@ from ballast_policies.planning.memory.moments import Moments, moments_of, schedu
 from ballast_policies.planning.memory.rank_bytes import RECEIVED_AHEAD, WHOLE_GRADIENTS, Layers, LayerSums
 from ballast_policies.planning.partition import Partition, best_cuts, smallest_largest
 
-ROUNDING = 1 + 1e-9
+ROUNDING = 1 + 1e-12
 """Tolerance by which what fits exactly fits after rounding, too."""
 
 

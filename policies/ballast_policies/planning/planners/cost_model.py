@@ -391,8 +391,10 @@ class CostModel:
             # Of one microbatch, gradients are not there before the backward.
             least = held + max(0.0, kept - min(weights / shares[1], held))
             if least / most_tensor > largest * ROUNDING:
+                digits = 3 if needed > 1.01 * largest else 12
                 raise PlanningError(
-                    f"layer {layer} needs {needed / 1e9:.3g} GB, the largest GPU has {largest / 1e9:.3g}"
+                    f"layer {layer} needs {needed / 1e9:.{digits}g} GB, "
+                    f"the largest GPU has {largest / 1e9:.{digits}g}"
                     + (f", also cut over {most_tensor} GPUs" if most_tensor > 1 else "")
                     + ". To fix: use GPUs with more memory, smaller microbatches or a smaller layer"
                 )

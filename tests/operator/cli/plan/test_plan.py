@@ -275,11 +275,15 @@ LAYER = "{repeat: 2000, forwardSeconds: 1, backwardSeconds: 1}"
         ({"cluster": "gpus: [{type: a, count: 2, memoryBytes: 200}]"}, (), "do not fit the memory"),
         *(
             (
-                {"profile": BIG, "cluster": "gpus: [{type: a, count: 4, memoryBytes: 1.6e10}]"},
+                {"profile": BIG, "cluster": f"gpus: [{{type: a, count: 4, memoryBytes: {has}}}]"},
                 ("--planner", name),
-                "layer 2 needs 31 GB, the largest GPU has 16",
+                said,
             )
             for name in PLANNERS.builtin
+            for has, said in (
+                ("1.6e10", "layer 2 needs 31 GB, the largest GPU has 16"),
+                ("30999999999", "layer 2 needs 31 GB, the largest GPU has 30.999999999"),
+            )
         ),
         (
             {},
