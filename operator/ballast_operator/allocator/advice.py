@@ -8,12 +8,11 @@ from ballast_policies.allocation.registry import find_policy
 from ballast_policies.prices.options import PlacementOption, cheapest, fastest, placement_option
 from ballast_policies.scheduling.assignments import two_digits
 from ballast_policies.scheduling.inputs import CompletedProblem
-from ballast_policies.scheduling.refusals import each_job
+from ballast_policies.scheduling.refusals import Verdict, each_job
 from ballast_policies.scheduling.state import ClusterJob
 
 from ballast_operator.allocator.problem.admission import Admitted
 from ballast_operator.allocator.problem.snapshot import Snapshot
-from ballast_operator.api.base import Verdict
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.job import JobView, budget_spent

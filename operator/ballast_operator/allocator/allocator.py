@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 
 from ballast_policies.protocol import Action
 from ballast_policies.rounds.values import Round
+from ballast_policies.scheduling.assignments import Assignment
 from ballast_policies.scheduling.gang_spec import job_id
 
 from ballast_operator.allocator.costs.bill import pool_infos, with_regions
@@ -32,7 +33,7 @@ from ballast_operator.kube.kinds import POD, POLICY, Key, Object
 from ballast_operator.metrics import Metrics, Stopwatch
 from ballast_operator.observation.observer import Observer
 from ballast_operator.settings import SolverSettings
-from ballast_operator.views.assignment import Assignment, Decided, PoolInfo, alike
+from ballast_operator.views.assignment import Decided, PoolInfo, alike
 from ballast_operator.views.job import JobView, pods_of_gangs
 from ballast_operator.views.nodes import stuck_pods
 from ballast_operator.waits import WaitReason, Waits

@@ -13,7 +13,7 @@ from ballast_policies.allocation.problem import Entity
 from ballast_policies.contract import Plan
 from ballast_policies.contract.limits import LEAST_RATE, MOST_RATE
 from ballast_policies.protocol import Action
-from ballast_policies.scheduling.assignments import JobAssignment, assign
+from ballast_policies.scheduling.assignments import Assignment, assign
 from ballast_policies.scheduling.decision import (
     Decision,
     Memory,
@@ -24,24 +24,29 @@ from ballast_policies.scheduling.decision import (
 )
 from ballast_policies.scheduling.gang_spec import job_id
 from ballast_policies.scheduling.measurements import LayerProfiles, Measurements
-from ballast_policies.scheduling.refusals import JobFaults
+from ballast_policies.scheduling.refusals import JobFaults, Verdict
 from ballast_policies.throughput.speeds import SpeedKey
 
 from ballast_operator.allocator.advice import advice_by_job
-from ballast_operator.allocator.costs.bill import Paid, written_bill
-from ballast_operator.allocator.costs.teams import SpentBudget, next_change, next_team_costs, spent_budgets
+from ballast_operator.allocator.costs.bill import (
+    Paid,
+    SpentBudget,
+    next_budget_change,
+    next_team_costs,
+    spent_budgets,
+    written_bill,
+)
 from ballast_operator.allocator.problem.admission import Admissions, FaultyJob
 from ballast_operator.allocator.problem.hazards import SeenNodes, spot_seen
 from ballast_operator.allocator.problem.snapshot import Observed, Snapshot, take_snapshot
 from ballast_operator.allocator.solver import Solve
-from ballast_operator.api.base import Verdict
 from ballast_operator.api.cluster_policy import ClusterPolicy, Objective
 from ballast_operator.api.cluster_policy_status import team_costs
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.kube.kinds import Key
 from ballast_operator.metrics import Metrics
-from ballast_operator.views.assignment import Assignment, PoolInfo
+from ballast_operator.views.assignment import PoolInfo
 from ballast_operator.views.job import JobView
 
 
@@ -147,10 +152,6 @@ class Partners:
         return alone._replace(partner=partner)
 
 
-_OF_POLICIES = tuple(field.name for field in dataclasses.fields(JobAssignment))
-"""Fields of an assignment that are decided without Kubernetes."""
-
-
 def assignments_of(
     snapshot: Snapshot,
     decision: Decision,
@@ -175,11 +176,9 @@ def assignments_of(
         one, key = wanted[job.name], admitted.key
         held = admitted.view.held_placement if one.kept_ranks else None
         pods = () if held is None else (held.pods[rank // job.asks.per_pod] for rank in one.kept_ranks)
-        found[key] = Assignment(
-            **{name: getattr(one, name) for name in _OF_POLICIES},
-            launches=job.launches,
+        found[key] = dataclasses.replace(
+            one,
             kept_pods=tuple(dict.fromkeys(pods)),
-            plan_id=decision.plan_id,
             advice=advice.get(key, ()),
             layers=profiles.layers(key, admitted.spec),
         )
@@ -370,7 +369,7 @@ class Decider:
         teams = team_costs(status, bill_at or now)
         self.paid = self.paid.next(jobs, pools, bill, teams, bill_at, now)
         teams = next_team_costs(status or {}, policy, self.paid, now)
-        self.budgets_at, self._spent = next_change(policy, teams, now), spent_budgets(policy, teams)
+        self.budgets_at, self._spent = next_budget_change(policy, teams, now), spent_budgets(policy, teams)
         with self._taken_in("who shares a GPU is not seen"):
             self._partners.look(jobs)
         for view in (*reports, *jobs):

@@ -11,8 +11,9 @@ from typing import Any
 from ballast_policies.rounds.values import Round
 from ballast_policies.scheduling.gang_spec import job_id
 from ballast_policies.scheduling.inputs import CompletedProblem
+from ballast_policies.scheduling.refusals import Verdict
 
-from ballast_operator.allocator.costs.bill import brought_up_to, next_bill, written_bill
+from ballast_operator.allocator.costs.bill import brought_up_to, next_bill, next_team_costs, written_bill
 from ballast_operator.allocator.costs.price_feeds import (
     PoolReading,
     known_prices,
@@ -20,7 +21,6 @@ from ballast_operator.allocator.costs.price_feeds import (
     prices_current,
     saved_prices,
 )
-from ballast_operator.allocator.costs.teams import next_team_costs
 from ballast_operator.allocator.decider import MadeDecision
 from ballast_operator.allocator.problem.capacity import (
     ClusterCapacity,
@@ -33,7 +33,7 @@ from ballast_operator.allocator.problem.hazards import next_hazards
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.allocator.solver import Solve
 from ballast_operator.api import cluster_policy_status as api
-from ballast_operator.api.base import Condition, Verdict, set_condition, storable
+from ballast_operator.api.base import Condition, set_condition, storable
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.conditions import PolicyCondition, PolicyReason, some_of
 from ballast_operator.api.read import unknown_fields

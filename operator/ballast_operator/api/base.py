@@ -9,7 +9,7 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Self
 
 from ballast_policies.contract.conditions import Cel, Rule, json_path
 from ballast_policies.contract.model import Settings
@@ -229,15 +229,6 @@ class Condition(StatusModel):
 
 Conditions = Annotated[tuple[Condition, ...], listed(16, "type")]
 """Conditions by type."""
-
-
-class Verdict(NamedTuple):
-    """Verdict of a decision on one condition; ``value`` None: Unknown."""
-
-    type: str
-    value: bool | None
-    reason: str
-    message: str
 
 
 def find_condition(conditions: Iterable[Condition], kind: str) -> Condition | None:

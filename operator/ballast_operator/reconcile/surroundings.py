@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from ballast_policies.contract import ExitReason
 from ballast_policies.protocol import Action
 from ballast_policies.rounds.values import Placement
+from ballast_policies.scheduling.assignments import Assignment
 
 from ballast_operator.api.job_allocation import JobAllocation, coming_node, is_coming, pool_to_grow
 from ballast_operator.api.node_pool import NodePool
@@ -12,7 +13,7 @@ from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.kube.kinds import POD, Key, key_of_job
 from ballast_operator.observation.findings import MOST_AVOIDED
 from ballast_operator.observation.observer import Observer
-from ballast_operator.views.assignment import UNKNOWN_POOL, Assignment, PoolInfo
+from ballast_operator.views.assignment import UNKNOWN_POOL, PoolInfo
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import Sharer, as_shared, sharer_of, shortage, taken_by_others

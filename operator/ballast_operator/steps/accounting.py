@@ -5,8 +5,9 @@ import math
 from ballast_policies.accounting import cost, isolated_seconds, price_part
 from ballast_policies.contract import Report
 from ballast_policies.prices.egress import GB
+from ballast_policies.scheduling.refusals import Verdict
 
-from ballast_operator.api.base import MOST_STEPS, Verdict
+from ballast_operator.api.base import MOST_STEPS
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.costs import DataCost, TeamPart
 from ballast_operator.api.job_allocation import JobAllocation, PoolCost, SharedGpu

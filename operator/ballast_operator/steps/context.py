@@ -6,16 +6,16 @@ from collections.abc import Mapping
 
 from ballast_policies.contract import Plan, Proposal
 from ballast_policies.protocol.moves import proposal_error
-from ballast_policies.scheduling.refusals import Refusal
+from ballast_policies.scheduling.assignments import Assignment
+from ballast_policies.scheduling.refusals import Refusal, Verdict
 
-from ballast_operator.api.base import Verdict
 from ballast_operator.api.conditions import JobCondition
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.desired import NewNode
 from ballast_operator.kube.kinds import Kind, Object
 from ballast_operator.settings import JobSettings
-from ballast_operator.views.assignment import UNKNOWN_POOL, Assignment, PoolInfo
+from ballast_operator.views.assignment import UNKNOWN_POOL, PoolInfo
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import Sharer

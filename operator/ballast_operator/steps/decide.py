@@ -25,6 +25,7 @@ from ballast_policies.protocol.moves import (
     WritePlan,
 )
 from ballast_policies.protocol.observed import Cause, Deadline, Observed, Phase
+from ballast_policies.scheduling.assignments import Assignment
 
 from ballast_operator.api.conditions import JobCondition, JobReason, JobState
 from ballast_operator.api.training_job_status import TrainingJobStatus
@@ -83,7 +84,6 @@ from ballast_operator.steps.stopping import (
     why_it_ends,
     with_stuck_pods,
 )
-from ballast_operator.views.assignment import Assignment
 from ballast_operator.views.clock import Time, show
 from ballast_operator.views.job import JobView
 from ballast_operator.views.pod import PodView

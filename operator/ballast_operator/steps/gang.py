@@ -12,6 +12,7 @@ from ballast_policies.protocol.moves import Wait, WaitFor
 from ballast_policies.protocol.observed import Cause, Deadline, Gang
 from ballast_policies.rounds.gangs import types_by_rank
 from ballast_policies.rounds.values import Placement, PoolPart, counted
+from ballast_policies.scheduling.assignments import Assignment
 
 from ballast_operator.api.conditions import JobCondition, JobReason, some_of
 from ballast_operator.api.job_allocation import AllocationPart, JobAllocation, LaunchDegrees, SharedGpu
@@ -38,7 +39,6 @@ from ballast_operator.steps.context import (
     with_condition,
 )
 from ballast_operator.steps.observed import seconds_left
-from ballast_operator.views.assignment import Assignment
 from ballast_operator.views.clock import show
 from ballast_operator.views.pod import PodView
 from ballast_operator.views.spec import JobSpec

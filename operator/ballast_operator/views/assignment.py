@@ -3,35 +3,13 @@
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.prices.egress import NO_DATA_PRICES, DataPrices
-from ballast_policies.scheduling.assignments import JobAssignment
+from ballast_policies.scheduling.assignments import Assignment
 
-from ballast_operator.api.base import Verdict
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
 from ballast_operator.api.node_pool import NodePool
 from ballast_operator.kube.kinds import Key, Object
 from ballast_operator.views.clock import Time
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment(JobAssignment):
-    """The allocator's answer for one job: what is decided, with what its pass needs to carry it out.
-
-    Attributes:
-        launches: ``status.launches`` of the snapshot that this answers. A job with a later launch
-            ignores the assignment, so that none is carried out twice.
-        kept_pods: for KEEP: the pods of the kept ranks; empty: all.
-        plan_id: the round.
-        advice: conditions of the job that only the allocator can know.
-        layers: of the job, as measured by it or another of its kind; None: nothing is known.
-    """
-
-    launches: int
-    kept_pods: tuple[str, ...] = ()
-    plan_id: str = ""
-    advice: tuple[Verdict, ...] = ()
-    layers: MeasuredLayers | None = None
 
 
 def alike(one: Assignment | None, other: Assignment | None) -> bool:

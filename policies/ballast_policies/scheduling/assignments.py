@@ -9,11 +9,12 @@ from ballast_policies.allocation.policy import Reads
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.allocation.problem import Allocation, Job
 from ballast_policies.allocation.registry import find_policy
+from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.protocol.observed import Action
 from ballast_policies.rounds.gangs import ElasticGang
 from ballast_policies.rounds.values import Placement, extra_nodes, kept_ranks
 from ballast_policies.scheduling.decision import Decision, isolated_speeds
-from ballast_policies.scheduling.refusals import Obstacle, each_job
+from ballast_policies.scheduling.refusals import Obstacle, Verdict, each_job
 from ballast_policies.scheduling.state import ClusterJob, ClusterState
 
 MOST_CONFIGURATIONS = 3
@@ -21,10 +22,13 @@ MOST_CONFIGURATIONS = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class JobAssignment:
-    """Decision for one job.
+class Assignment:
+    """Decision for one job, with what carrying it out needs.
 
     Attributes:
+        launches: of the job as it was decided on. A job with a later launch ignores the assignment, so that
+            none is carried out twice.
+        plan_id: the round.
         placement: for KEEP and PLACE: where; for RELEASE of a dry run: where it would run.
         extra_nodes: for KEEP: nodes of GPUs that the gang may take in addition.
         kept_ranks: for KEEP: the ranks that the gang is to continue with; empty: all.
@@ -36,9 +40,14 @@ class JobAssignment:
         part_speeds, part_memory: of a placement in several pools, relative speed and bytes of a GPU of each
             part (infinite bytes: not known); empty: it is in one.
         isolated_speed: steps/s on its isolated share / steps/s where it runs; 0: not known.
+        kept_pods: for KEEP: the pods of the kept ranks; empty: all.
+        advice: conditions of the job that the decision alone can know.
+        layers: of the job, as measured by it or another of its kind; None: nothing is known.
     """
 
     action: Action
+    launches: int
+    plan_id: str = ""
     placement: Placement | None = None
     extra_nodes: tuple[str, ...] = ()
     kept_ranks: tuple[int, ...] = ()
@@ -52,17 +61,22 @@ class JobAssignment:
     part_speeds: tuple[float, ...] = ()
     part_memory: tuple[float, ...] = ()
     isolated_speed: float = 0.0
+    kept_pods: tuple[str, ...] = ()
+    advice: tuple[Verdict, ...] = ()
+    layers: MeasuredLayers | None = None
 
 
-def assign(state: ClusterState, decision: Decision) -> dict[str, JobAssignment]:
+def assign(state: ClusterState, decision: Decision) -> dict[str, Assignment]:
     """An assignment for each job of ``state``. Raises JobFaults: jobs for which none can be made."""
     speeds = isolated_speeds(state, state.problem, state.running)
     # The fallback is no policy, and reads no prices.
     shares = decision.allocation
     by_price = shares.status != "greedy" and Reads.PRICES in find_policy(shares.policy).reads
 
-    def of(job: ClusterJob) -> JobAssignment:
+    def of(job: ClusterJob) -> Assignment:
         common = {
+            "launches": job.launches,
+            "plan_id": decision.plan_id,
             "isolated_speed": speeds.get(job.name, 0.0),
             **_sharing(state, job, decision),
             **_gpus_of(state, job, decision.round.placements.get(job.name) or job.placement),
@@ -75,7 +89,7 @@ def assign(state: ClusterState, decision: Decision) -> dict[str, JobAssignment]:
 
 def _assignment(
     state: ClusterState, job: ClusterJob, decision: Decision, *, by_price: bool, common: Mapping[str, Any]
-) -> JobAssignment:
+) -> Assignment:
     decided, allocation = decision.round, decision.allocation
     placement, why = decided.placements.get(job.name), decided.reasons.get(job.name, "")
     of_data = data_cost_message(job, placement, state.usable_pools, by_price=by_price)
@@ -90,7 +104,7 @@ def _assignment(
     change = None if placement is None else _change(job, placement)
     if job.placement is not None and (decision.dry_run or change is not None):
         extra, kept = ((), ()) if decision.dry_run or change is None else change
-        return JobAssignment(
+        return Assignment(
             action=Action.KEEP,
             placement=job.placement,
             extra_nodes=extra,
@@ -104,14 +118,14 @@ def _assignment(
         # FIFO and AlloX serve some jobs first, others not yet.
         if not any(share > 0 for share in allocation.allocation.get(job.name, {}).values()):
             why = f"{allocation.policy} gives it no GPUs yet; {why}"
-        return JobAssignment(
+        return Assignment(
             action=Action.RELEASE,
             reason=Obstacle.SPOT_LIMIT if job.name in decided.blocked_by_spot_limit else Obstacle.CAPACITY,
             why=why,
             next_best=best,
             **common,
         )
-    return JobAssignment(
+    return Assignment(
         action=Action.RELEASE if decision.dry_run else Action.PLACE,
         placement=placement,
         reason=Obstacle.DRY_RUN if decision.dry_run else "",
@@ -140,9 +154,7 @@ def _change(job: ClusterJob, placement: Placement) -> tuple[tuple[str, ...], tup
     return None if kept is None else ((), tuple(kept))
 
 
-def _within_tenant_limits(
-    state: ClusterState, found: Mapping[str, JobAssignment]
-) -> dict[str, JobAssignment]:
+def _within_tenant_limits(state: ClusterState, found: Mapping[str, Assignment]) -> dict[str, Assignment]:
     """Hold back what would exceed a tenant's limit until its shrinking gangs have given GPUs back."""
     left, held_back = dict(state.tenants.left), dict(found)
     for job in state.jobs:

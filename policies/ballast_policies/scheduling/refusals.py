@@ -1,9 +1,9 @@
-"""Refusals of GPUs, with their reasons, and jobs that a decision leaves out since it raises for them."""
+"""Refusals of GPUs and verdicts on conditions, with their reasons; jobs that a decision has to leave out."""
 
 import dataclasses
 import enum
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 
 class Obstacle(enum.StrEnum):
@@ -70,3 +70,12 @@ def each_job(jobs: Iterable[S], work: Callable[[S], T], key: Callable[[S], Any])
     if faults:
         raise JobFaults(faults)
     return found
+
+
+class Verdict(NamedTuple):
+    """Verdict of a decision on one condition; ``value`` None: Unknown."""
+
+    type: str
+    value: bool | None
+    reason: str
+    message: str

@@ -12,9 +12,10 @@ from ballast_operator.reconcile.changes import Changes, KeyQueue, Lane
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.context import Apply, CreatePod, DeletePod
 from ballast_operator.views import clock as clocks
-from ballast_operator.views.assignment import Assignment, Decided
+from ballast_operator.views.assignment import Decided
 from ballast_policies.contract import ACK_ANNOTATION, JOB_LABEL, REPORT_ANNOTATION, Ack, Report, lease_name
 from ballast_policies.protocol import Action
+from ballast_policies.scheduling.assignments import Assignment
 
 from tests.operator.loops.simulated.simulation import job as training_job
 from tests.support.waiting import WAIT_SECONDS, Clock

@@ -8,7 +8,6 @@ from ballast_operator.api.job_allocation import Ending
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.context import ReconcileContext, StepResult, Surroundings
-from ballast_operator.views.assignment import Assignment
 from ballast_operator.views.job import JobView
 from ballast_operator.views.lease import LeaseView
 from ballast_operator.views.pod import PodView
@@ -16,6 +15,7 @@ from ballast_policies.contract import Ack, Proposal, Report, Stage
 from ballast_policies.protocol import Action
 from ballast_policies.protocol.observed import Cause
 from ballast_policies.rounds.values import Placement
+from ballast_policies.scheduling.assignments import Assignment
 
 from tests.operator.views.builders import NOW, a_plan, a_spec, a_view
 

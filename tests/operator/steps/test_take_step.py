@@ -3,7 +3,6 @@
 import dataclasses
 
 import pytest
-from ballast_operator.api.base import Verdict
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.context import (
@@ -19,6 +18,7 @@ from ballast_operator.steps.gang import LOOK_AGAIN_SECONDS, decided
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Directive
 from ballast_policies.protocol.observed import Cause
+from ballast_policies.scheduling.refusals import Verdict
 
 from tests.operator.steps.contexts import (
     PODS,

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from ballast_policies.prices.clouds import AwsSpotPrice, AzurePrice, GcpPrice, Wanted, gpus_of
 from ballast_policies.prices.feed import FeedPrice, FeedProblem, Reading, judge, read_feed, shown_time
 from ballast_policies.prices.offers import PriceLogError
+from ballast_policies.scheduling.refusals import Verdict
 
 from ballast_operator.allocator.costs.cloud_lists import (
     Answers,
@@ -23,7 +24,6 @@ from ballast_operator.allocator.costs.cloud_lists import (
     PriceSource,
     SourceUnavailableError,
 )
-from ballast_operator.api.base import Verdict
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.cluster_policy_status import PoolPrice
 from ballast_operator.api.conditions import PolicyCondition, PolicyReason, some_of

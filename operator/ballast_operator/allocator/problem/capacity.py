@@ -22,12 +22,12 @@ from ballast_policies.rounds.question import SpotLimits
 from ballast_policies.rounds.spot_limits import nodes_by_place
 from ballast_policies.rounds.values import Node, Round, domains_of, gpus_by, own_domain
 from ballast_policies.scheduling.gang_spec import job_id
-from ballast_policies.scheduling.refusals import Refusal
+from ballast_policies.scheduling.refusals import Refusal, Verdict
 from ballast_policies.scheduling.state import Capacity
 
 from ballast_operator.allocator.costs.data_prices import pool_region
 from ballast_operator.allocator.problem.tolerance import Tolerance
-from ballast_operator.api.base import Verdict, memory_bytes
+from ballast_operator.api.base import memory_bytes
 from ballast_operator.api.cluster_policy import ClusterPolicy, ClusterPolicySpec
 from ballast_operator.api.conditions import JobReason, PolicyCondition, PolicyReason, some_of
 from ballast_operator.api.costs import SpotUse

@@ -36,8 +36,8 @@ from ballast_policies.scheduling.state import ClusterJob, ClusterState
 from ballast_policies.throughput.estimator import PairSpeeds
 from ballast_policies.throughput.speeds import Estimate, Speeds
 
+from ballast_operator.allocator.costs.bill import SpentBudget, without_suspended_teams
 from ballast_operator.allocator.costs.data_prices import data_prices, usd_per_step, usd_to_move
-from ballast_operator.allocator.costs.teams import SpentBudget, without_suspended_teams
 from ballast_operator.allocator.problem.admission import (
     Admissions,
     Admitted,
