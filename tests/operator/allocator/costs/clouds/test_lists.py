@@ -19,6 +19,8 @@ from ballast_operator.allocator.costs.cloud_lists import (
 from ballast_policies.prices.clouds import AwsSpotPrice, AzurePrice, GcpPrice
 from ballast_policies.prices.offers import PriceLogError
 
+from tests.support.waiting import WAIT_SECONDS
+
 ANSWERS = Path(__file__).parents[4] / "policies" / "prices" / "clouds" / "answers"
 AZURE = (ANSWERS / "azure-eastus2-NCC40ads_H100_v5.json").read_text()
 GCP = (ANSWERS / "gcp-skus.json").read_text()
@@ -210,7 +212,9 @@ def aws() -> Iterator[str]:
 
 @pytest.fixture
 def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the environment variables of AWS's SDKs give them, and none from this machine."""
+    """As the environment variables of AWS's SDKs give them, and none from this machine, at any load."""
+    for limit in ("CONNECT_SECONDS", "READ_SECONDS"):
+        monkeypatch.setattr(gcp, limit, WAIT_SECONDS)
     for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "HTTP_PROXY", "http_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
