@@ -47,7 +47,7 @@ KILLS_OF_A_RANK = 3
 """As often as one is started again."""
 STEPS_BETWEEN = 10
 MOST_APART = 1e-5
-FREEZING = {"criterion": "weightChange", "threshold": 0.004, "patience": 1, "thawSteps": 10}
+FREEZING = {"criterion": "weightChange", "threshold": 0.02, "patience": 1, "thawSteps": 10}
 REGRESSION = {"name": "tests.trainer.models.users_module:regression", "args": {"layers": 8}}
 CHANGING: dict[str, Any] = {
     "rebalance": {"enabled": True, "everySteps": 2, "minGain": 0.0},
@@ -98,6 +98,10 @@ ONCE = ("repacking", "exporting")
 """Settings whose job has one such call, and ends by itself."""
 AT_ONCE = {"pairs": 2, "joining": 2}
 """Kills that are one event."""
+MOST_STEPS = 500
+"""Between two kills."""
+WAITING: list[str] = []
+"""The setting, once this process waits for the call in which it dies."""
 SETTING, FOLDER = "KILLS_SETTING", "KILLS_FOLDER"
 """Variables of the ranks."""
 
@@ -146,14 +150,18 @@ def kills_of_a_job(setting: str) -> int:
     )
 
 
-def die_within(place: str, draw: random.Random) -> None:
-    """Have this process killed a moment after it next calls ``place``, sooner rather than later."""
+def die_within(place: str, draw: random.Random, tell: Callable[[], object] = int) -> None:
+    """Have this process killed a moment after it next calls ``place``, sooner rather than later.
+
+    ``tell`` is called before.
+    """
     module, _, names = place.partition(":")
     *owners, name = names.split(".")
     owner = functools.reduce(getattr, owners, importlib.import_module(module))
     whole: Callable[..., Any] = getattr(owner, name)
 
     def called(*arguments: Any, **named: Any) -> Any:
+        tell()
         threading.Timer(0.2 * draw.random() ** 3, os.kill, (os.getpid(), signal.SIGKILL)).start()
         return whole(*arguments, **named)
 
@@ -195,15 +203,22 @@ def strike(event: str, step: int, values: dict[str, Any], folder: str, order: li
     if len(done) >= kills and whole and setting not in ONCE:
         raise StopTraining("all kills are done")
     at_once = AT_ONCE.get(setting, 1)
+    if step > max(done, default=0) + MOST_STEPS:
+        raise RuntimeError(f"no rank was killed in {MOST_STEPS} steps: none has called {DURING.get(setting)}")
     if len(done) < kills and whole and os.environ["RANK"] == str(order[len(done)]):
-        for number in range(len(done), len(done) + at_once):
-            (Path(folder) / f"kill-{number}").write_text(str(step))
         draw = random.Random(f"{order} {len(done)}")
+        files = [Path(folder) / f"kill-{len(done) + number}" for number in range(at_once)]
+        own = Path(folder) / f"rank-{os.environ['RANK']}"
+        if setting in DURING and setting != "joining":
+            if not WAITING:
+                WAITING.append(setting)
+                # It counts once the call has come.
+                die_within(DURING[setting], draw, lambda: files[0].write_text(own.read_text().split()[0]))
+            return
+        for file in files:
+            file.write_text(str(step))
         if setting == "joining":
             _again().touch()
-        elif setting in DURING:
-            die_within(DURING[setting], draw)
-            return
         others = {f"rank-{rank}" for rank in order[len(done) + 1 : len(done) + at_once]}
         pids = [told[name][1] for name in others if told[name] and setting == "pairs"]
         timer = threading.Timer(draw.uniform(0, 0.2), kill, (pids, draw.uniform(0, 2)))
