@@ -82,12 +82,12 @@ class StateStore:
         except NotFound:
             return SavedState()
         except Rejected as error:
-            logger.warning("saved state not read, accounts start afresh: %s", error)
+            logger.warning("saved state not read, nothing is restored from it: %s", error)
             return SavedState()
         try:
             return decode(base64.b64decode((item.get("binaryData") or {})[STATE_KEY], validate=True))
         except (KeyError, TypeError, ValueError, binascii.Error) as error:
-            logger.warning("saved state not understood, accounts start afresh: %s", error)
+            logger.warning("saved state not understood, nothing is restored from it: %s", error)
             return SavedState()
 
     async def save(self, state: SavedState) -> None:

@@ -127,7 +127,7 @@ def test_what_does_not_fit_is_left_out_and_those_to_whom_most_is_owed_stay():
     ],
 )
 async def test_a_state_that_cannot_be_read_is_an_empty_one(content, caplog):
-    """The operator starts afresh, and its log says so."""
+    """Nothing is restored, at the start or under an operator that runs and keeps its own; its log says so."""
     world = World()
     body = {
         "metadata": {"namespace": "n", "name": STATE_NAME},
@@ -135,7 +135,7 @@ async def test_a_state_that_cannot_be_read_is_an_empty_one(content, caplog):
     }
     world.put(CONFIG_MAP, body)
     assert await StateStore(FakeCluster(world), "n").load() == SavedState()
-    assert "accounts start afresh" in caplog.text
+    assert "nothing is restored from it" in caplog.text
 
 
 def test_entries_that_make_no_sense_are_left_out():
