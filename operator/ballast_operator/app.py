@@ -152,6 +152,8 @@ class Operator:
             try:
                 await self._lead(cluster, leadership, informers, decoded, solver, side)
             finally:
+                if self._history is not None:
+                    self._history.hand_over()
                 await side.run(leadership.release())
                 for task in background:
                     task.cancel()

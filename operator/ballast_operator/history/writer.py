@@ -56,7 +56,7 @@ class HistoryWriter:
     """The thread that writes what ``recent`` tells into the database ``history``, which is its alone.
 
     What happens while this replica does not lead is left out. ``work_out``: this thread is the one that works
-    out what ``recent`` has noted.
+    out what ``recent`` has noted; else it does so at the end alone, after the other.
 
     Attributes:
         twin: how far the last replay of what is kept was off; None: there was none.
@@ -76,7 +76,7 @@ class HistoryWriter:
         self._leads, self._works_out, self._clock = leads, work_out, recent.clock
         self._waiting: queue.Queue[JobRecord | Happened | Kept] = queue.Queue(MOST_WAITING)
         self._batch: list[JobRecord | Happened | Kept] = []
-        self._trimmed_at = self._told_at = float("-inf")
+        self._trimmed_at = self._told_at = self._led_until = float("-inf")
         self._rows, self._decided_at = Rows(), float("-inf")
         self._decided: Decided | None = None
         self._present: tuple[float, str, frozenset[str]] | None = None
@@ -91,14 +91,19 @@ class HistoryWriter:
         """Begin to write."""
         self._thread.start()
 
+    def hand_over(self) -> None:
+        """Still take in what is noted by now: this replica is about to give its lease back."""
+        if self._leads():
+            self._led_until = self._clock()
+
     def stop(self) -> None:
-        """Write what waits, and end."""
+        """Write what waits and what is noted, and end; no later than in ten seconds."""
         self._ends.set()
         self._thread.join(timeout=10.0)
 
     def _told(self, at: float, news: Object | Happened, deleted: bool) -> None:
         """Take in a job that has changed or is deleted, or what has happened to one."""
-        if not self._leads():
+        if at > self._led_until and not self._leads():
             return
         try:
             if isinstance(news, Happened):
@@ -190,7 +195,7 @@ class HistoryWriter:
     def write(self) -> None:
         """Write what waits; what cannot be written now is kept for the next time."""
         try:
-            if self._works_out:
+            if self._works_out or self._ends.is_set():
                 self._recent.work_out()
             self._keep_decision()
             while self._fill():

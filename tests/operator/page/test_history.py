@@ -38,7 +38,9 @@ _numbers = itertools.count()
 class Kept:
     """A world whose history is written when a test says so."""
 
-    def __init__(self, where: str | Path, *, keep: Keep | None = None, leads: bool = True) -> None:
+    def __init__(
+        self, where: str | Path, *, keep: Keep | None = None, leads: bool = True, work_out: bool = True
+    ) -> None:
         self.world, self.metrics, self.where = World(), Metrics(), str(where)
         self.leads, self.history, self.written = leads, History(where), History(where)
         self.writer = HistoryWriter(
@@ -47,7 +49,7 @@ class Kept:
             self.metrics,
             keep=keep if keep is not None else Keep(),
             leads=lambda: self.leads,
-            work_out=True,
+            work_out=work_out,
         )
 
     @property
@@ -187,6 +189,22 @@ def test_a_replica_that_does_not_lead_writes_nothing(kept: Kept) -> None:
     ended("team", kept)
     kept.writer.write()
     assert kept.names() == []
+
+
+@pytest.mark.parametrize("work_out", [True, False], ids=["alone", "beside the page"])
+@pytest.mark.parametrize("clean", [True, False], ids=["stopped", "lease lost"])
+def test_what_happened_until_a_leader_stopped_is_kept(tmp_path: Path, work_out: bool, clean: bool) -> None:
+    """Although it was not worked out before the lease was given back; what comes after is the next one's."""
+    kept = Kept(tmp_path / "history.db", work_out=work_out)
+    kept.world.job("team", "last", runs())
+    kept.leads = clean
+    kept.writer.hand_over()
+    kept.leads, kept.world.now = False, kept.world.now + 1
+    kept.world.job("team", "after", runs())
+    kept.writer.start()
+    kept.writer.stop()
+    assert kept.names() == ["last"] * clean
+    kept.history.close()
 
 
 def test_old_jobs_and_too_many_are_forgotten_with_what_happened_to_them(where: str) -> None:
