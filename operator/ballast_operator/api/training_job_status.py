@@ -433,10 +433,12 @@ def progress_alone(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
     return all(getattr(old, field) == getattr(new, field) for field in fields)
 
 
-def words_alone(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
-    """True if nothing differs but the words of why a job waits."""
+def waits_alone(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
+    """True if a job still waits, as it was told before, and nothing differs but why."""
     was, said = old.condition(JobCondition.ADMITTED), new.condition(JobCondition.ADMITTED)
-    if new.allocation is not None or was is None or said is None or said.replace(message=was.message) != was:
+    if new.allocation is not None or was is None or said is None or was.reason == JobReason.PENDING:
+        return False
+    if said.replace(reason=was.reason, message=was.message) != was:
         return False
     conditions = tuple(was if each is said else each for each in new.conditions)
     return old == new.replace(conditions=conditions, last_decision=old.last_decision)

@@ -21,7 +21,7 @@ from ballast_operator.api.training_job_status import (
     reconciled,
     refused_since,
     status_content,
-    words_alone,
+    waits_alone,
 )
 from ballast_operator.errors import (
     ActionRefused,
@@ -478,13 +478,14 @@ class Reconciler:
     def _too_soon(self, key: Key, old: TrainingJobStatus, new: TrainingJobStatus) -> float:
         """Seconds to wait where nothing but progress, or why it waits, has changed since a recent write.
 
-        A gang's launch and its first step change the words of all jobs that wait for its GPUs.
+        A gang's launch and its first step change the words of all jobs that wait for its GPUs, a node that
+        comes and goes the reason, too.
         """
         last = self._progress_written.get(key)
         first = old.progress is None and new.progress is not None
         if last is None or first:
             return 0.0
-        if words_alone(old, new):
+        if waits_alone(old, new):
             pause = len(self._observer.decided.assignments) / PROGRESS_WRITES_PER_SECOND
         elif progress_alone(old, new):
             pause = max(

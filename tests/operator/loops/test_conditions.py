@@ -121,9 +121,8 @@ async def test_a_job_waits_for_capacity_with_numbers():
     await simulation.refused("two", JobReason.WAITING_FOR_CAPACITY, "0 of 1 fast free")
 
 
-@pytest.mark.slow
-async def test_the_words_of_jobs_that_wait_are_written_at_a_rate_that_all_of_them_share(monkeypatch):
-    """A gang's first step changes them for all that wait for its GPUs; they are right in the end."""
+async def waiting_for_the_first() -> tuple[Simulation, list[str]]:
+    """A job on the only node, and five that wait for it."""
     simulation = Simulation(nodes={"fast-0": ("fast", 2)}, roundSeconds=80_000)
     simulation.add_job("first", totalSteps=10**6)
     simulation.trainers["first"].start_seconds = 5
@@ -131,17 +130,50 @@ async def test_the_words_of_jobs_that_wait_are_written_at_a_rate_that_all_of_the
     waiting = [f"w{number}" for number in range(5)]
     for name in waiting:
         simulation.add_job(name)
+    await simulation.ticks(2)
+    return simulation, waiting
+
+
+@pytest.mark.slow
+async def test_the_words_of_jobs_that_wait_are_written_at_a_rate_that_all_of_them_share(monkeypatch):
+    """A gang's first step changes them for all that wait for its GPUs; they are right in the end."""
+    simulation, waiting = await waiting_for_the_first()
 
     def told() -> list[bool]:
         return [f"{NAMESPACE}/first has been" in simulation.condition(w, "Admitted").message for w in waiting]
 
-    await simulation.ticks(2)
     assert all(told())
     monkeypatch.setattr(reconciler, "PROGRESS_WRITES_PER_SECOND", len(simulation.present()) / 20)
     await simulation.running("first")
     await simulation.ticks(2)
     assert all(told())
     await simulation.until(lambda: not any(told()), ticks=30)
+
+
+@pytest.mark.slow
+async def test_a_node_that_comes_and_goes_costs_no_write_of_each_waiting_job_each_time(monkeypatch):
+    """They have another reason each time, and share the rate of their words; an edit is answered at once."""
+    simulation, waiting = await waiting_for_the_first()
+    await simulation.running("first")
+    monkeypatch.setattr(reconciler, "PROGRESS_WRITES_PER_SECOND", len(simulation.present()) / 20)
+    await simulation.ticks(20)
+    simulation.world.log.clear()
+    for number in range(40):
+        simulation.world.patch(NODE, "", "fast-0", {"spec": {"unschedulable": number % 2 == 0}})
+        await simulation.tick()
+    for name in waiting:
+        written = [line for line in simulation.world.log if line.endswith(f"{name} status")]
+        assert 0 < len(written) <= 3, written
+    simulation.change("w0", weight=2.0)
+    simulation.world.patch(NODE, "", "fast-0", {"spec": {"unschedulable": True}})
+    await simulation.tick()
+    told = simulation.condition("w0", "Admitted")
+    assert (told.reason, told.observed_generation) == (JobReason.EXCEEDS_CAPACITY, 2)
+
+    def reasons() -> set[str]:
+        return {simulation.condition(name, "Admitted").reason for name in waiting}
+
+    await simulation.until(lambda: reasons() == {JobReason.EXCEEDS_CAPACITY}, ticks=30)
 
 
 @pytest.mark.slow
