@@ -18,13 +18,14 @@ from ballast_policies.allocation.solvers.best_response import respond
 from ballast_policies.allocation.solvers.dense_program import (
     Rows,
     dot,
+    equal_rows,
     largest,
     least,
+    mostly_distinct,
     needed,
     stratified,
     taken,
 )
-from ballast_policies.allocation.solvers.job_classes import equal_rows, mostly_distinct
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -34,7 +34,7 @@ import numpy as np
 from ballast_policies.allocation.columns import Columns
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policy import Answer, nothing
-from ballast_policies.allocation.solvers.job_classes import equal_rows
+from ballast_policies.allocation.solvers.dense_program import equal_rows
 from ballast_policies.allocation.solvers.methods import FAIR_PRICES, LEAST_PART, Size, Task, choose
 from ballast_policies.allocation.solvers.nash import (
     NashShares,

@@ -231,3 +231,33 @@ def stratified(
     chosen = np.sort(np.concatenate([np.flatnonzero(certain), drawn]))
     weight = np.where(certain[chosen], 1.0, step / size[chosen])
     return chosen, weight
+
+
+WORTH_IT = 0.7
+"""Classes per job above which merging does not pay."""
+
+
+def mostly_distinct(features: np.ndarray) -> bool:
+    """A quick look: equal rows have equal products with a random vector, but for rounding."""
+    weights = np.random.default_rng(_HASH_SEED).uniform(1.0, 2.0, features.shape[1])
+    products = np.sort(features @ weights)
+    apart = products[1:] - products[:-1] > 1e-12 * np.abs(products[1:])
+    return bool(1 + apart.sum() > WORTH_IT * len(features))
+
+
+def equal_rows(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(class of each row, a row of each class) for rows that are equal bit for bit."""
+    bits: np.ndarray = np.ascontiguousarray(features + 0.0).view(np.uint64)
+    random = np.random.default_rng(_HASH_SEED)
+    odd = 2 * random.integers(0, 2**62, (1, bits.shape[1]), dtype=np.uint64) + np.uint64(1)
+    with np.errstate(over="ignore"):
+        mixed = (bits ^ (bits >> np.uint64(31))) * odd
+        hashed: np.ndarray = (mixed ^ (mixed >> np.uint64(29))).sum(axis=1, dtype=np.uint64)
+    _, chosen, of = np.unique(hashed, return_index=True, return_inverse=True)
+    if not (bits == bits[chosen[of]]).all():
+        _, chosen, of = np.unique(features, axis=0, return_index=True, return_inverse=True)
+    # Classes in the order of their first members, so that ties fall as without merging.
+    order = np.argsort(chosen, kind="stable")
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    return place[of.ravel()], chosen[order]

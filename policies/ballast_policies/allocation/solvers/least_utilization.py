@@ -16,8 +16,7 @@ import numpy as np
 
 from ballast_policies.allocation.solvers.best_response import in_units_of_t, respond
 from ballast_policies.allocation.solvers.box_search import BoxSearch
-from ballast_policies.allocation.solvers.dense_program import Rows
-from ballast_policies.allocation.solvers.job_classes import equal_rows
+from ballast_policies.allocation.solvers.dense_program import Rows, equal_rows
 
 LP_JOBS = 400
 SAME = 1e-12

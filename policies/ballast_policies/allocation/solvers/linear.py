@@ -20,6 +20,12 @@ every other pair,
     value + lambda_1 rate_1 + lambda_2 rate_2 - mu_1 - mu_2 - gpus p,
 
 and the best for each job are added, until none has a positive one: then the multipliers are optimal for all.
+
+A cluster runs thousands of jobs of a few dozen models. Jobs with the same speeds, gang, demands and worth are
+interchangeable: averaging a solution over them changes no limit, demand or objective, so there is an optimum
+in which their shares are equal, and without pairs it is found with one row for a *class* of them. A column of
+a class of n jobs is the share of each member, and takes n times its GPUs. Level and time rows are those of
+one member. Multipliers of a class row are divided by n to become those of its members.
 """
 
 import dataclasses
@@ -30,10 +36,9 @@ from contextvars import ContextVar
 import highspy
 import numpy as np
 
-from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.instance import Columns, Instance
 from ballast_policies.allocation.solvers import boxstep
-from ballast_policies.allocation.solvers.dense_program import dot
-from ballast_policies.allocation.solvers.job_classes import merged
+from ballast_policies.allocation.solvers.dense_program import WORTH_IT, dot, equal_rows, mostly_distinct
 from ballast_policies.allocation.solvers.methods import (
     PAIRS,
     PRICES,
@@ -225,7 +230,7 @@ def maximise(
     unit = float((slope[demanded] / full[demanded]).max()) if gain else 1.0
     fraction = slope / (full * unit)
     fraction = np.where(slope > 0, np.maximum(fraction, SMALLEST_SLOPE), 0.0)
-    same = merged(instance, full, base, slope, value=value)
+    same = _merged(instance, full, base, slope, value=value)
     rows = slice(None) if same is None else same.chosen
     program = Program(
         columns=instance.columns if same is None else same.columns,
@@ -361,3 +366,84 @@ def _level_of_own_time(instance: Instance, base: np.ndarray, slope: np.ndarray) 
     level = np.zeros(len(slope))
     level[job] = 1.0 / slope[job]
     return level
+
+
+MOST_ENTRIES = 30_000_000
+"""Entries of the table of jobs with configurations up to which classes are looked for."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Merged:
+    """An instance's jobs by class, and its columns by merged column.
+
+    Attributes:
+        of: (n,) class of each job.
+        size: (classes,) number of members.
+        chosen: (classes,) row of a member that stands for the class.
+        columns: merged columns, over classes: speeds of one member, GPUs of all.
+        column: (columns,) merged column of each original one.
+    """
+
+    of: np.ndarray
+    size: np.ndarray
+    chosen: np.ndarray
+    columns: Columns
+    column: np.ndarray
+
+    def sum_of(self, value: np.ndarray) -> np.ndarray:
+        """(merged,) worth of a class in original columns worth ``value`` each at full time."""
+        one = np.zeros(len(self.columns))
+        one[self.column] = value
+        worth: np.ndarray = one * self.size[self.columns.first]
+        return worth
+
+
+def _merged(instance: Instance, *per_job: np.ndarray, value: np.ndarray) -> _Merged | None:
+    """The classes of jobs that agree in speeds, gangs, the arrays ``per_job`` (n,) and worth.
+
+    ``per_job``: further values that must be equal, e.g. demands; ``value``: (columns,) worth of full time.
+
+    Returns:
+        None where there are pairs, or merging does not pay.
+    """
+    columns, n = instance.columns, len(instance.gpus)
+    elastic = bool(instance.elastic.any())
+    if n < 2 or (columns.second >= 0).any() or (not elastic and mostly_distinct(instance.T)):
+        return None
+    first, place = columns.first, columns.place
+    width = int(place.max(initial=0)) + 1
+    if n * width * (2 + len(instance.capacity)) > MOST_ENTRIES and elastic:
+        return None
+    parts = [_table(first, place, columns.rate_first, (n, width)), *(a[:, None] for a in per_job)]
+    if elastic:
+        parts += [_table(first, place, gpus, (n, width)) for gpus in _gpus_by_type(columns)]
+    else:
+        parts.append(instance.gpus[:, None])
+    if value.any():
+        parts.append(_table(first, place, value, (n, width)))
+    features = np.concatenate(parts, axis=1)
+    if mostly_distinct(features):
+        return None
+    of, chosen = equal_rows(features)
+    if len(chosen) > WORTH_IT * n:
+        return None
+    size = np.bincount(of, minlength=len(chosen)).astype(float)
+    # One merged column for each (class, place); that of its first member stands for it.
+    kept, first_at, column = np.unique(of[first] * width + place, return_index=True, return_inverse=True)
+    one = dataclasses.replace(columns.take(first_at), first=kept // width)
+    return _Merged(of=of, size=size, chosen=chosen, columns=one.scaled(size[one.first]), column=column)
+
+
+def _table(row: np.ndarray, place: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """``values`` at (row, place), 0 elsewhere."""
+    table = np.zeros(shape)
+    table[row, place] = values
+    return table
+
+
+def _gpus_by_type(columns: Columns) -> Iterator[np.ndarray]:
+    """(columns,) GPUs of one type after the other."""
+    column, kind, gpus = columns.entries()
+    for j in range(int(kind.max(initial=-1)) + 1):
+        here = kind == j
+        yield np.bincount(column[here], weights=gpus[here], minlength=len(columns))

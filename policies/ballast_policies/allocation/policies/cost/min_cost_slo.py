@@ -37,8 +37,7 @@ from ballast_policies.allocation.policies.cost.min_cost import objective, on_che
 from ballast_policies.allocation.policy import Answer
 from ballast_policies.allocation.solvers import linear
 from ballast_policies.allocation.solvers.best_response import respond
-from ballast_policies.allocation.solvers.dense_program import Rows
-from ballast_policies.allocation.solvers.job_classes import mostly_distinct
+from ballast_policies.allocation.solvers.dense_program import Rows, mostly_distinct
 from ballast_policies.allocation.solvers.least_utilization import least_utilization
 from ballast_policies.allocation.solvers.simplex import Program
 
