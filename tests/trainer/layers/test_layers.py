@@ -471,8 +471,11 @@ def test_a_trial_sees_which_modules_write_buffers_and_leaves_these_as_they_were(
     layer = nn.Linear(1, 1)
     layer.register_buffer("seen", before)
     layer.register_buffer("scale", torch.ones(2))
-    with in_place(copies_of([layer])) as changed:
+    layer.inner = nn.Identity()
+    layer.inner.register_buffer("scale", layer.scale)
+    with in_place(copies_of([layer, layer.inner])) as changed:
         assert changed() == []
+        assert layer.inner.scale is layer.scale
         layer.seen = torch.ones(2) if before is None else layer.seen.mul_(0.9)
         assert changed() == [layer]
     assert layer.seen is before

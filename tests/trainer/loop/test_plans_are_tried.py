@@ -206,6 +206,10 @@ def test_sizes_may_be_of_the_batches_or_among_integers_between_layers(gang, same
             "the gradient of rows of layer 1 is sparse, and norms and sums over ranks are of dense",
         ),
         (
+            job("of_one_kind", args={"kind": "Listing"}),
+            "layer 1 changes its buffer seen by another reference than the attribute",
+        ),
+        (
             job("of_one_kind", args={"kind": "Noting"}),
             "one of layers 0 to 1 keeps a tensor of shape [] that it has computed from its weights: a loss",
         ),
@@ -214,7 +218,7 @@ def test_sizes_may_be_of_the_batches_or_among_integers_between_layers(gang, same
             "adafactor ends with an error of its own where weights are complex",
         ),
     ],
-    ids=["max_norm", "versions", "data", "sparse", "noted", "complex"],
+    ids=["max_norm", "versions", "data", "sparse", "listed", "noted", "complex"],
 )
 def test_models_that_do_not_suit_the_job_are_refused(gang, fields, told):
     running = gang(fields, ranks=2)

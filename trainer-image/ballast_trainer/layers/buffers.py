@@ -30,13 +30,14 @@ Buffers = list[tuple[nn.Module, dict[str, torch.Tensor | None]]]
 
 
 def copies_of(modules: Iterable[nn.Module]) -> Buffers:
-    """Copies of the modules' own buffers, with their present values."""
-    found = []
+    """Copies of the modules' own buffers, with their present values; one of what several of them share."""
+    found: Buffers = []
+    copies: dict[torch.Tensor | None, torch.Tensor | None] = {None: None}
     for module in modules:
-        held = {
-            name: None if buffer is None else buffer.detach().clone()
-            for name, buffer in module._buffers.items()
-        }
+        for buffer in module._buffers.values():
+            if buffer is not None and buffer not in copies:
+                copies[buffer] = buffer.detach().clone()
+        held = {name: copies[buffer] for name, buffer in module._buffers.items()}
         if held:
             found.append((module, held))
     return found

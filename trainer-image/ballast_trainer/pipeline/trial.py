@@ -276,10 +276,17 @@ class Trial:
             with contextlib.suppress(TypeError):
                 outputs[layer.index] = Boundary.of(output, examples=True)
             _refuse_lost_changes(layer)
+            _refuse_other_references(layer, buffers[layer.index])
 
         held = {layer.index: layer for stack in self.stacks.values() for layer in stack.held}
         layers = {index: layer.module for index, layer in held.items()}
         stateful: dict[int, tuple[str, ...]] = {}
+        buffers = {
+            index: [
+                (name, one, one._version) for name, one in layer.named_buffers() if not one.is_inference()
+            ]
+            for index, layer in layers.items()
+        }
         with contextlib.ExitStack() as undoing:
             for index, layer in layers.items():
                 handle = layer.register_forward_hook(functools.partial(note, held[index]))
@@ -433,6 +440,24 @@ def _refuse_lost_changes(layer: Layer) -> None:
                     f"layer {layer.index} changes its {name} in a forward, which is lost where replicas have "
                     f"a part of it each. {_IN_THE_OPTIMIZER}",
                 )
+
+
+def _refuse_other_references(layer: Layer, buffers: Sequence[tuple[str, torch.Tensor, int]]) -> None:
+    """Refuse a forward that writes a buffer whose place a copy has taken: it has another reference to it.
+
+    ``buffers``: name, tensor, and its version before.
+
+    Raises:
+        ConfigurationError: it does.
+    """
+    for name, buffer, version in buffers:
+        if buffer._version != version:
+            raise ConfigurationError(
+                "model.name",
+                f"layer {layer.index} changes its buffer {name} by another reference than the attribute, "
+                "such as one in a list, which does not follow where copies take the buffer's place. "
+                f"To fix: self.{name.rpartition('.')[2]} of the module that registers it",
+            )
 
 
 def checked_loss(loss: object) -> torch.Tensor:
