@@ -12,7 +12,7 @@ import yaml
 
 from ballast_policies.contract.decode import parse_json
 from ballast_policies.contract.errors import ContractError
-from ballast_policies.contract.limits import OBJECT, Limits
+from ballast_policies.contract.limits import OBJECT
 
 _DEEPEST = 100
 _MOST_MERGED = 10_000
@@ -124,28 +124,28 @@ for _tag in (_INT, _FLOAT):
     _Loader.add_constructor(_tag, _construct_number)
 
 
-def parse_yaml(text: str, *, limits: Limits = OBJECT) -> Any:
+def parse_yaml(text: str) -> Any:
     """The one document of a text, which may be JSON; None: it has none.
 
     Raises:
         ContractError: neither YAML nor JSON, several documents, above the limits, or a key is given twice.
     """
-    documents = parse_documents(text, limits=limits)
+    documents = parse_documents(text)
     if len(documents) > 1:
         raise ContractError(f"{len(documents)} documents where one is read. To fix: a file for each")
     return documents[0] if documents else None
 
 
-def parse_documents(text: str, *, limits: Limits = OBJECT) -> list[Any]:
+def parse_documents(text: str) -> list[Any]:
     """The documents of a text that are not empty. Raises ContractError, as :func:`parse_yaml`."""
     if text[:80].lstrip().startswith("{"):
         try:
             return [parse_json(text)]  # in which tabs indent, and escapes may be halves of characters
         except ContractError:
-            if len(text) > limits.most_bytes:
+            if len(text) > OBJECT.most_bytes:
                 raise
             # A mapping of YAML may begin so, too.
-    limits.check_size(text)
+    OBJECT.check_size(text)
     try:
         return [found for found in yaml.load_all(text, _Loader) if found is not None]
     # Impossible tags, and what is no text.
