@@ -242,6 +242,25 @@ def test_doctor_on_an_api_server_that_tells_no_time(examined, date):
     assert examined(date)["clock"] == [("skipped", "the API server does not say its time")]
 
 
+def test_rights_in_a_jobs_namespace_are_enough_to_explain_it_and_to_bundle_what_they_reach(answers, tmp_path):
+    """ClusterPolicies belong to no namespace: they are left out, and it is said that they are."""
+
+    def answer(path):
+        if "/namespaces/default" not in path and path != "/version":
+            return b'{"kind": "Status", "message": "User cannot list resource"}', 403
+        both = {"metadata": {"name": "one", "uid": "u", "resourceVersion": "1"}, "items": []}
+        return json.dumps(both).encode(), 200
+
+    where = ("--kubeconfig", answers(answer), "-n", "default")
+    explained = CliRunner().invoke(main, ["explain", "one", *where])
+    assert explained.exit_code == 0, explained.output
+    assert "policy   not shown: " in explained.stdout and "User cannot list resource" in explained.stdout
+    bundled = CliRunner().invoke(main, ["support-bundle", *where, "--file", str(tmp_path / "b")])
+    assert bundled.exit_code == 0, bundled.output
+    missing = "clusterpolicies, trainingjobs, nodes, pods, events, leases"
+    assert f"not whole: {missing}; their .error.txt files say why\n" in bundled.stderr
+
+
 def test_definitions_are_not_written_where_no_folder_can_be():
     assert "/dev/null: " in refused("crds", "--output-dir", "/dev/null")
 

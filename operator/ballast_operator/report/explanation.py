@@ -8,6 +8,7 @@ from typing import Any
 from ballast_policies.contract import JOB_LABEL
 
 from ballast_operator.api.conditions import NO_POLICY, JobCondition
+from ballast_operator.errors import Forbidden
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import EVENT, JOB, POD, POLICY, Object, is_ours
 
@@ -65,9 +66,12 @@ async def explain_job(cluster: Cluster, namespace: str, name: str) -> Explanatio
     """Read what there is to know about a job. Raises NotFound: there is no such job."""
     job = await cluster.get(JOB, namespace, name)
     pods, _ = await cluster.list(POD, namespace=namespace, label_selector=f"{JOB_LABEL}={name}")
-    policies, _ = await cluster.list(POLICY)
     of_job = f"involvedObject.uid={job['metadata']['uid']}"
     events, _ = await cluster.list(EVENT, namespace=namespace, field_selector=of_job)
+    try:
+        policies, _ = await cluster.list(POLICY)
+    except Forbidden as error:  # rights in the job's namespace do not reach them
+        return dataclasses.replace(explanation(job, pods, [], events), policy=(f"not shown: {error}",))
     return explanation(job, pods, policies, events)
 
 

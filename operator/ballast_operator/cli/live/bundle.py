@@ -64,6 +64,9 @@ def support_bundle(namespace: str, file: Path | None, kubeconfig: str | None) ->
         raise click.ClickException(
             f"{file}: {error.strerror}. To fix: --file names one that can be written"
         ) from error
+    partial = [name.removesuffix(".error.txt") for name in parts if name.endswith(".error.txt")]
+    if partial:
+        click.echo(f"not whole: {', '.join(partial)}; their .error.txt files say why", err=True)
     click.echo(
         f"{file}: {len(parts)} files. Look through it before you send it: names and messages are in it"
     )
