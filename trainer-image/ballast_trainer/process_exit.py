@@ -23,6 +23,9 @@ _CODES = {
     ExitReason.CONFIGURATION: ExitCode.USAGE,
     ExitReason.FAILED: ExitCode.ERROR,
 }
+PIPES = Path("/dev/fd")
+"""Folder of the termination logs of ranks whose parent reads them, and says for all why they failed."""
+
 _PR_SET_PDEATHSIG = 1
 _MESSAGE_CHARACTERS = 2000
 """Kubernetes keeps 4096 bytes of a termination message."""
@@ -46,7 +49,8 @@ def end(reason: ExitReason, message: str, *, step: int | None = None, log: Path 
         text = message[:_MESSAGE_CHARACTERS].encode(errors="replace").decode()
         write_message(log, TerminationMessage(reason=reason, message=text, step=step).to_json())
     code = _CODES[reason]
-    if code is not ExitCode.OK:
+    said_by_parent = reason is ExitReason.FAILED and log is not None and log.is_relative_to(PIPES)
+    if code is not ExitCode.OK and not said_by_parent:
         print_error(f"{reason}: {message}")
     return code
 

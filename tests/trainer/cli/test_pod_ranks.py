@@ -103,22 +103,38 @@ def rank(local_rank, log):
     assert message(tmp_path) == {"message": "all done by 0", "reason": "Finished", "step": 9}
 
 
-def test_the_first_rank_that_failed_by_itself_is_the_cause(supervised, tmp_path):
-    """Although ranks that only lost it ended before, and after."""
-    pod = supervised("""
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({1: "bad layer"}, ["local rank 1: bad layer"]),
+        ({1: "bad layer", 2: "bad layer"}, ["local ranks 1, 2: bad layer"]),
+        ({1: "bad layer", 2: "full"}, ["local rank 2: full", "local rank 1: bad layer"]),
+        ({1: "rank 1: bad layer", 2: "rank 1: bad layer"}, ["rank 1: bad layer"]),
+    ],
+    ids=["one", "the same", "another", "one that all name"],
+)
+def test_the_first_rank_that_failed_by_itself_is_the_cause(supervised, tmp_path, own, said):
+    """Although ranks that only lost it ended before, and after. Each error is said once, the cause last."""
+    pod = supervised(f"""
 def rank(local_rank, log):
-    if local_rank == 1:
-        while not Path("lost-0").exists():
-            time.sleep(0.01)
-        return end(ExitReason.FAILED, "ValueError: bad layer", log=log)
+    own = {own!r}
+    process = Path("process-1")
+    while local_rank == 1 and not Path("lost-0").exists():
+        time.sleep(0.01)
+    while local_rank == 2 and not (process.exists() and not Path("/proc", process.read_text()).exists()):
+        time.sleep(0.01)
+    if local_rank in own:
+        return end(ExitReason.FAILED, own[local_rank], log=log)
     code = end(ExitReason.PEER_LOST, "rank 1 is gone", log=log)
-    Path(f"lost-{local_rank}").touch()
+    Path(f"lost-{{local_rank}}").touch()
     return code
 """)
     _, err = pod.communicate(timeout=WAIT_SECONDS)
     assert pod.returncode == ExitCode.ERROR
-    assert message(tmp_path)["message"] == "local rank 1: ValueError: bad layer"
-    assert err.splitlines()[-1] == "ballast-train: TrainingFailed: local rank 1: ValueError: bad layer"
+    assert message(tmp_path)["message"] == said[-1]
+    printed = [line.removeprefix("ballast-train: ") for line in err.splitlines() if "Failed" in line]
+    assert printed == [f"TrainingFailed: {line}" for line in said]
+    assert err.splitlines()[-1].endswith(said[-1])
 
 
 def test_a_lost_rank_of_another_pod_is_not_this_pods_failure(supervised, tmp_path):

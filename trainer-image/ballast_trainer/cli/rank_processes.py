@@ -21,10 +21,10 @@ import types
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from ballast_policies.contract import ContractError, ExitCode, TerminationMessage
+from ballast_policies.contract import ContractError, ExitCode, ExitReason, TerminationMessage
 
 from ballast_trainer.environment import RESTARTS_ENV
-from ballast_trainer.process_exit import end_with_parent, leave, print_error, write_message
+from ballast_trainer.process_exit import PIPES, end_with_parent, leave, print_error, write_message
 from ballast_trainer.terminal import on_terminal
 
 Body = Callable[[int, Path], int]
@@ -75,7 +75,7 @@ class RankProcess:
             sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         os.environ.update({"LOCAL_RANK": str(self.number), "LOCAL_WORLD_SIZE": str(ranks)})
         os.environ[RESTARTS_ENV] = str(self.restarts)
-        return body(self.number, Path(f"/dev/fd/{self.message[1]}"))
+        return body(self.number, PIPES / str(self.message[1]))
 
     def copy_output(self, *, labelled: bool, before: Sequence[threading.Thread] = ()) -> None:
         """Copy what the rank prints until it has ended, in threads: each after the one before it.
@@ -235,21 +235,35 @@ class RankSupervisor:
 
 def report(ended: Sequence[RankProcess], log: Path | None = None) -> int:
     """Say what the cause is, also as the pod's termination message, and return the exit code of all."""
-    first = _decisive(ended)
-    code, said, text = first.code or 0, first.termination(), first.killed_by()
+    first, said = _decisive(ended), {member: member.termination() for member in ended}
+    code, own, text = first.code or 0, said[first], first.killed_by()
     for killed in filter(None, (member.killed_by() for member in ended)):
         # Not in the contract's form: whether the job is to blame is for Kubernetes to say (OOMKilled).
         print_error(killed)
-    if said is not None:
-        whole = code == ExitCode.OK or len(ended) == 1
-        message = said.message if whole else f"{first.name}: {said.message}"
-        text = TerminationMessage(reason=said.reason, message=message, step=said.step).to_json()
-        if code == ExitCode.ERROR:
-            # Its own line is above those of the ranks that only lost it.
-            print_error(f"{said.reason}: {message}")
+    alike: dict[tuple[ExitReason, str], list[RankProcess]] = {}
+    for member, told in said.items():
+        if told is not None:
+            alike.setdefault((told.reason, told.message), []).append(member)
+    words = {key: _named(members, key[1], len(ended)) for key, members in alike.items()}
+    failed = [key for key in alike if key[0] is ExitReason.FAILED]
+    for reason, message in sorted(failed, key=lambda key: first in alike[key]):
+        # The cause is below the lines of the ranks that only lost it.
+        print_error(f"{reason}: {words[reason, message]}")
+    if own is not None:
+        message = own.message if code == ExitCode.OK else words[own.reason, own.message]
+        text = TerminationMessage(reason=own.reason, message=message, step=own.step).to_json()
     if log is not None and text is not None:
         write_message(log, text)
     return 128 - code if code < 0 else code
+
+
+def _named(members: Sequence[RankProcess], message: str, ended: int) -> str:
+    """The message with the ranks that ended by it, of ``ended``; one that names the rank at fault stays."""
+    if ended == 1 or message.startswith("rank "):
+        return message
+    numbers = sorted({member.number for member in members})
+    kind = members[0].name.rpartition(" ")[0]
+    return f"{kind}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}: {message}"
 
 
 def _decisive(ended: Sequence[RankProcess]) -> RankProcess:
