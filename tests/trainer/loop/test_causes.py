@@ -10,7 +10,7 @@ import torch.distributed as dist
 from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
 from ballast_trainer.causes import describe, explains_itself
 from ballast_trainer.distributed.process_group import peer_failures
-from ballast_trainer.errors import PeerLost
+from ballast_trainer.errors import ConfigurationError, PeerLost
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.pipeline.trial import TrialFailed, checked_loss
 from ballast_trainer.process_exit import end
@@ -256,7 +256,7 @@ def _failed_by(cause):
 
 def test_a_check_that_says_what_to_change_needs_no_traceback():
     """A model of which no weight learns; an error of the user's layer has one."""
-    with pytest.raises(TypeError, match=r"no weight that learns\. To fix: ") as caught:
+    with pytest.raises(ConfigurationError, match=r"no weight that learns\. To fix: ") as caught:
         checked_loss(torch.zeros(()))
     assert explains_itself(_failed_by(caught.value))
     assert not explains_itself(_failed_by(RuntimeError("boom")))

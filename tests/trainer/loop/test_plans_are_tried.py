@@ -180,10 +180,11 @@ def test_layers_of_any_kind_train_as_in_one_process(gang, same_curve, kind, rank
     same_curve(gang(config, ranks=ranks), alone)
 
 
-def test_a_loss_may_keep_what_it_computes(gang, same_curve):
-    """Also on a rank that has another stage beside the last one."""
-    config = job("of_a_loss_that_notes", schedule="LoopedBFS")
-    same_curve(gang(config, ranks=2), config)
+@pytest.mark.parametrize("model", ["of_a_loss_that_notes", "of_a_loss_that_averages"])
+def test_a_loss_may_keep_what_it_computes(gang, same_curve, model):
+    """Also on a rank that has another stage beside the last one; trials and evaluations change none of it."""
+    config = job(model, schedule="LoopedBFS")
+    same_curve(gang({**config, "evaluation": {"everySteps": 2, "batches": 1}}, ranks=2), config)
 
 
 @pytest.mark.parametrize("model", ["of_several_lengths", "of_packed_sequences"])
@@ -209,6 +210,8 @@ def test_sizes_may_be_of_the_batches_or_among_integers_between_layers(gang, same
             job("of_one_kind", args={"kind": "Listing"}),
             "layer 1 changes its buffer seen by another reference than the attribute",
         ),
+        (job("of_one_kind", args={"kind": "Making"}), "layer 1 makes its parameter scale in a forward"),
+        (job("of_a_loss_of_two"), "the loss is tuple, not a tensor. To fix: "),
         (
             job("of_one_kind", args={"kind": "Noting"}),
             "one of layers 0 to 1 keeps a tensor of shape [] that it has computed from its weights: a loss",
@@ -218,7 +221,7 @@ def test_sizes_may_be_of_the_batches_or_among_integers_between_layers(gang, same
             "adafactor ends with an error of its own where weights are complex",
         ),
     ],
-    ids=["max_norm", "versions", "data", "sparse", "listed", "noted", "complex"],
+    ids=["max_norm", "versions", "data", "sparse", "listed", "made", "two", "noted", "complex"],
 )
 def test_models_that_do_not_suit_the_job_are_refused(gang, fields, told):
     running = gang(fields, ranks=2)

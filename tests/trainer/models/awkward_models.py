@@ -160,6 +160,15 @@ class Listing(Doubling):
         return super().forward(value) / self.seen
 
 
+class Making(Doubling):
+    """Makes a parameter in its first forward."""
+
+    def forward(self, value):
+        if not hasattr(self, "scale"):
+            self.scale = nn.Parameter(torch.ones(()))
+        return super().forward(value) * self.scale
+
+
 class Clipping(Doubling):
     """Clips what its weight's gradient has added up to."""
 
@@ -307,6 +316,31 @@ def of_a_loss_that_notes():
         return NOTED[0]
 
     return dataclasses.replace(of_one_kind("Doubling"), loss=noted)
+
+
+class Averaging(nn.Module):
+    """A loss over the moving average of those before."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.ones(()))
+
+    def forward(self, output, target):
+        self.mean = 0.9 * self.mean + 0.05
+        return nn.functional.mse_loss(output, target) * self.mean
+
+
+def of_a_loss_that_averages():
+    return dataclasses.replace(of_one_kind("Doubling"), loss=Averaging())
+
+
+def of_a_loss_of_two():
+    """Its loss returns what it has scored, too."""
+
+    def loss(output, targets):
+        return nn.functional.mse_loss(output, targets), output
+
+    return dataclasses.replace(of_one_kind("Doubling"), loss=loss)
 
 
 def of_several_lengths():

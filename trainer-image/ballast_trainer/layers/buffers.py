@@ -86,6 +86,11 @@ def in_place(copies: Buffers) -> Iterator[Callable[[], list[nn.Module]]]:
             module._buffers.update(before)
 
 
+def in_place_of_loss(loss: object) -> contextlib.AbstractContextManager[object]:
+    """Let a loss that is a module work on copies, too: it is not among a rank's layers."""
+    return in_place(copies_of(loss.modules() if isinstance(loss, nn.Module) else ()))
+
+
 def _own(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: buffer for name, buffer in module._buffers.items() if buffer is not None}
 

@@ -16,7 +16,7 @@ from ballast_trainer.causes import EVALUATION_NOTE, note_input, note_layer
 from ballast_trainer.data.sources import read_batch
 from ballast_trainer.distributed.activity import ACTIVITY, Limit
 from ballast_trainer.layers.boundaries import Boundary, wire
-from ballast_trainer.layers.buffers import evaluating
+from ballast_trainer.layers.buffers import evaluating, in_place_of_loss
 from ballast_trainer.layers.precision import computing_in, in_full_precision
 from ballast_trainer.layers.running import CURRENT_FORWARD
 from ballast_trainer.loop.batches import compared, own_part, refuse_other_targets, targets_digest
@@ -257,7 +257,11 @@ class Evaluator:
         modules = [layer.module for layer in self._model.layers]
         running = CURRENT_FORWARD.step, CURRENT_FORWARD.microbatch
         try:
-            with evaluating(modules, self._model.device), computing_whole(modules):
+            with (
+                evaluating(modules, self._model.device),
+                in_place_of_loss(self._model.definition.loss),
+                computing_whole(modules),
+            ):
                 yield
         except Exception as error:
             error.add_note(EVALUATION_NOTE)

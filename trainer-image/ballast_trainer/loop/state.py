@@ -15,7 +15,7 @@ from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.freezing import Freezing, frozen_layers
 from ballast_trainer.dynamics.protocol import Dynamic, is_built_in
 from ballast_trainer.gpu_emulation import EmulatedSpeed
-from ballast_trainer.layers.buffers import Attributes
+from ballast_trainer.layers.buffers import Attributes, in_place_of_loss
 from ballast_trainer.layers.frozen_outputs import FrozenOutputs
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.optimize import drop_gradients, optimizer_step
@@ -153,7 +153,8 @@ class ModelState:
         if shape not in self._pipelines:
             self.meter.start_step(step)
             builder, cache = self._builder(self.stages, self.world.positions), PartitionCache()
-            boundaries = builder.probe_partition(lambda: self.batch(step), self.world.gather, known=cache)
+            with in_place_of_loss(self.definition.loss):
+                boundaries = builder.probe_partition(lambda: self.batch(step), self.world.gather, known=cache)
             self._pipelines[shape] = builder.build(boundaries)
         self.pipeline = self._pipelines[shape]
 
@@ -241,13 +242,14 @@ class ModelState:
             return ()
         self.meter.start_step(step)
         self.partition_cache.of_inputs(self._shape_of(step))
-        return self._builder(stages, positions or self.world.positions).probe_partition(
-            lambda: self.batch(step),
-            self.world.gather,
-            known=self.partition_cache,
-            in_force=in_force,
-            joined=joined,
-        )
+        with in_place_of_loss(self.definition.loss):
+            return self._builder(stages, positions or self.world.positions).probe_partition(
+                lambda: self.batch(step),
+                self.world.gather,
+                known=self.partition_cache,
+                in_force=in_force,
+                joined=joined,
+            )
 
     def _builder(self, stages: tuple[Stage, ...], positions: int) -> PipelineBuilder:
         return PipelineBuilder(

@@ -318,6 +318,7 @@ class Trial:
         versions = {parameter: parameter._version for parameter in stack.parameters()}
         with torch.enable_grad():
             result = stack(source)
+            _refuse_new_parameters(stack, versions)
             written = [name for name, p in stack.stack.named_parameters() if p._version != versions[p]]
             if written and self.copies is not None:
                 at, _, name = written[0].partition(".")
@@ -442,6 +443,18 @@ def _refuse_lost_changes(layer: Layer) -> None:
                 )
 
 
+def _refuse_new_parameters(stack: LayerStack, known: Collection[nn.Parameter]) -> None:
+    """Refuse a forward that has made a parameter. Raises ConfigurationError: it has."""
+    for held in stack.held:
+        for name, parameter in held.module.named_parameters():
+            if parameter not in known:
+                raise ConfigurationError(
+                    "model.name",
+                    f"layer {held.index} makes its parameter {name} in a forward, and its optimizer has none "
+                    "that was not there before. To fix: make it where the layer is built",
+                )
+
+
 def _refuse_other_references(layer: Layer, buffers: Sequence[tuple[str, torch.Tensor, int]]) -> None:
     """Refuse a forward that writes a buffer whose place a copy has taken: it has another reference to it.
 
@@ -461,21 +474,27 @@ def _refuse_other_references(layer: Layer, buffers: Sequence[tuple[str, torch.Te
 
 
 def checked_loss(loss: object) -> torch.Tensor:
-    """A loss to begin a backward from. Raises TypeError: no tensor, not one number, or nothing learns."""
+    """A loss to begin a backward from.
+
+    Raises:
+        ConfigurationError: it is no tensor, not one real number, or nothing learns.
+    """
     if not isinstance(loss, torch.Tensor):
-        raise TypeError(f"the loss is {type(loss).__name__}, not a tensor")
-    if loss.numel() != 1:
-        raise TypeError(
-            f"the loss has shape {tuple(loss.shape)}. To fix: return one number, such as its mean"
+        reason = (
+            f"the loss is {type(loss).__name__}, not a tensor. To fix: return one number, such as its mean"
         )
-    if loss.is_complex():
-        raise TypeError("the loss is complex. To fix: return a real number, such as its abs()")
-    if torch.is_grad_enabled() and not loss.requires_grad:
-        raise TypeError(
+    elif loss.numel() != 1:
+        reason = f"the loss has shape {tuple(loss.shape)}. To fix: return one number, such as its mean"
+    elif loss.is_complex():
+        reason = "the loss is complex. To fix: return a real number, such as its abs()"
+    elif torch.is_grad_enabled() and not loss.requires_grad:
+        reason = (
             "the loss depends on no weight that learns. To fix: neither detach() nor no_grad before it, "
             "and layers of which some have requires_grad"
         )
-    return loss
+    else:
+        return loss
+    raise ConfigurationError("model.name", reason)
 
 
 def _told(failure: Exception) -> Problem:
