@@ -5,7 +5,7 @@ import datetime
 
 import ballast_operator.allocator.forecast as forecast_module
 import pytest
-from ballast_operator.allocator.forecast import HOUR, forecast
+from ballast_operator.allocator.forecast import HOUR, ForecastJob, forecast
 from ballast_operator.allocator.problem.admission import Admitted
 from ballast_operator.allocator.problem.capacity import ClusterCapacity, PoolKind
 from ballast_operator.allocator.problem.snapshot import Snapshot
@@ -22,7 +22,6 @@ from ballast_policies.rounds.memory import resize_cooldown_seconds
 from ballast_policies.rounds.values import Node, Placement
 from ballast_policies.scheduling.gang_room import GangMemory
 from ballast_policies.scheduling.state import ClusterJob
-from ballast_policies.simulator.decisions import ClusterGang
 from ballast_policies.simulator.whatif import Setup
 
 from tests.operator.views.builders import a_spec, a_view
@@ -242,12 +241,15 @@ def test_both_setups_side_by_side():
     assert "2 -> 2 of 2 jobs end; cost 12.05 -> 12.05" in found.as_text()
 
 
-def test_what_is_open_is_called_later():
-    before = ClusterGang.of(job("a", steps=10), {}, NOW, live=False)
-    after = dataclasses.replace(before, begins=0.0, ends=1800.0)
+@pytest.mark.parametrize(("stops", "said"), [(None, "later"), (900.0, "stopped")])
+def test_what_is_open_is_called_later_but_of_a_job_that_its_limits_stop(stops, said):
+    before = ForecastJob.of(job("a", steps=10), {}, NOW, live=False)
+    before.stops = stops
+    after = dataclasses.replace(before, begins=0.0, ends=1800.0, stops=None)
     found = OverTime(hours=1.0, jobs=((before, after),), left_out=())
-    assert found.as_text().splitlines()[2].split() == ["team/a", "later", "0.00", "h", "later", "0.50", "h"]
+    assert found.as_text().splitlines()[2].split() == ["team/a", said, "0.00", "h", said, "0.50", "h"]
     assert found.to_json()["before"]["mean_end_seconds"] is None
+    assert found.to_json()["jobs"][0]["before"]["stops_seconds"] == stops
 
 
 def test_limits_of_spot_machines_hold_for_those_under_which_is_asked():

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from ballast_policies.allocation.price_classes import PricedPool
     from ballast_policies.rounds.values import Node
     from ballast_policies.simulator.clock import OnProgress
-    from ballast_policies.simulator.decisions import ClusterGang
     from ballast_policies.simulator.whatif import Setup
 
     from ballast_operator.allocator.forecast import ForecastJob
@@ -70,7 +69,7 @@ class OverTime:
     """Both forecasts of each job, over ``hours``; jobs that cannot be placed are ``left_out``, with why."""
 
     hours: float
-    jobs: "tuple[tuple[ClusterGang, ClusterGang], ...]"
+    jobs: "tuple[tuple[ForecastJob, ForecastJob], ...]"
     left_out: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -93,11 +92,8 @@ class OverTime:
             f"{'job':40} {'starts now':>11} {'then':>8} {'ends now':>11} {'then':>8}",
         ]
         for before, after in self.jobs:
-            starts, ends = (before.begins, after.begins), (before.ends, after.ends)
-            lines.append(
-                f"{before.name:40} {_hours(starts[0]):>11} {_hours(starts[1]):>8} "
-                f"{_hours(ends[0]):>11} {_hours(ends[1]):>8}"
-            )
+            starts, ends = zip(_hours(before), _hours(after), strict=True)
+            lines.append(f"{before.name:40} {starts[0]:>11} {starts[1]:>8} {ends[0]:>11} {ends[1]:>8}")
         totals = [_total([pair[side] for pair in self.jobs]) for side in (0, 1)]
         lines.append(
             "{} -> {} of {} jobs end; cost {:.2f} -> {:.2f}".format(
@@ -262,12 +258,13 @@ def _under(policy: "ClusterPolicy", name: str) -> "ClusterPolicy":
     return policy.model_copy(update={"spec": spec})
 
 
-def _row(found: "ClusterGang") -> dict[str, Any]:
+def _row(found: "ForecastJob") -> dict[str, Any]:
     of = {name: getattr(found, name) for name in ("starts", "gpu_hours", "cost", "first")}
-    return {"begins_seconds": found.begins, "ends_seconds": found.ends, **of}
+    stops = {"stops_seconds": found.stops, "stopped_by": found.stopped_by or None}
+    return {"begins_seconds": found.begins, "ends_seconds": found.ends, **stops, **of}
 
 
-def _total(jobs: "list[ClusterGang]") -> Mapping[str, Any]:
+def _total(jobs: "list[ForecastJob]") -> Mapping[str, Any]:
     ends = [job.ends for job in jobs if job.ends is not None]
     return {
         "jobs_ended": len(ends),
@@ -279,5 +276,10 @@ def _total(jobs: "list[ClusterGang]") -> Mapping[str, Any]:
     }
 
 
-def _hours(seconds: float | None) -> str:
-    return "later" if seconds is None else f"{seconds / HOUR:.2f} h"
+def _hours(found: "ForecastJob") -> tuple[str, str]:
+    """(start, end) as text."""
+    otherwise = "later" if found.stops is None else "stopped"
+    begins, ends = (
+        otherwise if seconds is None else f"{seconds / HOUR:.2f} h" for seconds in (found.begins, found.ends)
+    )
+    return begins, ends
