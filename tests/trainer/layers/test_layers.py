@@ -386,7 +386,7 @@ def test_a_loss_from_which_no_backward_begins_is_refused(loss, reason):
     """A job would go on without learning, or end with torch's words."""
     model = Model.from_layers([nn.Linear(3, 3)], loss=loss)
     batch = torch.ones(4, 3), torch.ones(4, 3)
-    with pytest.raises(TypeError, match=reason):
+    with pytest.raises(ConfigurationError, match=reason):
         one_stage(model, all_layers(model), 2).run(lambda: batch)
 
 
