@@ -1,5 +1,6 @@
 """Mixed precision, loss scaling, recomputation, clipping, and the learning rate over the steps."""
 
+import contextlib
 import math
 
 import pytest
@@ -13,8 +14,15 @@ from ballast_trainer.layers.optimize import (
     squared_gradient_norm,
     update,
 )
-from ballast_trainer.layers.precision import FIRST_SCALE, GROWTH_STEPS, LossScale, check_precision
+from ballast_trainer.layers.precision import (
+    FIRST_SCALE,
+    GROWTH_STEPS,
+    LossScale,
+    check_precision,
+    in_bf16,
+)
 from ballast_trainer.profiling.meter import Meter
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tests.support.changes import change
@@ -140,6 +148,15 @@ def test_batch_norms_and_float_inputs_train_with_bf16_weights(trained):
     model = {"name": "tests.trainer.models.awkward_models:with_batch_norm", "layers": 6}
     losses, full = (trained(6, training=training, model=model) for training in (HALF, {}))
     assert losses == pytest.approx(full, rel=0.1)
+
+
+@pytest.mark.parametrize(("norm", "refused"), [("spectral_norm", True), ("weight_norm", False)])
+def test_weights_that_are_computed_from_buffers_in_fp32_are_refused(norm, refused):
+    """Before the first step, by name; those computed from parameters alone are not."""
+    layer = nn.Sequential(getattr(nn.utils.parametrizations, norm)(nn.Linear(8, 8)))
+    said = "SpectralNorm computes bf16 weights of a Sequential from buffers in fp32. To fix: leave dtype out"
+    with pytest.raises(ConfigurationError, match=said) if refused else contextlib.nullcontext():
+        assert in_bf16(layer) and layer(torch.randn(2, 8).bfloat16()).dtype is torch.bfloat16
 
 
 def test_fp16_is_refused_where_there_is_no_cuda():
