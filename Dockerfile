@@ -3,7 +3,7 @@
 #               docker build --target trainer-cpu -t registry.example.com/ballast/trainer-cpu:0.1.0 .
 #               docker build --target trainer-dev -t registry.example.com/ballast/trainer-dev:0.1.0 .
 # A model of your own: FROM the trainer's image, install your package, name it as model.name "module:callable";
-# trainer-dev has pip, a C compiler (torch.compile) and transformers for that.
+# trainer-dev has pip, a C++ compiler (torch.compile) and transformers for that.
 # The same bytes in each build: SOURCE_DATE_EPOCH=0 docker buildx build --output type=image,rewrite-timestamp=true,
 # or buildah bud --timestamp 0.
 ARG PYTHON=python:3.11-slim-bookworm
@@ -121,7 +121,10 @@ CMD ["ballast-train", "pod"]
 FROM ${PYTHON} AS trainer-dev
 LABEL org.opencontainers.image.title="Ballast trainer, to build upon" \
       org.opencontainers.image.licenses="Apache-2.0"
-RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/* && \
+# What is compiled includes Python's headers: Debian's, where the base has none of its own.
+RUN headers=$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))') && \
+    apt-get update && apt-get install -y --no-install-recommends g++ $([ -e "$headers/Python.h" ] || echo libpython3-dev) && \
+    rm -rf /var/lib/apt/lists/* && \
     groupadd --gid 65532 ballast && useradd --uid 65532 --gid 65532 --no-create-home --home-dir /tmp ballast
 COPY --from=build-trainer-dev --chown=65532:65532 /opt/ballast /opt/ballast
 ENV PATH=/opt/ballast/bin:$PATH PYTHONUNBUFFERED=1

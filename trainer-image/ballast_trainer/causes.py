@@ -29,6 +29,9 @@ _SHORTAGES = {
     # Of other calls it is part of a longer text.
     rf"^(\[Errno \d+\] )?{os.strerror(errno.EAGAIN)}$|can't start new thread": "start no more threads or "
     "processes. To fix: a larger limit of them (ulimit -u, or the container's), or more memory (ulimit -v)",
+    # torch.compile's errors quote all that the compiler was given.
+    r"No working C\+\+ compiler|Python\.h: No such file": "compile no layers. To fix: an image with g++ and "
+    "Python's headers, as trainer-dev has them, or training.compile: false",
 }
 """Errors of the system, which have no type of their own where torch raises them: of what there is no more."""
 

@@ -181,6 +181,7 @@ def test_a_layers_own_time_out_is_no_lost_rank():
         (dist.DistError("Resource temporarily unavailable"), "start no more threads"),
         (RuntimeError("can't start new thread"), "start no more threads"),
         (BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "start no more threads"),
+        (RuntimeError("InvalidCxxCompiler: No working C++ compiler found in (None, 'g++')"), "trainer-dev"),
     ],
 )
 def test_a_limit_of_this_ranks_own_is_no_lost_rank(error, told):
