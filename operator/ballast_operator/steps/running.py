@@ -167,9 +167,9 @@ def progress(context: ReconcileContext, report: Report) -> Progress:
         validation_loss, validation_step = known.validation_loss, known.validation_step
     return Progress(
         step=step,
-        steps_per_second=_within(report.steps_per_second, 0.0, math.inf),
+        steps_per_second=_shown(_within(report.steps_per_second, 0.0, math.inf)),
         loss=_shown(report.loss),
-        imbalance=_within(report.imbalance, 0.0, math.inf),
+        imbalance=_shown(_within(report.imbalance, 0.0, math.inf)),
         bubble=_within(report.bubble, 0.0, 1.0),
         checkpoint_step=_within(report.checkpoint_step, 0, report.step),
         checkpoint_every_steps=_within(report.checkpoint_every_steps, 1, 2**31 - 1),
@@ -194,9 +194,9 @@ def _within(value: N | None, least: N, most: N) -> N | None:
     return max(least, min(most, value))
 
 
-def _shown(loss: float | None) -> float | None:
-    """A loss, of which nothing is computed, by six digits: `kubectl get` prints what is stored."""
-    return float(f"{loss:.6g}") if loss is not None and math.isfinite(loss) else None
+def _shown(measured: float | None) -> float | None:
+    """A measured number by six digits: `kubectl get` prints what is stored."""
+    return float(f"{measured:.6g}") if measured is not None and math.isfinite(measured) else None
 
 
 def _rebalanced(context: ReconcileContext, status: TrainingJobStatus, report: Report) -> TrainingJobStatus:

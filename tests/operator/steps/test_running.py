@@ -87,6 +87,10 @@ def test_the_validation_loss_stays_until_the_next_evaluation():
     [
         ({"loss": float("nan")}, {"loss": None}),
         ({"loss": 2.3456789012}, {"loss": 2.34568}),
+        (
+            {"steps_per_second": 0.123456789, "imbalance": 0.0123456789},
+            {"steps_per_second": 0.123457, "imbalance": 0.0123457},
+        ),
         ({"bubble": 1.0000001}, {"bubble": 1.0}),
         ({"validation_loss": float("inf"), "validation_step": 50}, {"validation_loss": None}),
         ({"checkpoint_step": 51}, {"checkpoint_step": 50}),
@@ -96,6 +100,7 @@ def test_the_validation_loss_stays_until_the_next_evaluation():
     ids=[
         "loss is not a number",
         "loss of more digits than are shown",
+        "speed and imbalance of more digits than are shown",
         "rounded above 1",
         "validation loss is infinite",
         "checkpoint ahead",
