@@ -316,9 +316,9 @@ class Changes:
                 self._queue.add(key, OWN_WRITE_SECONDS, Lane.BACKGROUND)
         else:
             self._jobs[key] = asked
-            new = self._new(key) if known is None else None
-            if new is not None:
-                self._arrived(new)
+            undecided = self._undecided(key) if known is None else None
+            if undecided is not None:
+                self._arrived(undecided)
                 self._queue.add(key, UNDECIDED_SECONDS, Lane.BACKGROUND)
             else:
                 self.planned(key)
@@ -328,13 +328,15 @@ class Changes:
         self._allocate()
         self.again(key)
 
-    def _new(self, key: Key) -> JobView | None:
-        """The job, if there is nothing to do for it before a decision on it."""
+    def _undecided(self, key: Key) -> JobView | None:
+        """The job, if there is nothing to do for it before this operator's decision on it."""
         status = self._observer.status(key)
-        if status is None or status.conditions or status.launches:
+        if status is None or status.finished or status.launches:
             return None
         view = self._observer.job(key)
-        return None if view is None or view.spec is None or view.spec.asked.suspend or view.queue else view
+        if view is None or view.spec is None or view.deleting or view.spec.asked.suspend or view.queue:
+            return None
+        return view
 
     def _policy_changed(self, item: Object) -> None:
         """Its status is the allocator's own writing and no news."""

@@ -4,6 +4,7 @@ import asyncio
 import copy
 
 import pytest
+from ballast_operator.api.conditions import JobReason
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import JOB, LEASE, NODE, POD, SERVICE_ACCOUNT
 from ballast_operator.observation.observer import Observer
@@ -72,9 +73,19 @@ def bench():
     return found
 
 
-async def test_a_new_job_asks_for_a_decision_and_is_looked_at_afterwards(bench):
-    """One write with the answer, instead of one that says that there is none yet."""
-    assert bench.asked() == (1, 0)
+TOLD = {"status": "False", "lastTransitionTime": "2026-01-01T00:00:00Z", "message": "so it is"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "due"),
+    [("", "", 0), ("Admitted", JobReason.WAITING_FOR_CAPACITY, 0), ("Failed", JobReason.USER_ERROR, 1)],
+)
+async def test_a_job_that_waits_asks_for_a_decision_and_is_looked_at_afterwards(kind, reason, due):
+    """One pass with the answer, for a new one and for one that an earlier operator has told why it waits."""
+    bench = Bench()
+    told = [{**TOLD, "type": kind, "reason": reason, "status": str(kind == "Failed")}] if kind else []
+    bench.brings(JOB, {**training_job("j"), "status": {"conditions": told}})
+    assert bench.asked() == (1, due)
 
 
 async def test_a_changed_spec_asks_for_both(bench):
