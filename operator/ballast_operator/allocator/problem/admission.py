@@ -289,15 +289,15 @@ def _admit_one(
         sizes, mixed = sizes[:1], None if mixed is None else dataclasses.replace(mixed, sizes=mixed.sizes[:1])
     size = sizes[0]
     small = memory.too_small(room.gpus, size)
-    gpu_types, closed = offer.gpu_types, (small | offer.closed) - offer.own
-    if barred or closed:
-        holding = {
-            pool.gpu_type
-            for pool in spec.node_pools
-            if usable[pool.name] >= size and pool.name not in small | offer.closed
-        }
-        holding |= {part.gpu_type for part in allocation.by_pool} if allocation is not None else set()
-        gpu_types = tuple(gpu_type for gpu_type in gpu_types if gpu_type in holding)
+    closed = (small | offer.closed) - offer.own
+    holding = {
+        pool.gpu_type
+        for pool in spec.node_pools
+        if usable[pool.name] >= size and pool.name not in small | offer.closed
+    }
+    holding |= {part.gpu_type for part in allocation.by_pool} if allocation is not None else set()
+    gpu_types = tuple(gpu_type for gpu_type in offer.gpu_types if gpu_type in holding)
+    if closed:
         # Of the other types no node is asked for; of these, the nodes of closed pools are barred.
         barred |= {
             node.taints for node in capacity.nodes if node.pool in closed and node.gpu_type in gpu_types

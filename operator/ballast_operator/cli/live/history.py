@@ -74,7 +74,7 @@ def history(job: str, namespace: str, path: str, last: int, output: str) -> None
         click.echo(json.dumps({"jobs": rows}, indent=2))
         return
     if not found:
-        click.echo("there is no such job in history")
+        click.echo(f"history has no {'such job' if job or namespace else 'jobs yet'}")
     for each in found:
         click.echo(printable(_line(each)))
         for at, what, text in events.get(each.uid, ()):

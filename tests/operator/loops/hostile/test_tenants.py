@@ -24,15 +24,17 @@ async def test_a_namespace_never_holds_more_gpus_than_its_limit():
 async def test_a_namespace_never_holds_more_gpus_of_a_type_than_its_limit():
     """It gets the other type; where a job wants no other it waits and says so, and is then served."""
     limits = {"namespaces": {"team": {"maxGpusByType": {"fast": 2, "old": 1}}}}
-    simulation = Simulation(nodes={"fast-0": ("fast", 4), "slow-0": ("slow", 4)}, tenants=limits)
+    simulation = Simulation(nodes={"fast-0": ("fast", 4), "slow-0": ("slow", 2)}, tenants=limits)
     await simulation.run_job("one", gpuTypes=["fast"])
     simulation.add_job("two")
     simulation.add_job("three", gpuTypes=["fast"])
+    simulation.add_job("wide", pipeline={"minStages": 3, "maxStages": 3, "globalBatchSize": 24})
     await simulation.running("two")
     assert simulation.nodes("two") == {"slow-0"}
     await simulation.refused(
         "three", "NamespaceLimit", "may have 2 fast at a time", "tenants.namespaces.team.maxGpusByType"
     )
+    await simulation.refused("wide", "NamespaceLimit", "may have 2 fast at a time, and the job needs 3")
     valid = simulation.policy_condition("Valid")
     assert "maxGpusByType limits old, of which" in valid["message"]
     await simulation.running("three")
