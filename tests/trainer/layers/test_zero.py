@@ -75,12 +75,18 @@ def with_unused(index, module):
     return module
 
 
+def with_scale(index, module):
+    """A parameter of one number, too."""
+    module.register_parameter("scale", torch.nn.Parameter(torch.ones(())))
+    return with_unused(index, module)
+
+
 def three_steps(world, optimizer, stage):
     """Weights, and bytes of the optimizer's state, of a model after three steps on two replicas."""
     model = build_gpt(layers=4, dim=24, heads=2, context=6)
     config = TrainingConfig(optimizer=optimizer, clip_norm=0.5)
     replicas = world.data if stage else None
-    layers = all_layers(model, config, with_unused, replicas=replicas, shards_weights=stage == 3)
+    layers = all_layers(model, config, with_scale, replicas=replicas, shards_weights=stage == 3)
     for step in range(3):
         for layer in layers:
             generator = torch.Generator().manual_seed(100 * step + 10 * layer.index + world.data.index)

@@ -104,8 +104,8 @@ def shares_of(
     loads, found = [0] * replicas.size, {}
     for name, parameter in sorted(parameters.items(), key=lambda item: (-item[1].numel(), item[0])):
         count = parameter.numel()
-        # A parameter whose numbers lie in another order has no flat view.
-        if by_number and parameter.is_contiguous():
+        # One whose numbers lie in another order has no flat view; of one number state has no shape to cut.
+        if by_number and parameter.is_contiguous() and parameter.dim() > 0:
             length = -(-count // replicas.size)
             ends = [min(length * at, count) for at in range(replicas.size + 1)]
             bounds = tuple(itertools.pairwise(ends))
