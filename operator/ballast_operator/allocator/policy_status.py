@@ -170,7 +170,7 @@ def verdicts(report: PolicyReport) -> tuple[Verdict, ...]:
         message = "no node of the pools has a GPU that a job may use"
         barred_to_all = snapshot.capacity.tolerance.by_no_job
         if excluded := [node.name for node in snapshot.capacity.nodes if node.taints in barred_to_all]:
-            message += f": no job's template allows {some_of(excluded, NAMED_NODES)}; see their Admitted"
+            message += f": no job's template allows {some_of(excluded, NAMED_NODES)}; see the jobs"
         found.append(Verdict(solved, False, PolicyReason.NO_CAPACITY, message))
     elif not snapshot.problem.jobs:
         found.append(Verdict(solved, True, PolicyReason.NOTHING_TO_ALLOCATE, "no job wants GPUs"))

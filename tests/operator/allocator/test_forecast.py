@@ -125,10 +125,10 @@ def test_no_more_is_decided_than_was_asked_and_can_be(monkeypatch, of, most, hou
 @pytest.mark.parametrize(
     ("asked", "field", "stops"),
     [
-        ({"budget": 3.0}, "budget", 0.5),
-        ({"budget": 3.0, "on_budget_exhausted": OnLimit.CONTINUE}, "", None),
+        ({"budget": 8.0}, "budget", 0.5),
+        ({"budget": 8.0, "on_budget_exhausted": OnLimit.CONTINUE}, "", None),
         ({"budget": 60.0}, "", None),
-        ({"budget": 3.0, "active_deadline_seconds": 900}, "activeDeadlineSeconds", 0.25),
+        ({"budget": 8.0, "active_deadline_seconds": 1500}, "activeDeadlineSeconds", 0.25),
         (
             {"deadline": AT + datetime.timedelta(hours=0.75), "on_deadline_missed": OnLimit.FAIL},
             "deadline",
@@ -139,16 +139,21 @@ def test_no_more_is_decided_than_was_asked_and_can_be(monkeypatch, of, most, hou
     ids=["budget", "continues", "large budget", "first of two", "deadline", "continues after its deadline"],
 )
 def test_a_job_stops_at_its_limits(asked, field, stops):
-    """What it has not used of its GPUs' time, others have; one that continues ends when it is done."""
-    view = a_view(pods=(), plan=None, status=TrainingJobStatus(), key=("team", "runs"), spec=a_spec(**asked))
+    """What it has not used of its GPUs' time, others have; one that continues ends when it is done.
+
+    It has run for ten minutes and has cost 2; its data costs as much as its GPUs, 6 an hour.
+    """
+    status = TrainingJobStatus(cost_so_far=2.0, active_seconds=600.0)
+    view = a_view(pods=(), plan=None, status=status, key=("team", "runs"), spec=a_spec(**asked))
     memory = GangMemory(spec=view.spec, need=None, pools={}, types={})
     of_it = {"gpus": 2, "memory": memory, "sizes": (), "shrinks": False, "gpu_types": ()}
     admitted = Admitted(key=view.key, view=view, spec=view.spec, **of_it)
-    snapshot = cluster(job("runs", steps=36_000, runs=True), job("waits", steps=10_000))
+    runs = dataclasses.replace(job("runs", steps=36_000, runs=True), usd_per_step={"fast": 6 / 36_000})
+    snapshot = cluster(runs, job("waits", steps=10_000))
     found = forecasts(dataclasses.replace(snapshot, admitted=(admitted,)))
     held = 1.0 if stops is None else stops
     assert (found["runs"].stopped_by, found["runs"].stops) == (field, stops and pytest.approx(stops * HOUR))
-    assert found["runs"].cost == pytest.approx(6.0 * held)
+    assert found["runs"].cost == pytest.approx(12.0 * held)
     assert (found["runs"].ends is None) == bool(field)
     assert found["waits"].begins == pytest.approx(held * HOUR, abs=0.01)
 
