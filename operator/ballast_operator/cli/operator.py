@@ -41,6 +41,7 @@ COLLECT_AFTER = (20_000, 10, 10)
 @click.option(
     "--metrics-port",
     "health_port",
+    type=click.IntRange(0, 65535),
     default=8080,
     show_default=True,
     help="Port of /healthz, /readyz and /metrics; 0: a free one.",

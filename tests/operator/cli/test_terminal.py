@@ -112,6 +112,14 @@ def test_what_is_no_finite_number_is_refused_before_anything_is_done(command, nu
     assert command[1] in result.output and "Traceback" not in result.output
 
 
+@pytest.mark.parametrize("command", [["ui", "--port"], ["operator", "--metrics-port"]], ids=lambda c: c[0])
+def test_a_port_that_there_is_not_is_refused_before_anything_is_done(command):
+    """The range is told, and no socket is asked."""
+    result = CliRunner().invoke(main, [*command, "65536"])
+    assert result.exit_code == 2
+    assert f"'{command[1]}': 65536 is not in the range 0<=x<=65535" in result.output
+
+
 @pytest.mark.parametrize(
     ("command", "line"), [("completion", "zsh:  echo"), ("submit", "ballast submit --name")]
 )

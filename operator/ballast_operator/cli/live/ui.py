@@ -31,7 +31,13 @@ RESULT = Limits(most_bytes=256 * 2**20)
     "--direct", is_flag=True, help="Read the cluster with your own rights; no page is needed there."
 )
 @kubeconfig_option
-@click.option("--port", default=8090, show_default=True, help="Port on this machine; 0: a free one.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8090,
+    show_default=True,
+    help="Port on this machine; 0: a free one.",
+)
 @click.option("--open/--no-open", "opens", default=True, help="Open a browser.")
 def ui(
     result: Path | None,
