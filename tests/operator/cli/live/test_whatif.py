@@ -26,12 +26,13 @@ DEMO = Path(__file__).parents[4] / "examples" / "demo"
 GPUS = {"v100": 4, "p100": 2, "k80": 4, "p100-spot": 2}
 
 
-def cluster(policies=1):
-    """The demo's policies and jobs, and a node for each of its pools."""
+def cluster(policies=1, stages=4):
+    """The demo's policies and jobs, of at most so many stages, and a node for each of its pools."""
     world = World()
     for manifest in [yaml.safe_load(file.read_text()) for file in sorted(DEMO.glob("*.yaml"))]:
         name = manifest["metadata"]["name"]
         if manifest["kind"] == "TrainingJob":
+            manifest["spec"]["pipeline"]["maxStages"] = min(stages, manifest["spec"]["pipeline"]["maxStages"])
             world.put(JOB, {**manifest, "metadata": {"name": name, "namespace": "default"}})
             continue
         for copy in range(policies):
@@ -130,7 +131,7 @@ def test_two_more_v100_help_the_job_that_has_to_share_them():
 
 def test_policies_of_prices_choose_between_the_pools_of_a_type():
     """P100s on spot cost 0.43, others 1.46: min-cost pays for the spot ones, and names the GPU type."""
-    live = asyncio.run(read_cluster(cluster()))
+    live = asyncio.run(read_cluster(cluster(stages=2)))
     snapshot, objective = live.snapshot, live.policy.spec.objective
     problem, _ = pose(snapshot, objective, "min-cost")
     before, after = Setup(policy="max-min-fairness"), Setup(policy="min-cost")
@@ -207,7 +208,10 @@ def test_over_time_is_refused_where_it_cannot_apply(monkeypatch, arguments, word
 
 def test_other_limits_of_spot_machines(monkeypatch):
     """Without spot machines the two spot P100s are in nobody's share, and no gang starts there later."""
-    serve(monkeypatch, cluster())
+    there = cluster(stages=2)
+    (item,) = (one for one in there.world.items(JOB) if one["metadata"]["name"] == "recommender")
+    there.world.put(JOB, {**item, "metadata": {"name": "second", "namespace": "default"}})
+    serve(monkeypatch, there)
     arguments = ["--spot", "onDemandShare=1", "--over-time", "2000"]
     found = CliRunner().invoke(whatif, [*arguments, "--output", "json"])
     content = json.loads(found.stdout)
