@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -259,6 +261,25 @@ def test_rights_in_a_jobs_namespace_are_enough_to_explain_it_and_to_bundle_what_
     assert bundled.exit_code == 0, bundled.output
     missing = "clusterpolicies, trainingjobs, nodes, pods, events, leases"
     assert f"not whole: {missing}; their .error.txt files say why\n" in bundled.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_ends_a_program_ends_what_it_follows(answers, number):
+    """Nothing is raised but what the signal's handler raises, while the API server has not answered."""
+    released = threading.Event()
+
+    def answer(path):
+        os.kill(os.getpid(), number)
+        released.wait(60.0)
+        return b"{}", 200
+
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    try:
+        with Client(answers(answer)) as client, pytest.raises((KeyboardInterrupt, SystemExit)):
+            next(client.logs("one", follow=True))
+    finally:
+        released.set()
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_definitions_are_not_written_where_no_folder_can_be():
