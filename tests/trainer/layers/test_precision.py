@@ -150,10 +150,29 @@ def test_batch_norms_and_float_inputs_train_with_bf16_weights(trained):
     assert losses == pytest.approx(full, rel=0.1)
 
 
-@pytest.mark.parametrize(("norm", "refused"), [("spectral_norm", True), ("weight_norm", False)])
-def test_weights_that_are_computed_from_buffers_in_fp32_are_refused(norm, refused):
-    """Before the first step, by name; those computed from parameters alone are not."""
-    layer = nn.Sequential(getattr(nn.utils.parametrizations, norm)(nn.Linear(8, 8)))
+class Halved(nn.Module):
+    """Halves a weight by a buffer in fp32, which it converts."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("factor", torch.full((8, 8), 0.5))
+
+    def forward(self, weight):
+        return weight * self.factor.to(weight.dtype)
+
+
+@pytest.mark.parametrize(
+    ("computed", "refused"),
+    [
+        (nn.utils.parametrizations.spectral_norm, True),
+        (nn.utils.parametrizations.weight_norm, False),
+        (lambda linear: nn.utils.parametrize.register_parametrization(linear, "weight", Halved()), False),
+    ],
+    ids=["spectral_norm", "weight_norm", "converts its buffer"],
+)
+def test_weights_that_spectral_norm_computes_from_buffers_in_fp32_are_refused(computed, refused):
+    """Before the first step, by name; others are not."""
+    layer = nn.Sequential(computed(nn.Linear(8, 8)))
     said = "SpectralNorm computes bf16 weights of a Sequential from buffers in fp32. To fix: leave dtype out"
     with pytest.raises(ConfigurationError, match=said) if refused else contextlib.nullcontext():
         assert in_bf16(layer) and layer(torch.randn(2, 8).bfloat16()).dtype is torch.bfloat16

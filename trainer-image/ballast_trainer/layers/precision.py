@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.parametrizations import _SpectralNorm
 
 from ballast_trainer.causes import note_given
 from ballast_trainer.errors import ConfigurationError, TrainerError
@@ -49,13 +49,12 @@ def in_bf16(module: nn.Module) -> dict[str, torch.Tensor]:
     Those of batch norms stay fp32, as in Apex: their kernels want one type with the running statistics.
 
     Raises:
-        ConfigurationError: weights are computed from buffers in fp32, as by torch's spectral_norm.
+        ConfigurationError: torch's spectral_norm computes weights from buffers in fp32.
     """
-    computing = (each for part in module.modules() if isinstance(part, ParametrizationList) for each in part)
-    for each in computing:
-        if any(buffer.dtype is torch.float32 for buffer in each.buffers()):
-            name = type(each).__name__.lstrip("_")
-            reason = f"{name} computes bf16 weights of a {type(module).__name__} from buffers in fp32"
+    for part in module.modules():
+        # Others may convert theirs.
+        if isinstance(part, _SpectralNorm) and any(b.dtype is torch.float32 for b in part.buffers()):
+            reason = f"SpectralNorm computes bf16 weights of a {type(module).__name__} from buffers in fp32"
             raise ConfigurationError("training.dtype", f"{reason}. To fix: leave dtype out")
     norms = (part for part in module.modules() if isinstance(part, _NormBase))
     kept = {id(parameter) for norm in norms for parameter in norm.parameters()}
