@@ -4,7 +4,9 @@ import contextlib
 from unittest import mock
 
 import pytest
+from ballast_operator.api.base import Condition
 from ballast_operator.api.conditions import JobReason, PolicyReason
+from ballast_operator.api.training_job_status import TrainingJobStatus, waits_alone
 from ballast_operator.errors import ActionRefused, Forbidden
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, NODE, POLICY
 from ballast_operator.reconcile import reconciler
@@ -13,6 +15,7 @@ from ballast_policies.contract import CONFIG_KEY, lease_name, plan_config_map_na
 
 from tests.operator.loops.simulated.machines import node
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, fast_and_slow, job, policy
+from tests.operator.views.builders import NOW
 
 TWO_STAGES = {"minStages": 2, "maxStages": 2, "microbatches": 8, "globalBatchSize": 16}
 ODD_BATCH = {"microbatches": 7, "globalBatchSize": 7}
@@ -174,6 +177,23 @@ async def test_a_node_that_comes_and_goes_costs_no_write_of_each_waiting_job_eac
         return {simulation.condition(name, "Admitted").reason for name in waiting}
 
     await simulation.until(lambda: reasons() == {JobReason.EXCEEDS_CAPACITY}, ticks=30)
+
+
+@pytest.mark.parametrize(
+    ("reason", "edits", "shares"),
+    [
+        (JobReason.WAITING_FOR_CAPACITY, 0, True),
+        (JobReason.PENDING, 0, False),
+        (JobReason.WAITING_FOR_CAPACITY, 1, False),
+    ],
+    ids=["another reason", "the first", "of an edited job"],
+)
+def test_another_reason_to_wait_shares_the_rate_and_the_first_one_is_written_at_once(reason, edits, shares):
+    """As the answer to an edit is."""
+    was = Condition(type="Admitted", status="False", reason=reason, last_transition_time=NOW)
+    said = was.replace(reason=JobReason.EXCEEDS_CAPACITY, observed_generation=edits)
+    old, new = (TrainingJobStatus(conditions=(each,)) for each in (was, said))
+    assert waits_alone(old, new) is shares
 
 
 @pytest.mark.slow
