@@ -108,15 +108,15 @@ def reserves(layers: MeasuredLayers, form: PipelineForm) -> np.ndarray:
         output = float(outputs[-1] if last else outputs[at:end].max(initial=0.0))
         received = float(outputs[at - 1 : end - 1].max(initial=0.0)) if at else 0.0
         handed_on = 0.0 if last else output
+        largest = float(gradients[at:end].max(initial=0.0))
         needed = flying * output + running * float(passing[at:end].max(initial=0.0))
-        needed += RECEIVED_AHEAD * max(received, handed_on)
         if form.gradient_shares > 1:
-            needed += WHOLE_GRADIENTS * float(gradients[at:end].max(initial=0.0))
+            needed += WHOLE_GRADIENTS * largest
         elif form.averaged:
-            needed = max(needed, float(gradients[at:end].max(initial=0.0)))
+            needed = max(needed, largest)
         if form.weights_shared:
-            needed += float(gradients[at:end].max(initial=0.0))
-        reserved.append(needed)
+            needed += largest
+        reserved.append(needed + RECEIVED_AHEAD * max(received, handed_on))
     return np.array(reserved)
 
 

@@ -97,6 +97,13 @@ def test_a_stages_bytes_are_those_of_the_schedule_played(data):
     assert all(found <= most + 1e-9 for found, most in zip(taken, bound, strict=True))
 
 
+def test_a_bound_has_messages_beside_averaged_gradients():
+    layers = MeasuredLayers(held_bytes=(0, 0), output_bytes=(3, 0), weight_bytes=(0, 8))
+    form = PipelineForm(schedule="1F1B", positions=2, microbatches=1, averaged=True)
+    taken = stage_bytes(layers, form).of_cut(Partition(bounds=(0, 1, 2)))
+    assert (reserves(layers, form) >= taken).all()
+
+
 @pytest.mark.slow
 @examples(100)
 @given(data=st.data())
