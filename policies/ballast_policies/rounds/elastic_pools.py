@@ -308,7 +308,8 @@ class _PoolChoice:
         """
         found = []
         for name, at in candidates.items():
-            here = self._candidate(name, at.pool)
+            # One that is begun again where it is, such as in the halves of its pool, keeps its size and pool.
+            here = self._candidate(name, at.pool) if name in self._inside else None
             if here is None:
                 continue
             speed = here.one.speed(self._pool_sizes.sizes(at.pool)[name])

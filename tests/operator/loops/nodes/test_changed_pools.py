@@ -9,7 +9,7 @@ from ballast_operator.kube.kinds import JOB, NODE, POLICY
 from ballast_operator.views.clock import show
 from ballast_policies.contract import GPU_RESOURCE
 from ballast_policies.protocol import Action
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, job
@@ -250,6 +250,7 @@ CHANGES = st.tuples(
 @pytest.mark.slow
 @examples(40)
 @given(moves=MOVES, changes=st.lists(CHANGES, min_size=2, max_size=6))
+@example(moves={"minRunSeconds": 0, "maxMovesPerHour": 0}, changes=[("split", 0, False)] * 2)
 def test_whatever_becomes_of_pools_every_gang_is_decided_on(moves, changes):
     """No decision fails, no GPU is given twice, and gangs of pools that did not change are left alone."""
 
