@@ -431,8 +431,10 @@ def test_no_decision_that_makes_steps_longer_lasts_more_than_five(policy, ranks,
         seconds, products, costs = late_group(random, ranks=ranks, late=random.integers(1, 4))
         seen = trained(trial, seconds, products, costs, hidden=hidden, noise=noise, random=random, steps=30)
         longer = [acts and whole > 1 + 4 * noise for acts, whole in seen]
-        # What was in force until the ranks changed is replaced by one that is on trial, too.
-        assert not any(longer[9:]) and sum(longer) <= 3 * phase
+        # What was in force until the ranks changed is replaced by one that is on trial, too; noise may have
+        # ranks look changed once more.
+        trials = [len(list(steps)) for long, steps in itertools.groupby(longer) if long]
+        assert max(trials, default=0) <= 3 * phase and sum(longer) <= 3 * (phase + 1)
 
 
 def test_trials_in_vain_get_rare_under_noise_and_a_rank_that_is_later_still_is_tried_again():
