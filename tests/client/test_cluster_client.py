@@ -263,8 +263,15 @@ def test_rights_in_a_jobs_namespace_are_enough_to_explain_it_and_to_bundle_what_
     assert f"not whole: {missing}; their .error.txt files say why\n" in bundled.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_that_ends_a_program_ends_what_it_follows(answers, number):
+@pytest.mark.parametrize(
+    ("number", "handler", "raised"),
+    [
+        # Set here, too: what a script starts in the background ignores SIGINT.
+        (signal.SIGINT, signal.default_int_handler, KeyboardInterrupt),
+        (signal.SIGTERM, lambda *_: sys.exit(1), SystemExit),
+    ],
+)
+def test_a_signal_that_ends_a_program_ends_what_it_follows(answers, number, handler, raised):
     """Nothing is raised but what the signal's handler raises, while the API server has not answered."""
     released = threading.Event()
 
@@ -273,13 +280,13 @@ def test_a_signal_that_ends_a_program_ends_what_it_follows(answers, number):
         released.wait(60.0)
         return b"{}", 200
 
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    before = signal.signal(number, handler)
     try:
-        with Client(answers(answer)) as client, pytest.raises((KeyboardInterrupt, SystemExit)):
+        with Client(answers(answer)) as client, pytest.raises(raised):
             next(client.logs("one", follow=True))
     finally:
         released.set()
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(number, before)
 
 
 def test_definitions_are_not_written_where_no_folder_can_be():
