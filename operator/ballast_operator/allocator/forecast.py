@@ -81,15 +81,14 @@ def forecast(
     now: float,
     seconds: float,
     live: Collection[str] = (),
-    agnostic: bool = False,
     of: Collection[str] = (),
     progress: OnProgress | None = None,
 ) -> tuple[tuple[ForecastJob, ...], float]:
     """(forecasts of the jobs of ``snapshot`` under ``policy``, in its order; seconds that they look ahead).
 
     A round begins ``now`` (epoch seconds). ``seconds``: how far to look ahead; less where that is more than
-    MOST_WORK. ``live``: names of the jobs that change their size without a restart. ``agnostic``: all GPU
-    types are taken for equally fast. ``of``: nothing is decided after these jobs have ended; empty: all.
+    MOST_WORK. ``live``: names of the jobs that change their size without a restart. ``of``: nothing is
+    decided after these jobs have ended; empty: all.
 
     Raises:
         ProblemError: the policy cannot be used on what is there at some moment.
@@ -113,7 +112,7 @@ def forecast(
 
     clock = Clock(
         arrivals=[(0.0, job) for job in jobs],
-        decide=_decisions(snapshot, policy, now, agnostic=agnostic),
+        decide=_decisions(snapshot, policy, now),
         ended=ended,
         total=len(jobs),
         progress=passed,
@@ -126,13 +125,11 @@ def forecast(
 def next_round(snapshot: Snapshot, policy: ClusterPolicy, *, now: float, live: Collection[str] = ()) -> Round:
     """The round that the operator would begin at once; arguments and errors as of :func:`forecast`."""
     jobs = {job.name: job for job in _active_jobs(snapshot, now, live)}
-    agnostic = policy.spec.objective.heterogeneity_agnostic
-    return _decisions(snapshot, policy, now, agnostic=agnostic)(jobs, 0.0).round
+    return _decisions(snapshot, policy, now)(jobs, 0.0).round
 
 
-def _decisions(snapshot: Snapshot, policy: ClusterPolicy, now: float, *, agnostic: bool) -> "_Decisions":
-    by = dataclasses.replace(scheduling_policy(policy), heterogeneity_agnostic=agnostic)
-    return _Decisions(snapshot, by, began=now, first_round_ends=0.0)
+def _decisions(snapshot: Snapshot, policy: ClusterPolicy, now: float) -> "_Decisions":
+    return _Decisions(snapshot, scheduling_policy(policy), began=now, first_round_ends=0.0)
 
 
 def _active_jobs(snapshot: Snapshot, now: float, live: Collection[str]) -> list[ForecastJob]:

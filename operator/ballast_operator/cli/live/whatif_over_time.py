@@ -132,11 +132,10 @@ def over_time(
     for setup, under in zip(setups, (policy, then or policy), strict=True):
         jobs, seconds = forecast(
             limited(changed(snapshot, setup), under),
-            _under(under, setup.policy),
+            _under(under, setup.policy, agnostic=setup.agnostic),
             now=now,
             seconds=hours * HOUR,
             live=live,
-            agnostic=setup.agnostic,
             progress=progress,
         )
         if seconds < hours * HOUR:
@@ -171,7 +170,6 @@ def course(
         now=live.at.timestamp(),
         seconds=hours * HOUR,
         live=live.resizable,
-        agnostic=live.policy.spec.objective.heterogeneity_agnostic,
         of=of,
         progress=progress,
     )
@@ -180,7 +178,8 @@ def course(
 
 def in_force(policy: "ClusterPolicy") -> "ClusterPolicy":
     """The ClusterPolicy as if it did not only say what it would do."""
-    return _under(policy, policy.spec.objective.policy)
+    objective = policy.spec.objective
+    return _under(policy, objective.policy, agnostic=objective.heterogeneity_agnostic)
 
 
 def changed(snapshot: "Snapshot", setup: "Setup") -> "Snapshot":
@@ -242,7 +241,7 @@ def _changed_nodes(snapshot: "Snapshot", setup: "Setup") -> "tuple[Node, ...]":
     return tuple(nodes.values())
 
 
-def _under(policy: "ClusterPolicy", name: str) -> "ClusterPolicy":
+def _under(policy: "ClusterPolicy", name: str, *, agnostic: bool) -> "ClusterPolicy":
     """The ClusterPolicy with another objective, in force. Raises ProblemError: no cluster can have it."""
     from ballast_policies.allocation.policy import SpaceSharing
     from ballast_policies.allocation.problem import ProblemError
@@ -253,7 +252,7 @@ def _under(policy: "ClusterPolicy", name: str) -> "ClusterPolicy":
             f"--over-time: policy {name} puts any two jobs on the same GPUs by trial, which no rounds do. "
             "To fix: leave --over-time out, or name another policy"
         )
-    objective = policy.spec.objective.model_copy(update={"policy": name})
+    objective = policy.spec.objective.model_copy(update={"policy": name, "heterogeneity_agnostic": agnostic})
     spec = policy.spec.model_copy(update={"objective": objective, "dry_run": False})
     return policy.model_copy(update={"spec": spec})
 
