@@ -354,7 +354,7 @@ def test_what_the_api_server_refuses_is_one_of_the_clients_errors(answers, statu
         ("", "holds no manifest"),
         ("{", "not YAML"),
         ("- 1", "is no manifest"),
-        ("kind: Pod\napiVersion: v1\nmetadata: {name: a}", "it is not a TrainingJob"),
+        ("kind: Pod\napiVersion: v1\nmetadata: {name: a}", "Pod a: it is not a TrainingJob"),
         ("kind: TrainingJob\napiVersion: v1\nmetadata: {name: a}", "apiVersion: 'v1'"),
         ("kind: TrainingJob\napiVersion: ballast.dev/v1alpha1\nspec: {totalSteps: .nan}", "nan is no number"),
         ("kind: TrainingJob\n~: 2", "the key None is no text"),
@@ -377,6 +377,30 @@ def test_a_file_that_holds_no_training_job_is_refused(text, says, tmp_path, answ
     file.write_bytes(text.encode("utf-8", "surrogatepass"))
     assert says in refused("submit", "--kubeconfig", answers(b"{}"), "-f", str(file))
     assert "No such file" in refused("submit", "--kubeconfig", answers(b"{}"), "-f", str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "printed"),
+    [
+        ("submit", "apiVersion: ballast.dev/v1alpha1\nkind: TrainingJob", "team/one submitted"),
+        ("migrate", "apiVersion: adaptdl.petuum.com/v1\nkind: AdaptDLJob", "name: one"),
+    ],
+)
+def test_an_object_of_another_kind_does_not_hide_the_others(command, kind, printed, answers):
+    """It is named, and the exit code says that not everything was done."""
+    spec = "spec: {template: {spec: {containers: [{name: a, image: a, command: [a]}]}}}"
+    text = (
+        f"kind: Pod\nmetadata: {{name: a}}\n---\n{kind}\nmetadata: {{name: one}}\n{spec}\n---\nkind: List\n"
+    )
+    text += "items: [{metadata: 3}]\n"
+    job = {"apiVersion": "ballast.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "one"}}
+    job["metadata"] |= {"namespace": "team"}
+    words = {"submit": ("-f", "-", "--kubeconfig", answers(json.dumps(job).encode()))}.get(command, ("-",))
+    done = CliRunner().invoke(main, [command, *words], input=text)
+    assert done.exit_code == 1 and printed in done.stdout, done.output
+    told = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
+    assert [line.split(": ")[1] for line in told] == ["Pod a", "an object without kind without name"]
+    assert all("To fix: " in line for line in told)
 
 
 @pytest.mark.parametrize(

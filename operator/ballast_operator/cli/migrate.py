@@ -8,7 +8,7 @@ from typing import Any
 import click
 from ballast_policies.contract.messages import GPU_RESOURCE
 
-from ballast_operator.cli.live.manifests import read_manifests
+from ballast_operator.cli.live.manifests import read_manifests, title
 from ballast_operator.cli.option_names import printable
 
 GPU = re.compile(r"(nvidia|amd)\.com/(gpu|mig-.+)")
@@ -87,7 +87,8 @@ class _Source:
 def migrate(file: str, steps: int | None, checkpoint: str | None, image: str | None) -> None:
     """Print TrainingJobs for the PyTorchJobs, TrainJobs, RayJobs and AdaptDLJobs in FILE.
 
-    Each field that is not carried over is named on standard error. Exit code 1: a job needs a correction.
+    Each field and each object that is not carried over is named on standard error. Exit code 1: a job needs
+    a correction, or an object is of no such kind.
     """
     import yaml
 
@@ -95,7 +96,12 @@ def migrate(file: str, steps: int | None, checkpoint: str | None, image: str | N
 
     made, wrong = [], False
     for item in read_manifests(file):
-        job, said = converted(item, steps=steps, checkpoint=checkpoint, image=image)
+        try:
+            job, said = converted(item, steps=steps, checkpoint=checkpoint, image=image)
+        except click.ClickException as error:
+            click.echo(printable(f"Error: {title(item)}: {error.message}"), err=True)
+            wrong = True
+            continue
         name = job["metadata"]["name"]
         try:
             read_training_job(job)

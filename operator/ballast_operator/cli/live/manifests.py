@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,13 @@ def read_manifests(file: str) -> list[dict[str, Any]]:
     if problem:
         raise click.ClickException(f"{where}: {problem}")
     return items
+
+
+def title(item: Mapping[str, Any]) -> str:
+    """``KIND NAME`` of a manifest, as far as it has them, for a line about it."""
+    metadata = item.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, Mapping) else None
+    return f"{item.get('kind') or 'an object without kind'!s:.60} {name or 'without name'!s:.80}"
 
 
 def _problem(item: Any) -> str:

@@ -8,7 +8,7 @@ import click
 
 from ballast_operator.cli.live.connection import kubeconfig_option
 from ballast_operator.cli.live.jobs import connected, print_objects
-from ballast_operator.cli.live.manifests import read_manifests
+from ballast_operator.cli.live.manifests import read_manifests, title
 from ballast_operator.cli.option_names import Number, printable
 from ballast_operator.cli.simulate.input import progress_bar
 
@@ -67,6 +67,8 @@ def submit(
     ballast submit -f job.yaml
     ballast submit --name mine --image mine:1 --gpus 2 --steps 1000 -- python train.py
     """  # noqa: D301 - click reads the escape
+    from ballast.client import BallastError, NotConnected
+
     if file is None:
         manifests = [_manifest(command, flags)]
     elif command or any(value not in (None, ()) for value in flags.values()):
@@ -74,17 +76,24 @@ def submit(
     else:
         manifests = read_manifests(file)
     with connected(kubeconfig) as client:
-        made = [client.submit(manifest, namespace=namespace, dry_run=dry_run) for manifest in manifests]
-        if dry_run:
+        made, failed = [], False
+        for manifest in manifests:
+            try:
+                made.append(client.submit(manifest, namespace=namespace, dry_run=dry_run))
+            except BallastError as error:
+                click.echo(printable(f"Error: {title(manifest)}: {error}"), err=True)
+                failed = True
+                if isinstance(error, NotConnected):
+                    break
+        if dry_run and made:
             _foretell(made, kubeconfig, hours, output)
-            return
-        if output in ("json", "yaml"):
+        elif output in ("json", "yaml") and made:
             items = [job.raw for job in made]
             print_objects(items[0] if len(items) == 1 else {"kind": "List", "items": items}, output)
         else:
             for job in made:
                 click.echo(f"{job.namespace}/{job.name} submitted; `ballast explain {job.name}` says more")
-        if wait:
+        if wait and not dry_run:
             with contextlib.suppress(KeyboardInterrupt):
                 for job in made:
                     client.wait(
@@ -92,6 +101,8 @@ def submit(
                         namespace=job.namespace,
                         each=lambda seen: click.echo(printable(f"{seen}"), err=True),
                     )
+    if failed:
+        raise SystemExit(1)
 
 
 def _foretell(made: "list[Job]", kubeconfig: str | None, hours: float, output: str) -> None:
