@@ -79,7 +79,7 @@ class Kubernetes:
         self._server = urllib.parse.urlsplit(server)
 
     def read_plan(self) -> str | None:
-        """From the ConfigMap ``<job>-plan``."""
+        """Text of the plan in the ConfigMap ``<job>-plan``."""
         data = ((self._request("GET", self._plan) or {}).get("data")) or {}
         text = data.get(PLAN_KEY)
         return text if isinstance(text, str) else None

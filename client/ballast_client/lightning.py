@@ -26,7 +26,7 @@ class BallastCallback(Callback):  # type: ignore[misc, unused-ignore]  # where i
         self._step = 0
 
     def newest_checkpoint(self) -> str | None:
-        """For ``ckpt_path`` of ``Trainer.fit``."""
+        """Path of the newest checkpoint, for ``ckpt_path`` of ``Trainer.fit``."""
         newest = self._checkpoints.newest()
         return os.fspath(newest[1]) if newest is not None else None
 

@@ -18,7 +18,7 @@ after 60 s without it."""
 EVENTS_PER_RENEWAL = 4
 """Checkpoints that may be reported between two renewals."""
 RETRY_SECONDS = 20.0
-"""Between two tries to find a last step, where not all ranks have answered."""
+"""Pause between two tries to find a last step, where not all ranks have answered."""
 WINDOW_SECONDS = 30.0
 """The speed is that of the last steps, over at least this long."""
 
@@ -141,7 +141,7 @@ class Reporter:
                     self._changed.wait(POLL_SECONDS)
 
     def _pause(self) -> float:
-        """Until the next renewal; shorter where the first step, or a checkpoint, is not reported yet."""
+        """Seconds until the next renewal; fewer where the first step or a checkpoint is not reported yet."""
         news = (self._step is not None, self._saved) != self._told
         return self._renew_seconds / EVENTS_PER_RENEWAL if news else self._renew_seconds
 

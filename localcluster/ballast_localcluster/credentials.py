@@ -147,4 +147,4 @@ REAL_NODES_RIGHTS = (
         },
     ),
 )
-"""Of CoreDNS and of what enforces NetworkPolicies."""
+"""Rights of CoreDNS and of what enforces NetworkPolicies."""

@@ -178,7 +178,7 @@ def compile_packages(
 
 
 def _environment() -> dict[str, str]:
-    """That of this program, but for a build of pinned modules for this machine, without a vendor folder."""
+    """Environment of a build of pinned modules for this machine, without a vendor folder."""
     kept = {name: value for name, value in os.environ.items() if name not in ("GOOS", "GOARCH")}
     flags = f"{kept.get('GOFLAGS', '')} -mod=readonly"
     return kept | {"CGO_ENABLED": "0", "GOWORK": "off", "GO111MODULE": "on", "GOFLAGS": flags}

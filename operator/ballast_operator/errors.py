@@ -58,11 +58,11 @@ class NotAllowed(Rejected):
 
 
 OVER_QUOTA = "exceeded quota"
-"""In the API server's text of an object for which a ResourceQuota has no room."""
+"""Words of the API server of an object for which a ResourceQuota has no room."""
 
 
 NAMESPACE_ENDS = "because it is being terminated"
-"""In the API server's text of an object in a namespace that is being deleted."""
+"""Words of the API server of an object in a namespace that is being deleted."""
 
 
 class Expired(Rejected):

@@ -23,7 +23,7 @@ def _is_ours(record: logging.LogRecord) -> bool:
 logger.addFilter(_is_ours)
 
 MOST_CONNECTIONS, LOOK_SECONDS = 500, 1.0
-"""At one address, and seconds between two counts. Each is one of the files that the process may open."""
+"""Connections at one address, and seconds between two counts. Each is a file that the process has open."""
 
 
 async def listen(application: web.Application, host: str, port: int) -> tuple[web.AppRunner, int]:

@@ -11,7 +11,7 @@ class ApiSettings:
     """Limits of calls to the API server."""
 
     request_seconds: float = 10.0
-    """After this long a call counts as failed and its key is requeued."""
+    """Seconds after which a call counts as failed and its key is requeued."""
 
     resync_seconds: float = 60.0
     """Seconds between comparisons of caches with fresh lists: bounds the cost of a lost watch event."""
@@ -31,7 +31,7 @@ class JobSettings:
     """The same, while the nodes of all pods that do not run yet pull their images, where that is longer."""
 
     start_seconds: float = 300.0
-    """From the plan's writing to rank 0's first acknowledgement (imports, rendezvous, checkpoint)."""
+    """Limit from the plan's writing to rank 0's first acknowledgement (imports, rendezvous, checkpoint)."""
 
     renew_seconds: float = RENEW_SECONDS
     """Seconds between renewals of a trainer's lease, while it has nothing else to tell."""
@@ -41,10 +41,10 @@ class JobSettings:
     says it, as of its launch."""
 
     shrink_seconds: float = 60.0
-    """From a shrink's plan to its acknowledgement; then the job restarts from its checkpoint."""
+    """Limit from a shrink's plan to its acknowledgement; then the job restarts from its checkpoint."""
 
     stop_seconds: float = 60.0
-    """From checkpointAndStop to the pods' exit; then they are deleted (with SIGTERM, which saves too)."""
+    """Limit from checkpointAndStop to the pods' exit; then they are deleted (SIGTERM, which saves, too)."""
 
     exit_seconds: float = 10.0
     """Seconds a finished step may lag behind the pods' exit before a silent exit counts as a failure."""
@@ -59,8 +59,8 @@ class JobSettings:
     """Longest such pause."""
 
     ask_again_seconds: float = 30.0
-    """Until pods that the cluster did not allow (a quota, a webhook, a name in use) are tried again, and
-    Kueue is asked again."""
+    """Pause until pods that the cluster did not allow (a quota, a webhook, a name in use) are tried again,
+    and Kueue is asked again."""
 
     kueue: bool = False
     """``BALLAST_KUEUE=true``: jobs with the label ``kueue.x-k8s.io/queue-name`` wait for Kueue."""
@@ -77,7 +77,7 @@ class SolverSettings:
     """Time for a fresh solver process to import its libraries and say so."""
 
     retry_seconds: float = 30.0
-    """After the fallback has decided, the solver is asked again after this long, if not sooner."""
+    """Seconds after which the solver is asked again, if not sooner, once the fallback has decided."""
 
     debounce_seconds: float = 0.2
     """Events within this long of each other share one allocation."""

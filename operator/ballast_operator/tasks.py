@@ -56,10 +56,10 @@ async def _cancel_others() -> None:
 
 
 FIRST_PAUSE_SECONDS = 1.0
-"""Before the first new try; doubles with each error that follows soon."""
+"""Pause before the first new try; doubled with each error that follows soon."""
 
 LONGEST_PAUSE_SECONDS = 60.0
-"""Between two tries."""
+"""Longest pause between two tries."""
 
 logger = logging.getLogger(__name__)
 

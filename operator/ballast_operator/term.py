@@ -117,7 +117,7 @@ class LeaderTerm:
         self._worker = ReconcileWorker(self._reconciler, metrics=metrics, again=self._changes.again)
 
     async def run(self) -> None:
-        """Until cancelled. Raises NotLeader: a write was refused by the fence."""
+        """Run until cancelled. Raises NotLeader: a write was refused by the fence."""
         self._informers.leads = True
         await self._informers.refresh()
         if self._history is not None:

@@ -33,7 +33,7 @@ def isolated_seconds(steps: Number, isolated_steps_per_second: Number) -> Number
 
 
 LEAST_PART = 1e-15
-"""Of the largest weight, what smaller ones count as: a part that is rounded to none counts as no time."""
+"""Part of the largest weight that smaller ones count as: a part rounded to none would count as no time."""
 
 
 def jobs_alike(weight: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -65,7 +65,7 @@ def describe(error: BaseException) -> str:
 
 
 def shortage(error: BaseException) -> str | None:
-    """What the system has no more of for this process, and what to change; None: it is another error."""
+    """Resource that the system has no more of for this process, and what to change; None: another error."""
     found = (said for pattern, said in _SHORTAGES.items() if re.search(pattern, str(error)))
     return next(found, None) if isinstance(error, RuntimeError | OSError) else None
 

@@ -55,7 +55,7 @@ class TorchrunRank:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "TorchrunRank":
-        """By torchrun's variables. Raises ConfigurationError: one is missing or makes no sense."""
+        """Rank by torchrun's variables. Raises ConfigurationError: one is missing or makes no sense."""
 
         def count(name: str, default: int) -> int:
             text = environment.get(name, str(default))

@@ -31,7 +31,7 @@ class ConfigurationError(TrainerError):
         self.field, self._reason = field, reason
 
     def __reduce__(self) -> tuple[type["ConfigurationError"], tuple[str, str]]:
-        """As it is made, for pickle: it may come from another process."""
+        """Arguments for pickle: the error may come from another process."""
         return type(self), (self.field, self._reason)
 
     @classmethod

@@ -6,7 +6,7 @@ import types
 from collections.abc import Callable
 
 ERASE = "\r\x1b[K"
-"""What takes away the line that moves."""
+"""Sequence that takes away the line that moves."""
 
 
 def erasure() -> str:

@@ -189,7 +189,7 @@ class AsyncClient:
                 await asyncio.sleep(pause)
 
     async def _changes(self, name: str, namespace: str | None, version: str) -> AsyncGenerator[Job, None]:
-        """Until the API server ends the watch, or says that it has to begin anew."""
+        """Changes until the API server ends the watch, or says that it has to begin anew."""
         query = {
             "watch": "true",
             "fieldSelector": f"metadata.name={name}",

@@ -38,7 +38,7 @@ MOST_LINE = 2**22
 """Bytes of a line of a log or of an event, after which it is cut."""
 
 MOST_LEVELS = 100
-"""Of an answer, with the levels of the list and the object around a value."""
+"""Nesting of an answer, with the levels of the list and the object around a value."""
 
 MOST_OF_A_PAGE, LEAST_OF_A_PAGE = 500, 25
 """Items of a list that are asked for at a time; the fewest, where the API server is slow."""
@@ -83,7 +83,7 @@ def in_pod() -> bool:
 
 
 def _files(kubeconfigs: str) -> list[Path]:
-    """Those of several that exist. As in the loaders of the Kubernetes clients, a user may have no home."""
+    """Files of the list that exist. As in the loaders of the Kubernetes clients, a user may have no home."""
     files = [Path(os.path.expanduser(file)) for file in kubeconfigs.split(os.pathsep) if file]  # noqa: PTH111
     return [file for file in files if file.exists()]
 
@@ -102,7 +102,7 @@ class _Loader(yaml.SafeLoader):
 
 @contextlib.contextmanager
 def kubeconfig_errors(name: str, refusal: type[Exception]) -> Iterator[Any]:
-    """Within it, a file that is no kubeconfig, or far too large for one, is a ``refusal``, in words.
+    """Context in which a file that is no kubeconfig, or far too large for one, is a ``refusal``, in words.
 
     The loaders of the Kubernetes clients let most errors through, take minutes for tens of megabytes, and
     have no end for merges of merges: so the files are read here first.

@@ -68,7 +68,7 @@ class Pod:
 
     @classmethod
     def of(cls, item: Mapping[str, Any]) -> "Pod":
-        """From the API server's object."""
+        """Pod from the API server's object."""
         metadata, status = item["metadata"], item.get("status") or {}
         labels = metadata.get("labels") or {}
         return cls(

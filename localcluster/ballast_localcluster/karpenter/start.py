@@ -108,7 +108,7 @@ INSTANCE_TYPES = Path(__file__).with_name("instance-types.json")
 """The usual instance types: one or two emulated GPUs of three types, spot and on demand."""
 
 NODE_LABELS = {"kwok.x-k8s.io/node": "fake"}
-"""On every Node that Karpenter's kwok provider makes."""
+"""Labels of every Node that Karpenter's kwok provider makes."""
 
 NODE_CLASS = "default"
 """The KWOKNodeClass that is made, for NodePools to refer to."""

@@ -131,7 +131,7 @@ class Network:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfiguration:
-    """Of one node's keeper.
+    """Configuration of one node's keeper.
 
     Attributes:
         folder: the node's disk.

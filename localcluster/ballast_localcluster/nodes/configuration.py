@@ -11,7 +11,7 @@ from ballast_localcluster.nodes.node import ProcessNode
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfiguration:
-    """Of one agent process.
+    """Configuration of one agent process.
 
     Attributes:
         certificates: folder with ``ca.crt`` and the agent's serving pair ``node-agent.crt`` and ``.key``.

@@ -10,17 +10,17 @@ from typing import Any, Self
 from ballast_localcluster.errors import NodesFileError
 
 POOL_LABEL = "ballast.dev/pool"
-"""On nodes: the pool they belong to. Written here or by a cloud, read by a ClusterPolicy's nodeSelector."""
+"""Label of nodes: their pool. Written here or by a cloud, read by a ClusterPolicy's nodeSelector."""
 
 CAPACITY_TYPE_LABEL = "ballast.dev/capacity-type"
-"""On nodes: ``onDemand`` or ``spot``."""
+"""Label of nodes: ``onDemand`` or ``spot``."""
 
 EMULATED_SLOWDOWN_ANNOTATION = "ballast.dev/emulated-slowdown"
-"""On process nodes: JSON {model family or "default": factor >= 1}. Written here, read by the node agent,
-which hands it to the pods that it starts as BALLAST_EMULATED_SLOWDOWN. Missing: nothing is emulated."""
+"""Annotation of process nodes: JSON {model family or "default": factor >= 1}. Written here, read by the node
+agent, which hands it to the pods that it starts as BALLAST_EMULATED_SLOWDOWN. Missing: no slowdown."""
 
 PROCESS_NODE_ANNOTATION = "ballast.dev/process-node"
-"""On process nodes: what is emulated, as text for people. Written here."""
+"""Annotation of process nodes: what is emulated, as text for people. Written here."""
 
 GPU_RESOURCE = "nvidia.com/gpu"
 
@@ -82,7 +82,7 @@ class ProcessNode:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:
-        """From JSON or YAML by attributes' names. Raises NodesFileError: unknown key, impossible value."""
+        """Node from JSON or YAML by attributes' names. Raises NodesFileError: unknown key, bad value."""
         known = {field.name for field in dataclasses.fields(cls)}
         if unknown := set(values) - known:
             raise NodesFileError(f"a node has unknown keys {sorted(unknown)}. To fix: use {sorted(known)}.")
@@ -93,7 +93,7 @@ class ProcessNode:
 
     @classmethod
     def from_object(cls, item: Mapping[str, Any]) -> Self:
-        """From a Node object that another program made, and its allocatable resources.
+        """Node from an object that another program made, and its allocatable resources.
 
         Raises:
             NodesFileError: its number of GPUs is none.

@@ -233,7 +233,7 @@ class Pod:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _finish(self) -> None:
-        """After the processes' end: the last status, then the object's removal, of exactly this pod."""
+        """Last status after the processes' end, then the object's removal, of exactly this pod."""
         await self._ended()
         if self._life is not None and not self._forced:
             try:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 MARK_VARIABLE = "BALLAST_LOCAL_CLUSTER"
-"""In the environment of everything a cluster runs: the cluster's folder."""
+"""Variable of every process that a cluster runs: the cluster's folder."""
 
 PART_VARIABLE = "BALLAST_LOCAL_CLUSTER_PART"
 """The same, and which of the warden's processes it came from."""

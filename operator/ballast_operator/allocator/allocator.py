@@ -39,7 +39,7 @@ from ballast_operator.views.nodes import stuck_pods
 from ballast_operator.waits import WaitReason, Waits
 
 LONGEST_REST_SECONDS = 2.0
-"""Between two decisions of which the second was asked for."""
+"""Longest pause between two decisions of which the second was asked for."""
 
 
 class Cooldown(enum.Enum):
@@ -94,7 +94,7 @@ class DecisionThrottle:
         self._free = by_type
 
     async def wait(self, longest_seconds: float | None) -> None:
-        """Until a decision that was asked for is due, or time is over; what asks later asks for the next."""
+        """Wait until a decision that was asked for is due, or time is over; later calls ask for the next."""
         at = None if longest_seconds is None else self._clock() + longest_seconds
         while (due := self._due(at)) is None or due > self._clock():
             self._asked.clear()

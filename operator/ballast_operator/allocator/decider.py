@@ -81,7 +81,7 @@ def measured_on(allocation: JobAllocation, plan: Plan) -> SpeedKey:
 
 
 ALONE = ""
-"""In place of a kind: the job has its GPU for itself."""
+"""Name in place of a kind: the job has its GPU for itself."""
 
 
 def partners_by_job(jobs: Sequence[JobView]) -> dict[Key, str | None]:
@@ -218,7 +218,7 @@ def waiting_for_policy(jobs: Sequence[JobView], problem: str) -> dict[Key, Assig
 
 
 MOST_ATTEMPTS = 40
-"""At a decision: two jobs at fault among 5,000 are found with 28."""
+"""Attempts at a decision: two jobs at fault among 5,000 are found with 28."""
 
 T = TypeVar("T")
 

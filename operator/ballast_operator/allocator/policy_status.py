@@ -375,7 +375,7 @@ def _differs_beyond_counters(old: Object, new: Object) -> bool:
 
 
 PAUSE_SECONDS = 1.0
-"""Between two writes: while jobs arrive, each decision has something new to report."""
+"""Pause between two writes: while jobs arrive, each decision has something new to report."""
 
 FAILURES_TOLD = 2
 """So many decisions in a row fail before the ClusterPolicy and ``/healthz`` say it."""

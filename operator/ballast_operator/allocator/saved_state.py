@@ -34,7 +34,7 @@ STATE_KEY = "state.json.z"
 """Its key in ``binaryData``: JSON, compressed by zlib."""
 
 VERSION = 1
-"""Of the JSON; a reader does not read another one."""
+"""Version of the JSON; a reader does not read another one."""
 
 MOST_BYTES = 900_000
 """Largest compressed state that is written."""

@@ -78,7 +78,7 @@ def registered(
 
 
 def listed(most: int, *keys: str, least: int | None = None, unique: bool = False) -> Any:
-    """At most ``most``; a merge joins rows by ``keys``, ``unique`` values as a set, or else replaces all."""
+    """List of at most ``most``; merged by ``keys`` of rows, as a set if ``unique``, else replaced whole."""
     kind = "map" if keys else "set" if unique else "atomic"
     extra: dict[str, Any] = {"x-kubernetes-list-type": kind}
     if keys:

@@ -141,7 +141,7 @@ class Solver(ApiModel):
     """Limits of the solver."""
 
     time_limit_seconds: Annotated[float, Field(gt=0, le=3600)] = 10.0
-    """After this long the solver is ended and the greedy fallback decides."""
+    """Seconds after which the solver is ended and the greedy fallback decides."""
 
 
 class NamespaceLimits(ApiModel):
@@ -243,7 +243,7 @@ class Topology(ApiModel):
     """Distance of nodes to each other, as in Kueue's Topology."""
 
     levels: Annotated[tuple[TopologyLevel, ...], listed(8, "nodeLabel")] = ()
-    """From the widest to the narrowest, as block, rack."""
+    """Levels from the widest to the narrowest, as block, rack."""
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -141,7 +141,7 @@ class Twin(StatusModel):
     """Error of the last replay of what the operator saw."""
 
     time: Time
-    """Up to when was replayed."""
+    """Time up to which was replayed."""
     hours: Annotated[float, Field(ge=0)]
     """So much of the time before."""
     jobs: Annotated[int, Field(ge=0)]
@@ -187,7 +187,7 @@ class ClusterPolicyStatus(StatusModel):
     twin: Twin | None = None
     """The last replay by ``ballast twin --keep``."""
     proposed: Annotated[tuple[Proposed, ...], listed(1000)] = ()
-    """With ``spec.dryRun``: what jobs would get, the first thousand."""
+    """Assignments that jobs would get without ``spec.dryRun``, the first thousand."""
 
 
 def team_costs(status: Mapping[str, Any] | None, now: Time) -> tuple[TeamCost, ...]:

@@ -367,7 +367,7 @@ class JobReason(Reason):
 
     # OnTime
     DEADLINE_WITHIN_REACH = "DeadlineWithinReach", Told.NOT_AT_FIRST
-    """On time, or not at risk: the job can meet its deadline."""
+    """The job can meet its deadline, on time or not at risk."""
     DEADLINE_PASSED = "DeadlinePassed", Told.WARNING
     """Not on time, or at risk: the deadline has passed."""
     DEADLINE_OUT_OF_REACH = "DeadlineOutOfReach", Told.WARNING

@@ -47,18 +47,19 @@ class BudgetPeriod(enum.StrEnum):
     """Period of a budget."""
 
     TOTAL = "Total"
-    """For all that the team's jobs cost since Ballast has known the team."""
+    """All that the team's jobs cost since Ballast has known the team."""
     MONTH = "Month"
-    """For each calendar month, by UTC."""
+    """Each calendar month, by UTC."""
 
 
 class TeamBudget(ApiModel):
     """Budget of a team's jobs."""
 
     amount: Annotated[float, Field(gt=0, le=1e12)]
-    """In the currency of ``pricePerGpuHour``. ``status.teams`` has what is spent, deleted jobs included."""
+    """Amount in the currency of ``pricePerGpuHour``. ``status.teams`` has what is spent, deleted jobs
+    included."""
     period: BudgetPeriod = BudgetPeriod.TOTAL
-    """For how long."""
+    """Time that the amount is for."""
     on_exhausted: OnTeamLimit = OnTeamLimit.SUSPEND
     """Consequence for the team's jobs when it is spent."""
 
@@ -73,7 +74,7 @@ class TeamPart(StatusModel):
 
 
 _ROUNDING = 1e-6
-"""Of sums of prices."""
+"""Rounding of sums of prices."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +117,7 @@ class TeamCost(StatusModel):
     month: Annotated[str, Field(max_length=7)] = ""
     """The calendar month of ``monthCost``, as 2030-01."""
     month_cost: Annotated[float, Field(ge=0)] = 0.0
-    """In this month."""
+    """Cost in this month."""
     deleted_jobs_cost: float | None = None
     """The part of ``cost`` that its deleted jobs have paid, and those that belong to another team now."""
     cost_per_hour: Annotated[float, Field(ge=0)] = 0.0
@@ -166,7 +167,7 @@ class SpotUse(enum.StrEnum):
     """Use of spot machines by a job."""
 
     ALLOW = "Allow"
-    """On spot machines and on others, as the policy decides."""
+    """Spot machines and others, as the policy decides."""
     FORBID = "Forbid"
     """Only on machines that stay."""
     REQUIRE = "Require"
@@ -199,7 +200,7 @@ class DataLocation(ApiModel):
     """Data that all ranks together read from there for one step, e.g. ``200Mi``. Data that a node caches is
     not read again: state the mean."""
     read_in_all: MemoryQuantity | None = None
-    """In place of it, what all ``totalSteps`` read, e.g. ``2Ti`` for ten epochs over 200Gi."""
+    """Bytes that all ``totalSteps`` read, in place of it, e.g. ``2Ti`` for ten epochs over 200Gi."""
     checkpoint_size: MemoryQuantity | None = None
     """Size of a checkpoint: it is copied when a launch is in another region than the one before. Absent: not
     counted."""
@@ -269,7 +270,7 @@ class GcpSku(ApiModel):
     id: Annotated[str, Field(pattern=r"^[0-9A-F]{4}-[0-9A-F]{4}-[0-9A-F]{4}$")]
     """Its id, as in Google's list of SKUs, which has others for spot machines and for each region."""
     per_gpu: Annotated[float, Field(gt=0, le=1e6)] = 1.0
-    """Of the GPU itself 1; cores, or GiB of memory, for each GPU."""
+    """Amount for each GPU: 1 of the GPU itself, cores, or GiB of memory."""
 
 
 class GcpPriceFeed(ApiModel):

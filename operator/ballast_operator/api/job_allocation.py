@@ -100,15 +100,15 @@ class LaunchDegrees(StatusModel):
     data: Annotated[int, Field(ge=1)] = 1
     """Data degree."""
     microbatches: Annotated[int, Field(ge=1)] = 1
-    """Of a step, over all replicas."""
+    """Microbatches of a step, over all replicas."""
     recompute: bool = False
     """Forwards are repeated."""
     recompute_every: Annotated[int, Field(ge=1)] = 1
-    """Of which layers, as of ``training``."""
+    """Layers that repeat their forward, as of ``training``."""
     schedule: _Name = DEFAULT_SCHEDULE
     """Order of the microbatches."""
     layers: Annotated[tuple[Annotated[int, Field(ge=1)], ...], listed(1024)] = ()
-    """Of each stage."""
+    """Layers of each stage."""
     step_seconds: Annotated[float, Field(ge=0)] = 0.0
     """Predicted of a step."""
     memory_bytes: Annotated[float, Field(ge=0)] = 0.0
@@ -179,9 +179,9 @@ class JobAllocation(StatusModel):
     nodes: Annotated[tuple[_Name, ...], listed(1024)] = ()
     """Node of each of the pods; ``pool/new-0``, ``pool/new-1``...: one that does not exist yet."""
     parts: Annotated[tuple[AllocationPart, ...], listed(64)] = ()
-    """Of a gang in several pools, what it has of each, in the order of the ranks; empty: it is in one."""
+    """Parts of a gang in several pools, in the order of the ranks; empty: it is in one."""
     degrees: LaunchDegrees | None = None
-    """Of a job with ``planner``: as planned for its GPUs."""
+    """Degrees of a job with ``planner``, as planned for its GPUs."""
     plan_id: _Name = ""
     """The round that chose it."""
     launch: Annotated[int, Field(ge=1, le=MOST_EPOCH)] = 1
@@ -189,7 +189,7 @@ class JobAllocation(StatusModel):
     since: Time
     """Time when it was given."""
     joining: Annotated[tuple[_Name, ...], listed(1024)] = ()
-    """Those of the pods that are to join the running gang, and have not yet."""
+    """Pods that are to join the running gang, and have not yet."""
     joining_since: Time | None = None
     """Time of the last growth's decision."""
     resized_at: Time | None = None
@@ -201,17 +201,17 @@ class JobAllocation(StatusModel):
     first_newcomer: Annotated[int, Field(ge=0)] = 0
     """Number in the name of the first pod of the last growth; 0: the gang has not grown."""
     master_address: _Name = ""
-    """Of a job without a model: the address of rank 0 that the other ranks were told; empty: not yet."""
+    """Address of rank 0 that a job without a model told its other ranks; empty: not yet."""
     pod_group: _Name = ""
     """The PodGroup of Kubernetes that its pods are; empty: the API server had none when it was given."""
     leaving: NodesLeaving | None = None
     """Nodes that are about to go; absent: none is."""
     shared_gpu: SharedGpu | None = None
-    """Of a job that may share its GPU, in a pool with ``sharing``; absent: its GPUs are its own."""
+    """GPU of a job that may share it, in a pool with ``sharing``; absent: its GPUs are its own."""
     ending: Ending | None = None
     """Set once the launch has to end; never unset."""
     ended: Annotated[tuple[_Name, ...], listed(1024)] = ()
-    """Of a launch that ends, or whose job is being deleted, pods that have ended: their GPUs are paid no
+    """Pods that have ended of a launch that ends, or whose job is being deleted: their GPUs are paid no
     more, and others may take them."""
 
     @field_serializer("all_gpu_types")

@@ -16,7 +16,7 @@ class SharingKind(enum.StrEnum):
     """Mechanism of a device plugin that lets two pods use one GPU."""
 
     TIME_SLICING = "TimeSlicing"
-    """By turns of milliseconds; their memory is not separated."""
+    """Turns of milliseconds; their memory is not separated."""
     MPS = "MPS"
     """Refused as yet."""
 
@@ -35,7 +35,7 @@ class Sharing(ApiModel):
     )
 
     kind: SharingKind = SharingKind.TIME_SLICING
-    """As the device plugin is configured."""
+    """Kind of sharing that the device plugin is configured for."""
     jobs_per_gpu: Annotated[int, Field(ge=2, le=2)] = 2
     """Jobs on a GPU, at most: the plugin's ``replicas``."""
 
@@ -46,7 +46,7 @@ class SharesGpu(enum.StrEnum):
     NEVER = "Never"
     """Its GPU is its own."""
     ALLOWED = "Allowed"
-    """In pools with ``sharing``, where both together do more than by turns."""
+    """The job may share in pools with ``sharing``, where both together do more than by turns."""
 
 
 _LabelValue = Annotated[str, Field(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]

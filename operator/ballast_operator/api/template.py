@@ -89,9 +89,9 @@ class NodeTerm(TemplatePart):
     """Requirements that hold together."""
 
     match_expressions: tuple[NodeRequirement, ...] | None = None
-    """On the node's labels."""
+    """Requirements on the node's labels."""
     match_fields: tuple[NodeRequirement, ...] | None = None
-    """On its fields."""
+    """Requirements on its fields."""
 
 
 class NodeTerms(TemplatePart):
@@ -112,7 +112,7 @@ class Affinity(TemplatePart):
     """Constraints on where pods run, beside the node that Ballast chooses."""
 
     node_affinity: NodeAffinity | None = None
-    """By the nodes' labels."""
+    """Affinity by the nodes' labels."""
 
 
 class TemplatePodSpec(TemplatePart):

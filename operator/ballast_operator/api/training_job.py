@@ -95,7 +95,7 @@ class PlannerProfile(ApiModel):
     microbatch_size: Annotated[int, Field(ge=1, le=100_000)] = 1
     """Samples of a microbatch."""
     layers: Annotated[tuple[ProfiledLayer, ...], listed(1024, least=1)]
-    """In their order."""
+    """Layers in their order."""
 
 
 class PlannerGpu(ApiModel):
@@ -221,9 +221,9 @@ class SpreadSpeed(ApiModel):
     RULES = (dataclasses.replace(_A_SPEED, fix="leave these nodes out"),)
 
     nodes: Annotated[int, Field(ge=2, le=1024)]
-    """That it is on."""
+    """Nodes that it is on."""
     steps_per_second: Annotated[float, Field(gt=0, le=1e9)]
-    """At most as on fewer."""
+    """Steps/s, at most as on fewer."""
 
 
 class KnownThroughput(ApiModel):

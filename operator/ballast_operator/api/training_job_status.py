@@ -32,9 +32,9 @@ class Progress(StatusModel):
     step: Step = 0
     """Optimizer steps done."""
     percent: Annotated[int, Field(ge=0, le=100)] | None = None
-    """Of ``spec.totalSteps``."""
+    """Percent of ``spec.totalSteps``."""
     steps_per_second: Annotated[float, Field(ge=0)] | None = None
-    """Over the last seconds, pauses included."""
+    """Speed over the last seconds, pauses included."""
     loss: float | None = None
     """Training loss of that step."""
     eta: Time | None = None
@@ -73,9 +73,9 @@ class Rebalancing(StatusModel):
     time: Time
     """Time of the report."""
     launch: Annotated[int, Field(ge=1)] = 1
-    """In which launch."""
+    """Launch in which it was."""
     step: Step
-    """At which step."""
+    """Step at which it was."""
     imbalance_before: float | None = None
     """Imbalance that led to it."""
     imbalance_after: float | None = None
@@ -121,7 +121,7 @@ class Repacking(StatusModel):
 
 
 MOST_RATIO = 1000.0
-"""Of a layer's measured seconds over those stated; more is no measurement."""
+"""Most that a layer's measured seconds are over those stated; more is no measurement."""
 
 
 class MeasuredOnType(StatusModel):
@@ -132,7 +132,7 @@ class MeasuredOnType(StatusModel):
     tensor: Annotated[int, Field(ge=1, le=1024)] = 1
     """Tensor degree."""
     ratios: Annotated[tuple[Annotated[float, Field(ge=0, le=MOST_RATIO)], ...], listed(1024)]
-    """Of each layer, measured seconds over those stated."""
+    """Measured seconds of each layer over those stated."""
     at: Time
     """Time of their measurement."""
     of: _Name
@@ -143,7 +143,7 @@ class TriedPlan(StatusModel):
     """A plan that was tried."""
 
     plan: LaunchDegrees
-    """With its predicted seconds."""
+    """Plan with its predicted seconds."""
     step_seconds: Annotated[float, Field(ge=0)] | None = None
     """Measured; absent: it has not run."""
     reason: _Text = ""
@@ -163,7 +163,7 @@ class PlanTrial(StatusModel):
     launch: Annotated[int, Field(ge=1, le=MOST_EPOCH)]
     """Number of the launch."""
     gpus: _Name
-    """On which."""
+    """GPUs on which it was."""
     of: _Name
     """Digest of planner and model."""
     plans: Annotated[tuple[TriedPlan, ...], listed(8)] = ()
@@ -211,7 +211,7 @@ class GpuTime(StatusModel):
     """Use of the job's GPUs, in GPU seconds; what is in none of the parts was productive."""
 
     held: Annotated[float, Field(ge=0)] = 0.0
-    """In all."""
+    """GPU time held in all."""
     startup: Annotated[float, Field(ge=0)] = 0.0
     """No step was done: before all ranks train, and while they leave."""
     lost_steps: Annotated[float, Field(ge=0)] = 0.0
@@ -258,9 +258,9 @@ class TrainingJobStatus(StatusModel):
     repacks: Annotated[tuple[Repacking, ...], listed(64)] = ()
     """The last hand-backs of GPUs, oldest first."""
     measured_layers: Annotated[tuple[MeasuredOnType, ...], listed(8)] = ()
-    """By which the next launch with ``planner`` is planned, the newest last."""
+    """Measured layers by which the next launch with ``planner`` is planned, the newest last."""
     trial: PlanTrial | None = None
-    """Of ``planner.trial``, the last launch that tried plans."""
+    """Last launch that tried plans, by ``planner.trial``."""
     launches: Annotated[int, Field(ge=0, le=MOST_EPOCH)] = 0
     """Number of launches of a gang."""
     restarts: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
@@ -287,7 +287,7 @@ class TrainingJobStatus(StatusModel):
     gpu_time: GpuTime | None = None
     """Use of its GPUs; absent: it has held none."""
     isolated: Isolated | None = None
-    """For ``finish-time-fairness``: what an isolated share would have taken. Absent: no progress."""
+    """Time that an isolated share would have taken, for ``finish-time-fairness``. Absent: no progress."""
     gpu_left_at: Time | None = None
     """Time when it last left a GPU that it shared: from then on the other job pays for the whole of it."""
     suspended_since: Time | None = None
@@ -371,7 +371,7 @@ class TrainingJobStatus(StatusModel):
 
     @property
     def unpaid_since(self) -> Time | None:
-        """Up to when cost and active time of the gang that it has are summed up; None: it has none."""
+        """Time up to which cost and active time of its gang are summed up; None: it has none."""
         if self.allocation is None:
             return None
         since, cost_at = self.allocation.since, self.cost_at

@@ -9,7 +9,7 @@ from rich.text import Text
 from ballast_operator.cli.option_names import printable
 
 WIDE_COLUMNS = 140
-"""From this width on each row is one line; below, figures are stacked."""
+"""Width from which on each row is one line; below, figures are stacked."""
 NARROW_COLUMNS = 64
 """Below this width all figures of a row are in one cell."""
 

@@ -14,7 +14,7 @@ from ballast_policies.contract import GPU_RESOURCE, JOB_LABEL, REPORT_ANNOTATION
 from kubernetes import client, watch
 
 POOL_LABEL = "ballast.dev/pool"
-"""On nodes: the name of their pool. Written with the nodes; read for display only."""
+"""Label of nodes: the name of their pool. Written with the nodes; read for display only."""
 
 TERMINAL_PHASES = ("Succeeded", "Failed")
 
@@ -182,7 +182,7 @@ def _rebalance_words(report: Report) -> str:
 
 
 WATCH_SECONDS = 300
-"""After this long the API server ends a watch; it is opened again at once."""
+"""Seconds after which the API server ends a watch; it is opened again at once."""
 
 
 class Recorder:

@@ -248,7 +248,7 @@ class Caches:
             self.stores[kind].put(item)
 
     def doubt(self, kind: Kind, known: Known, present: list[Object], version: int) -> bool:
-        """Before a list is taken in: forget what it contradicts (:meth:`Store.contradicted`).
+        """Forget what a list contradicts before it is taken in (:meth:`Store.contradicted`).
 
         Says whether it contradicts anything. ``present``: at least metadata of all.
 

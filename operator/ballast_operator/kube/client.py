@@ -150,19 +150,19 @@ METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 """Asks for the metadata of listed objects."""
 
 WATCH_SECONDS = 300
-"""After which the API server is to end a watch."""
+"""Seconds after which the API server is to end a watch."""
 
 IN_ONE_PIECE = 6
 """Times as long as other answers a list may take that is not read in pages."""
 
 IN_ONE_PIECE_SECONDS = 3600.0
-"""For how long a kind is listed so after a list whose pages did not belong together any more."""
+"""Seconds for which a kind is listed so after a list whose pages did not belong together any more."""
 
 MOST_LINE = 2**25
 """Bytes of one event; objects have a few million at most."""
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
-"""After address and credentials were read again; doubles while that does not help."""
+"""Pauses after address and credentials were read again; doubled while that does not help."""
 
 logger = logging.getLogger(__name__)
 

@@ -22,22 +22,22 @@ from ballast_operator.tasks import keep_running
 from ballast_operator.waits import WaitReason, Waits
 
 FIRST_RESYNC_SECONDS = 5.0
-"""From the first list to the second; the pauses double from there."""
+"""Seconds from the first list to the second; the pauses double from there."""
 
 FOLLOWER_RESYNC = 10.0
 """Factor of a follower's pauses between two lists: it lists once more when it leads."""
 
 FREEZE_SECONDS = 5.0
-"""Between two looks whether new objects are many enough to be kept from the collector."""
+"""Seconds between two looks whether new objects are many enough to be kept from the collector."""
 
 GROWTH, LEAST_GROWTH = 1.25, 500
-"""That is: a quarter more, and this many."""
+"""Growth that is many enough: a quarter more, and this many."""
 
 FIRST_PAUSE_SECONDS = 1.0
-"""Before lists that failed are tried again; doubles."""
+"""Pause before lists that failed are tried again; doubled each time."""
 
 LONGEST_PAUSE_SECONDS = 5.0
-"""Between two tries to list everything."""
+"""Longest pause between two tries to list everything."""
 
 READ_SINGLY = (JOB, POD, CONFIG_MAP, LEASE)
 """Kinds of which the operator's account may read one object."""

@@ -31,10 +31,10 @@ def pinned_node(pod: Object) -> str:
 
 
 LEAVES_AT_ANNOTATION = "ballast.dev/leaves-at"
-"""Of a node that has a notice: when it goes, RFC 3339."""
+"""Annotation of a node that has a notice: when it goes, RFC 3339."""
 
 KARPENTER_ENDS_AT_ANNOTATION = "karpenter.sh/nodeclaim-termination-timestamp"
-"""Of a node that Karpenter drains: when it ends the last pods by force, RFC 3339. It comes from
+"""Annotation of a node that Karpenter drains: when it ends the last pods by force, RFC 3339. It comes from
 ``terminationGracePeriod`` of the NodePool, and says nothing of when a cloud takes back a spot machine."""
 
 LEAVES_AT_ANNOTATIONS = (LEAVES_AT_ANNOTATION, KARPENTER_ENDS_AT_ANNOTATION)
@@ -93,7 +93,7 @@ TAINTS = (
     ),
     NoticeKind(name="ballast.dev/leaving", seconds=AWS_SECONDS, means="somebody has said so"),
 )
-"""By key, whatever the effect."""
+"""Taints that give notice, by key, whatever the effect."""
 
 CONDITIONS = (
     NoticeKind(
@@ -108,7 +108,7 @@ CONDITIONS = (
     NoticeKind(name="RebootScheduled", seconds=AZURE_SECONDS, means="Azure restarts the machine"),
     NoticeKind(name="Terminating", seconds=AWS_SECONDS, means="the machine's provider takes it back"),
 )
-"""By type, where the status is True."""
+"""Conditions that give notice, by type, where the status is True."""
 
 
 LONGEST_SHARED = 80

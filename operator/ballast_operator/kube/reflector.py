@@ -21,13 +21,13 @@ SLICE_SECONDS = 0.02
 """Seconds for which events are taken in before the rest of the event loop has its turn."""
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 5.0
-"""After a watch that ended at once or was refused, or a list that was; doubles with each of them."""
+"""Pauses after a watch that ended at once or was refused, or a list that was; doubled with each of them."""
 
 SHORT_SECONDS = 5.0
 """A watch that lasted longer ended in good order: the API server ends each after minutes."""
 
 TRIES = 4
-"""Of a watch that an overloaded API server refuses, before everything is listed anew instead."""
+"""Tries of a watch that an overloaded API server refuses, before everything is listed anew instead."""
 
 CHANGES = ("ADDED", "MODIFIED", "DELETED")
 

@@ -34,7 +34,7 @@ SLICE_SECONDS = 0.02
 """Seconds for which the event loop decodes ahead before others have their turn."""
 
 MOST_TRIES = 3
-"""Of a plan, where the process that makes it ends, or takes too long, as it may on a busy machine."""
+"""Tries of a plan where the process that makes it ends, or takes too long, as on a busy machine."""
 
 ReadPlanned = Callable[[str, str], Awaitable[tuple[JobSpec | None, str]]]
 """(name, ``spec_text``) -> as ``read_spec``."""

@@ -38,7 +38,7 @@ FREE_RESTORATIONS = 5
 """Number of times that what others have changed is put right at once."""
 
 LONGEST_PAUSE_SECONDS = 60.0
-"""Before what others change again and again is put right once more; doubles up to this."""
+"""Longest pause before what others change again and again is put right once more; it doubles up to this."""
 
 QUIET_SECONDS = 2 * LONGEST_PAUSE_SECONDS
 """Without such a change, after which it is forgotten."""
@@ -102,7 +102,7 @@ class AvoidedNode:
 
 
 UNTIL_PART = 0.25
-"""Of the time for which a node is avoided: to it that time is rounded up, so that what is told of a node
+"""Part of the time for which a node is avoided to which it is rounded up, so that what is told of a node
 does not change with each report of those that stay there."""
 
 

@@ -22,7 +22,7 @@ KEPT_SECONDS, REFUSED_SECONDS = 60.0, 10.0
 """Seconds for which an answer counts, and a refusal of a token."""
 
 RENEWED_SECONDS = 20.0
-"""Before an answer's end, from when on a look has it asked for again: who keeps looking never waits."""
+"""Seconds before an answer's end in which a look has it asked for again: who keeps looking never waits."""
 
 SESSION_SECONDS, MOST_SESSIONS = 8 * 3600.0, 1000
 MOST_TOKENS, MOST_ANSWERS, LONGEST_TOKEN = 2000, 50_000, 16_384
@@ -128,7 +128,7 @@ class Reviews:
         return person
 
     async def namespaces(self, person: Person, there_are: Iterable[str]) -> frozenset[str]:
-        """Those of ``there_are`` whose jobs the person may get; of very many the first by name are asked for.
+        """Namespaces of ``there_are`` whose jobs the person may get; of very many those first by name.
 
         Of more than are asked for at once, those of which it is known soon: see :meth:`waits_for`.
 

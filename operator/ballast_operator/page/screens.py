@@ -23,7 +23,7 @@ from ballast_operator.report.overview import JobLine, Overview, overview
 
 PAGE_ROWS, POOL_JOBS, MOST_OPTIONS, MOST_CHANGES = 100, 12, 500, 200
 WINDOWS = {"1h": 3600.0, "6h": 6 * 3600.0, "all": float("inf")}
-"""Of time, by name; all: what is remembered."""
+"""Spans of time by name; all: what is remembered."""
 
 LONGEST_YAML = 200_000
 NAMES = {
@@ -34,7 +34,7 @@ NAMES = {
     "straggling": "straggling",
     "idle": "idle in the pipeline",
 }
-"""Of parts of GPU time that are not productive."""
+"""Names of parts of GPU time that are not productive."""
 
 TRAINS = frozenset({JobState.RUNNING, JobState.REPACKING})
 

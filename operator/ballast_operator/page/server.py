@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 COOKIE = "ballast-session"
 
 LOOK_SECONDS = 2.0
-"""For so long everybody sees the same look at the caches."""
+"""Seconds for which everybody sees the same look at the caches."""
 
 WORK_OUT_SECONDS = 1.0
 
@@ -56,7 +56,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""Of every answer: no script, style or frame that is not the page's own, and nothing is kept."""
+"""Headers of every answer: no script, style or frame that is not the page's own, and nothing is kept."""
 
 STATIC = {
     "htmx.min.js": "text/javascript",

@@ -51,7 +51,7 @@ def batches(actions: Sequence[Action]) -> Iterator[Sequence[Action]]:
 async def carry_out_all(
     cluster: Cluster, caches: Caches, view: JobView, actions: Sequence[Action], now: Time
 ) -> None:
-    """In order, beside them what nothing waits for; all ended on return. Raises as :func:`carry_out`."""
+    """Carry out all in order, beside them what nothing waits for, to the end. Raises as :func:`carry_out`."""
     if not actions:
         return
     beside = [action for action in actions if isinstance(action, Apply) and action.beside]

@@ -30,7 +30,7 @@ from ballast_operator.views.nodes import NodeView, is_ours
 logger = logging.getLogger(__name__)
 
 TURNS = 16
-"""Of this many keys taken, one comes from the least urgent lane, so that it is never starved."""
+"""Keys taken of which one comes from the least urgent lane, so that it is never starved."""
 
 
 class Lane(enum.IntEnum):

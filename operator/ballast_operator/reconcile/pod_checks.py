@@ -54,7 +54,7 @@ from ballast_operator.views.job import JobView
 from ballast_operator.views.spec import JobSpec
 
 ANSWER_LASTS_SECONDS = 600.0
-"""For a template that the API server takes, or refuses for what it is."""
+"""Seconds for which an answer holds of a template that the API server takes, or refuses for what it is."""
 
 MOST_ANSWERS = 10_000
 """Answers that are remembered; the oldest go first."""
@@ -65,7 +65,7 @@ AT_ONCE = 4
 _NODE = "not-chosen-yet"
 
 _PROVISIONING_ON = "volume.kubernetes.io/selected-node"
-"""On a claim: kube-scheduler has chosen the node of its first pod, and the volume is being made for it."""
+"""Annotation of a claim: kube-scheduler has chosen a node for its first pod, and its volume is being made."""
 
 
 class PodChecks:

@@ -63,7 +63,7 @@ PROGRESS_WRITES_PER_SECOND = 20.0
 """Writes of progress, and of words for waiting jobs, at most: with more jobs, each is written less often."""
 
 POOLS_SOON_SECONDS = 1.0
-"""Until a job is looked at again that waits for this operator's first decision: it makes the pools known."""
+"""Seconds until a job is looked at again that waits for this operator's first decision, with the pools."""
 
 logger = logging.getLogger(__name__)
 

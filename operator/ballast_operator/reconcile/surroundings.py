@@ -26,7 +26,7 @@ MOST_NODES = 256
 
 
 KARPENTER_PREFIX = "karpenter.sh/"
-"""Of labels on nodes that Karpenter makes."""
+"""Prefix of labels on nodes that Karpenter makes."""
 
 
 def older_nodes(

@@ -271,7 +271,7 @@ def _is(status: TrainingJobStatus, kind: JobCondition, reason: JobReason) -> boo
 
 
 def seconds_to_next_limit(context: ReconcileContext) -> float:
-    """Until the budget is spent at the present price, a deadline passes, or it has run as long as it may."""
+    """Seconds until the budget is spent at the present price, a deadline passes, or the run time ends."""
     asked, status, left = context.spec.asked, context.view.status, math.inf
     allocation = status.allocation
     if status.finished:

@@ -262,7 +262,7 @@ WITH_PLAN = frozenset({State.TRAINING, State.SHRINKING, State.JOINING, State.GRO
 
 
 LEAST_SECONDS = 0.1
-"""Until a deadline that is about to pass is looked at again."""
+"""Least seconds until a deadline that is about to pass is looked at again."""
 
 
 def take_step(context: ReconcileContext) -> StepResult:

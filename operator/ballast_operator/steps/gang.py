@@ -44,7 +44,7 @@ from ballast_operator.views.pod import PodView
 from ballast_operator.views.spec import JobSpec
 
 LOOK_AGAIN_SECONDS = 5.0
-"""Until a job that waits for GPUs is looked at again, even if nothing is told."""
+"""Seconds until a job that waits for GPUs is looked at again, even if nothing is told."""
 
 DECIDED_SOON_SECONDS = 10.0
 """Age up to which a new job's first status is left to the allocator's decision: one write for most jobs."""

@@ -92,7 +92,7 @@ def said_to_be_done(context: ReconcileContext) -> bool:
 
 
 def seconds_left(context: ReconcileContext, deadline: Deadline) -> float:
-    """Until ``deadline`` passes; 0 or less: it has; infinite: it is not set."""
+    """Seconds until ``deadline`` passes; 0 or less: it has; infinite: it is not set."""
     since, limit = _lasted(context, deadline)
     if since is None:
         return math.inf
@@ -101,7 +101,7 @@ def seconds_left(context: ReconcileContext, deadline: Deadline) -> float:
 
 
 def _seconds_to_save(context: ReconcileContext) -> float:
-    """Until pods on nodes that go have to be deleted; infinite: none goes, or one outlasts its notice."""
+    """Seconds until pods on leaving nodes have to be deleted; infinite: none goes, or one outlasts it."""
     leaving, ending = context.allocation.leaving, context.allocation.ending
     if leaving is None or (ending is not None and ending.since >= leaving.at):
         return math.inf

@@ -42,7 +42,7 @@ from ballast_operator.steps.context import (
 from ballast_operator.steps.gang import with_trial
 
 CLIENT_SECONDS = 30.0
-"""After the plan's writing, until a script that has not acknowledged it counts as one without the client."""
+"""Seconds after the plan's writing until a script that has not acknowledged it has no client."""
 
 
 def with_refused_messages(context: ReconcileContext, status: TrainingJobStatus) -> TrainingJobStatus:
@@ -88,7 +88,7 @@ def with_reporting(context: ReconcileContext, status: TrainingJobStatus) -> Trai
 N = TypeVar("N", int, float)
 
 LONGEST_ETA_SECONDS = 100 * 365 * 86_400.0
-"""Of a job that would take longer, the end is not forecast."""
+"""Seconds of a job up to which its end is forecast."""
 
 KEPT_REBALANCES = 20
 """Entries that ``status.rebalances`` keeps, newest last."""
@@ -229,10 +229,10 @@ def _rebalanced(context: ReconcileContext, status: TrainingJobStatus, report: Re
 
 
 MEASURED_STEPS = 10
-"""Of a launch, until what it has measured of its layers counts."""
+"""Steps of a launch until what it has measured of its layers counts."""
 
 MEASURED_AGAIN = datetime.timedelta(minutes=10)
-"""Between two measurements of a job that count: whatever it reports, it is planned no more often."""
+"""Time between two measurements of a job that count: whatever it reports, it is planned no more often."""
 
 MEASURED_KEPT = 8
 """GPU types and tensor degrees of a job, the newest."""

@@ -13,13 +13,13 @@ Time = datetime.datetime
 """Always aware, UTC."""
 
 LEAST_STEP_SECONDS = 2.0
-"""By less a wall clock may differ from the time that passes: it is followed at once."""
+"""Difference of a wall clock from the time that passes below which it is followed at once."""
 
 FOLLOWED_AFTER_SECONDS = 600.0
 """So long has a step of the wall clock to last before it counts."""
 
 MOST_SKEW_SECONDS = 5.0
-"""Between two machines' clocks: Leases and notices are compared with minutes."""
+"""Most difference of two machines' clocks: Leases and notices are compared with minutes."""
 
 
 def skew(asked: float, server: float, answered: float) -> float:
@@ -127,7 +127,7 @@ class Clock:
 
 
 OPERATORS = Clock()
-"""Those of this process."""
+"""Clock of this process."""
 
 
 def parse(text: str) -> Time:

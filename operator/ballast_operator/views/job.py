@@ -103,17 +103,17 @@ def pods_of_gangs(views: Iterable["JobView"]) -> set[Key]:
 
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-"""On a TrainingJob: the LocalQueue of Kueue in which it is."""
+"""Label of a TrainingJob: the LocalQueue of Kueue in which it is."""
 
 PLAN_WRITTEN_ANNOTATION = "ballast.dev/written"
-"""On the plan's ConfigMap: when this epoch was written, RFC 3339. Written and read by the operator."""
+"""Annotation of the plan's ConfigMap: time at which this epoch was written, RFC 3339, by the operator."""
 
 
 FAILED_CHANGES = (Cause.SHRINK_TIMEOUT, Cause.GROW_TIMEOUT)
 """Restarts after a change of size that the trainer did not carry out."""
 
 MOST_FAILED_CHANGES = 2
-"""After this many the gang keeps the size that it is launched with."""
+"""Failed changes after which the gang keeps the size that it is launched with."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

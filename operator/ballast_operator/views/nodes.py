@@ -34,7 +34,7 @@ STRATEGY = "nvidia.com/gpu.sharing-strategy"
 
 PRODUCT = "nvidia.com/gpu.product"
 SHARED_SUFFIX = "-SHARED"
-"""Of the product where GPUs are shared under the name of whole ones."""
+"""Suffix of the product where GPUs are shared under the name of whole ones."""
 
 
 def shared_gpus(labels: Mapping[str, str]) -> str:
@@ -53,7 +53,7 @@ def shared_gpus(labels: Mapping[str, str]) -> str:
 
 
 MOST_GPUS = 1024
-"""Of one node. Where more are told of, its device plugin, or whoever wrote its status, is wrong."""
+"""GPUs of one node. Where more are told of, its device plugin, or whoever wrote its status, is wrong."""
 
 logger = logging.getLogger(__name__)
 
@@ -269,7 +269,7 @@ def is_ours(pod: Object) -> bool:
 
 REGION_LABELS = ("topology.kubernetes.io/region", "failure-domain.beta.kubernetes.io/region")
 ZONE_LABELS = ("topology.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/zone")
-"""Of nodes; the second one is that of old clusters."""
+"""Labels of nodes; the second one is that of old clusters."""
 
 
 def region_of(labels: Mapping[str, str]) -> str:
@@ -298,7 +298,7 @@ def foreign_use(pods: Iterable[Object], resource: str) -> Counter[str]:
 
 
 STUCK_SECONDS = 60.0
-"""After the time by which a pod is to have ended, until nobody waits for its GPUs any more."""
+"""Seconds after a pod is to have ended until nobody waits for its GPUs any more."""
 
 
 STUCK_FIX = "see the kubelet of their nodes; once their processes are gone, kubectl delete pod --force"

@@ -143,8 +143,8 @@ def evicted(deletion: str | None, reason: str) -> Leaving:
 
 
 NODE_DELETED = Leaving(by="deletion of its Node object", seconds=40.0)
-"""Of pods that are bound to a node which is not there: they may run on, and Kubernetes deletes them so long
-after (the quarantine of kube-controller-manager's ``podgc``) unless the node comes back."""
+"""Notice of pods that are bound to a node which is not there: they may run on, and Kubernetes deletes them
+so long after (the quarantine of kube-controller-manager's ``podgc``) unless the node comes back."""
 
 
 def deleted(deletion: str | None) -> Leaving | None:

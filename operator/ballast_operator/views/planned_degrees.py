@@ -40,10 +40,10 @@ MOST_SLOWER = 0.05
 """Part by which a step may be longer where a gang has another size without a restart, by its degrees."""
 
 MOST_PLANNED = 500_000
-"""Of a job that is planned, GPU types x sizes x profiles x the square of its layers: a second of CPU."""
+"""GPU types x sizes x profiles x the square of the layers of a job that is planned: a second of CPU."""
 
 MOST_CUT = 200_000_000
-"""Of such a job, what is cut, as :meth:`PlannedGang.listed` counts it: up to four more seconds."""
+"""Work of cutting such a job's plans, as :meth:`PlannedGang.listed` counts it: up to four more seconds."""
 
 MEASURED_CHANGE = 0.15
 """Part by which a layer's seconds differ from those that a plan is made from, of its own or the mean layer's,
@@ -112,7 +112,7 @@ class DegreesQuestion:
         return found
 
     def ratios(self, tensor: int) -> tuple[float, ...]:
-        """Of each layer at a tensor degree, seconds over those stated: as measured last, at best with that.
+        """Seconds of each layer at a tensor degree over those stated: as measured last, at best with that.
 
         They are of the layers, and count for GPU types that were not measured as well.
         """

@@ -33,7 +33,7 @@ from ballast_operator.views.nodes import PodNeed, pod_requests
 from ballast_operator.views.planned_degrees import DegreesQuestion, PlannedLaunch, candidates, planned_degrees
 
 LEAST_STEP_SECONDS = 1e-15
-"""Of a plan; shorter ones are none."""
+"""Least seconds of a plan's step; shorter ones are none."""
 
 BEING_PLANNED = "its degrees are being planned"
 """Reason that a spec cannot be used yet."""

@@ -151,7 +151,7 @@ UNCERTIFIED = "uncertified"
 """Status of an answer that its solver reports as optimal, without a proven bound."""
 
 TOLERANCE = 1e-5
-"""By how much, relative to its largest term, a constraint of the user's may be exceeded."""
+"""Excess of a user's constraint that is accepted, relative to its largest term."""
 
 FREE_RANGE = 1e3
 

@@ -72,10 +72,10 @@ STAGE_WORK = 8192
 """Cost of cutting a stage whatever the layers, as much as of 90."""
 
 LEAST_SECONDS = 1e-9
-"""Of the longest layer of a profile: steps per second stay numbers."""
+"""Least seconds of a profile's longest layer: with less, steps per second would not be finite."""
 
 LEAST_SPEED = 1e-6
-"""Of a GPU type."""
+"""Least relative speed of a GPU type."""
 
 MOST_PLAYED = 2_500
 """Stages x microbatches up to which a schedule is played: all of them take one or two seconds at most."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ballast_policies.allocation.problem import Allocation, Configuration, Job, Problem
 
 IN_COLUMNS, AND = " in ", " and "
-"""Between the name of a configuration and the columns that its GPUs are of, and between these."""
+"""Words between a configuration's name and the columns of its GPUs, and between two columns."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -204,4 +204,4 @@ SPECIFICATIONS: Mapping[str, Callable[[ClusterView], Any]] = {
     "isolated": isolated,
     "proportional": proportional,
 }
-"""By the name of the policy."""
+"""Name of a policy -> its program."""

@@ -1,4 +1,4 @@
-"""From JSON to values: the one door for messages, configurations and inputs of commands.
+"""Reader from JSON to values: the one door for messages, configurations and inputs of commands.
 
 pydantic checks types and bounds, strictly: a truth value is no number, text is no number, a whole number is a
 float where one is expected.  Here stands what it does not have: keys that are given twice, numbers that JSON
@@ -37,20 +37,20 @@ T = TypeVar("T")
 Unknown = Literal["ignore", "refuse"]
 
 Spelling = Callable[[str], str]
-"""From a field's name to its key."""
+"""Function from a field's name to its key."""
 
 _MOST_WHOLE = 2**63 - 1
 _DIGITS = 20
 """Longest decimal of a whole number of 64 bits, its sign included."""
 _MOST_VALUES = 2_000_000
-"""Of a value from YAML, which may refer to one part many times: a few bytes would take minutes."""
+"""Parts of a value from YAML, which may refer to one part many times: a few bytes would take minutes."""
 _DEEPEST = 2 * MESSAGE.depth
 """Levels of a value that is no text; parts of any shape are held to those of a message."""
 
 STRICT = ConfigDict(
     strict=True, extra="forbid", allow_inf_nan=False, frozen=True, validate_by_name=True, defer_build=True
 )
-"""Of all that is read; schemas are built when first used, so that a process starts without them."""
+"""Settings of all models that are read. Schemas are built at first use, so that a process starts without."""
 
 
 def decode(

@@ -78,7 +78,7 @@ class Settings(Model):
     """A part of a configuration, with rules over several of its fields."""
 
     RULES: ClassVar[tuple[Rule, ...]] = ()
-    """Of the class itself; those of the classes above it hold, too."""
+    """Rules of the class itself; those of its base classes hold, too."""
 
     def to_dict(self, *, without_none: bool = True) -> dict[str, Any]:
         """JSON's fields: camelCase, defaults filled in, without what is not set."""
@@ -180,7 +180,7 @@ def _shallow(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 Arguments = Annotated[Mapping[str, Any], AfterValidator(_shallow)]
-"""Of a callable: by name, anything that JSON has."""
+"""Arguments of a callable by name: anything that JSON has."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,7 +101,7 @@ MOST_WORK = 100_000
 """Jobs x configurations x changes x candidates that the rollouts of one decision may cost; beyond it the base
 preference decides."""
 MOST_CELLS_TRIED = 500_000_000
-"""That, times the combinations of GPUs left: about half a second of one core."""
+"""Jobs x configurations x candidates x combinations of GPUs left: about half a second of one core."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +206,7 @@ def hesrpt_weights(left: Sequence[float], weights: Sequence[float], exponent: fl
 
 
 def unit_of_speed(job: ElasticJob, cluster: ElasticCluster) -> float:
-    """Between the fastest configuration and the cluster shared out among its most efficient ones, units/s."""
+    """Units/s, between the fastest configuration's and the cluster's if it runs the most efficient ones."""
     fastest = max(each.throughput for each in job.configurations)
     gpus = cluster.gpus
     by_types: dict[frozenset[str], float] = {}
@@ -248,7 +248,7 @@ def changed(state: JobState, to: Configuration | None) -> JobState:
 
 
 def seconds_left(state: JobState) -> float:
-    """Until the job ends in its configuration; infinite where it waits."""
+    """Seconds until the job ends in its configuration; infinite where it waits."""
     if state.current is None:
         return math.inf
     return state.restart_left + state.remaining / state.current.throughput

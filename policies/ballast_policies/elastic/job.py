@@ -141,7 +141,7 @@ class ElasticCluster:
 MOST_CELLS = 200_000
 """Numbers of GPUs of all types, multiplied, up to which the choice is exact."""
 MOST_CELLS_KEPT = 20_000_000
-"""That, times the jobs: 160 MB."""
+"""Numbers of GPUs of all types, multiplied, times the jobs: 160 MB."""
 PRICE_STEPS = 60
 """Prices that are tried where the choice is not exact."""
 

@@ -178,11 +178,11 @@ def _scaled(value: Any, unit: float, where: str) -> float:
 
 
 NVIDIA_PRODUCT = "nvidia.com/gpu.product"
-"""Of NVIDIA's GPU feature discovery; a MIG slice or a shared GPU has a suffix, and is none of ours."""
+"""Label of NVIDIA's GPU feature discovery; a MIG slice or a shared GPU has a suffix, and is none of ours."""
 
 AMD_PREFIXES = ("amd.com/gpu.", "beta.amd.com/gpu.")
 AMD_PARTITION = "amd.com/compute-memory-partition"
-"""Of AMD's node labeller: e.g. ``spx_nps1``, a whole GPU; ``cpx_nps4`` is divided into several."""
+"""Label of AMD's node labeller: e.g. ``spx_nps1``, a whole GPU; ``cpx_nps4`` is divided into several."""
 
 
 def gpu_of_node(labels: Mapping[str, str]) -> GpuModel | None:

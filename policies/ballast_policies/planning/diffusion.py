@@ -23,7 +23,7 @@ from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
 
 _MOST_STEPS = 1000
-"""They end before, where the largest load is as small as it can be."""
+"""Most steps; diffusion ends before, where the largest load is as small as it can be."""
 
 
 def diffuse(

@@ -194,7 +194,7 @@ def zero_shares(zero_stage: int, replicas: int) -> tuple[int, int, int]:
 
 
 MOST_BYTES = 4e18
-"""Of one layer: sums over all layers, microbatches and replicas stay numbers."""
+"""Most bytes of one layer: sums over all layers, microbatches and replicas stay finite."""
 
 _Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
 _Bytes = Annotated[float, Field(ge=0, le=MOST_BYTES)]
@@ -204,21 +204,21 @@ class ProfiledLayer(Settings):
     """One layer, or ``repeat`` equal ones; seconds and bytes of one microbatch."""
 
     name: str = Field("", max_length=253)
-    """For people."""
+    """Name for people."""
     repeat: int = Field(1, ge=1, le=100_000)
     """Number of such layers that follow each other."""
     forward_seconds: _Seconds
-    """Of its forward."""
+    """Seconds of its forward."""
     backward_seconds: _Seconds
-    """Of its backward."""
+    """Seconds of its backward."""
     optimizer_seconds: _Seconds = 0.0
-    """Of one step; no part of a plan: it does not depend on the partition."""
+    """Seconds of one update; no part of a plan, since it does not depend on the partition."""
     held_bytes: _Bytes = 0.0
     """Parameters, gradients and optimizer state."""
     weight_bytes: _Bytes = 0.0
     """The parameters alone; every further weight version costs them again."""
     expert_bytes: _Bytes = 0.0
-    """Those of experts, of which each replica has a part."""
+    """Bytes of experts' weights, of which each replica has a part."""
     experts: int = Field(0, ge=0, le=1_000_000)
     """Number of these; 0: not known, they divide evenly."""
     routed_bytes: _Bytes = 0.0
@@ -279,7 +279,7 @@ class ProfiledLayer(Settings):
 
 
 _BYTES = ("weight_bytes", "activation_bytes", "output_bytes", "gradient_bytes", "repeated_bytes")
-"""Of a layer, besides what it holds; a report has them for each layer, with ``layer_`` before the name."""
+"""Bytes of a layer besides what it holds; a report has them by layer, with ``layer_`` before the name."""
 _BY_LAYER = (
     "layer_forward_seconds",
     "layer_optimizer_seconds",

@@ -158,7 +158,7 @@ AZURE_PAGE = Limits(most_bytes=2 * 1024 * 1024, depth=8)
 """A thousand entries at most, as Azure documents it."""
 
 _WINDOWS = re.compile(r"\bWin(dows)?\b")
-"""In a product's name: Virtual Machines NCasT4 v3 Series Windows, Virtual Machines NCCadsv5 Srs Win."""
+"""Sign of Windows in a product's name: "Virtual Machines NCasT4 v3 Series Windows", "... Srs Win"."""
 
 
 def filter_of(wanted: AzurePrice) -> str:

@@ -7,7 +7,7 @@ GB = float(2**30)
 """Bytes of a GB as clouds bill data transfer."""
 
 ANY = "*"
-"""In place of a region: all regions that no other entry names."""
+"""Name for all regions that no other entry names."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ class Why(enum.StrEnum):
     TAKEN_BACK = "TakenBack"
     """The allocator wants the GPUs."""
     GPUS_TAKEN = "GpusTaken"
-    """Before a pod was made, the GPUs of the launch turned out not to be free."""
+    """The GPUs of the launch turned out not to be free before a pod was made."""
     NOT_RUNNING_IN_TIME = "NotRunningInTime"
     POD_FAILED = "PodFailed"
     POD_DELETED = "PodDeleted"

@@ -82,13 +82,13 @@ class Failure(enum.StrEnum):
     """Kind of a pod's failure."""
 
     AT_FAULT = "AtFault"
-    """By the user's model, data, configuration or memory."""
+    """The user's model, data, configuration or memory made it fail."""
     PEER_LOST = "PeerLost"
-    """Because another rank was lost."""
+    """Another rank was lost."""
     STOPPED = "Stopped"
-    """As it was told, with its state saved or not."""
+    """It stopped as it was told, with its state saved or not."""
     KILLED = "Killed"
-    """By the cluster, a signal, or somebody."""
+    """The cluster, a signal, or somebody ended it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class Deadline(enum.StrEnum):
     """Wait that has a limit."""
 
     PAUSE = "Pause"
-    """After a failure, before the next launch."""
+    """Pause after a failure, before the next launch."""
     BIND = "Bind"
     """Every pod of a launch or of a growth runs."""
     ACKNOWLEDGEMENT = "Acknowledgement"

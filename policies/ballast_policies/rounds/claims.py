@@ -204,7 +204,7 @@ Split = Mapping[str, int]
 """Group of nodes -> GPUs of a gang in it."""
 
 Parts = Sequence[tuple[int, Split]]
-"""Of a gang, in the order of its ranks: pool index, and its GPUs there."""
+"""Parts of a gang in the order of its ranks: pool index, and its GPUs there."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from ballast_policies.rounds.ledger import Ledger
 from ballast_policies.rounds.values import Node, PoolPart, counted
 
 MOST_POOLS = 6
-"""Of the pools with room, those of which pairs are looked at: the fastest types, and the most GPUs."""
+"""Pools with room of which pairs are looked at: those of the fastest types with the most GPUs."""
 
 REVERSED_GAIN = 0.01
 """Rank 0 is on the faster type, unless the other order wins at least this: cuts differ by a layer."""

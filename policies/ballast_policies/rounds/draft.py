@@ -24,7 +24,7 @@ from ballast_policies.rounds.values import (
 )
 
 TOLD_APART = "#"
-"""In ``Node.taints``, before the number of nodes that more than their taints tells apart."""
+"""Sign in ``Node.taints`` before the number of nodes that more than their taints tells apart."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -205,7 +205,7 @@ def _least_level(changed: Speeds, *, after: bool) -> float:
 
 
 MOST_POOLS_OF_A_TYPE = 2
-"""Of a GPU type, this many pools are considered for each gang."""
+"""Pools of one GPU type that are considered for each gang."""
 
 
 class _PoolChoice:

@@ -12,10 +12,10 @@ from ballast_policies.throughput.estimator import FIRST_GUESS, PairSpeeds
 from ballast_policies.throughput.speeds import SpeedKey
 
 PAUSE_SECONDS = 1.0
-"""Of a change of size, before one was measured."""
+"""Pause of a change of size, before one was measured."""
 
 RESTART_SECONDS = 30.0
-"""From a gang's stop to its first step elsewhere, before its start was seen."""
+"""Seconds from a gang's stop to its first step elsewhere, before a start of it was seen."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -248,7 +248,7 @@ def _assign_by_urgency(
     question: Question,
     pinned: Collection[str] | None = None,
 ) -> tuple[dict[str, Placement], dict[str, str]]:
-    """As :func:`assign_nodes`, the most urgent first: (job -> where it runs, pool -> job it is kept for).
+    """Nodes by :func:`assign_nodes`, the most urgent first: (job -> its place, pool -> job it is kept for).
 
     A gang that finds no domain, or no nodes for its pods, is given those of less urgent gangs, which move. If
     these must not be disturbed, what is free of the nodes that it would get without them is kept for it.
@@ -368,7 +368,7 @@ class _Assignment:
         return bool(wanted)
 
     def pools(self, at: int) -> set[str]:
-        """Those of the gang."""
+        """Pools of the gang."""
         job, pool, _ = self.granted[at]
         if job in self.placements:
             return {*self.placements[job].nodes_by_pool}

@@ -52,7 +52,7 @@ def moves_left(question: Question) -> int:
 
 
 def recent_moves(moves: tuple[float, ...], now: float) -> tuple[float, ...]:
-    """Those ``moves`` (times, seconds) that happened within the hour before ``now``."""
+    """Moves (times, seconds) that happened within the hour before ``now``."""
     return tuple(at for at in moves if now - at < HOUR)
 
 
@@ -127,7 +127,7 @@ def valid_placements(question: Question) -> dict[str, Placement]:
 
 
 HALF_LIFE_ROUNDS = 10.0
-"""After this many rounds of running, half of what a job was promised and received is forgotten, so that the
+"""Rounds of running after which half of what a job was promised and received is forgotten, so that the
 account states what is owed now and a long history does not delay the reaction to new shares. Nothing is
 forgotten while a job waits: otherwise what is owed to a large gang would stop growing, and a stream of small
 jobs, each with a larger share, would stay more urgent indefinitely."""
@@ -302,16 +302,16 @@ def _columns(placement: Placement, columns: Mapping[str, str] | None, speed: flo
 
 
 SETTLING_SECONDS = 5.0
-"""From a change of a gang's size to its next growth, at least."""
+"""Least time from a change of a gang's size to its next growth."""
 
 SETTLING_PAUSES = 20.0
 """The same, in pauses of such a change: growing costs no more than a twentieth of the time."""
 
 FAILED_GROWTH_SECONDS = 60.0
-"""From a growth that was given up to the next try; it doubles with each that fails after it."""
+"""Time from a growth that was given up to the next try; it doubles with each that fails after it."""
 
 LONGEST_PAUSE_SECONDS = 600.0
-"""Before a growth, whatever came before it."""
+"""Longest pause before a growth, whatever came before it."""
 
 
 def resize_cooldown_seconds(pause_seconds: float, failed: int = 0) -> float:

@@ -20,7 +20,7 @@ AS_CHEAP = 0.99
 """A step is no dearer on more GPUs where the speed a GPU is at least this part of what it was."""
 
 AFTER_OTHERS = 1e6
-"""Where cost decides, gangs whose deadline no size of theirs keeps grow after so many others."""
+"""Factor by which gangs whose deadline no size of theirs keeps grow later, where cost decides."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class SizeCandidate:
         return self.gang.speed(self.gpu_type, gpus)
 
     def seconds(self, speed: float) -> float:
-        """Until its end at this speed."""
+        """Seconds until its end at this speed."""
         return self._steps / speed if speed > 0 else math.inf
 
     @property

@@ -15,7 +15,7 @@ from ballast_policies.rounds.question import Question, SpotLimits
 from ballast_policies.rounds.values import Node, Placement
 
 MOST_DECISIONS = 8
-"""After as many, nothing is started in spot pools."""
+"""Decisions after which nothing is started in spot pools."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

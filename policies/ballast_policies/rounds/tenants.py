@@ -135,7 +135,7 @@ class _Ledger:
 
     @property
     def room(self) -> dict[str, int]:
-        """What waits takes its GPUs only when it is placed; its earlier launch is gone by then."""
+        """GPUs left to each tenant, those of waiting jobs included: they are taken when a job is placed."""
         gpus = [limit for limit in self._limits if limit.field is LimitField.GPUS]
         return {limit.tenant: max(0, self._left[limit]) + self._started[limit] for limit in gpus}
 

@@ -18,7 +18,7 @@ from ballast_policies.scheduling.refusals import Obstacle, Verdict, each_job
 from ballast_policies.scheduling.state import ClusterJob, ClusterState
 
 MOST_CONFIGURATIONS = 3
-"""That an elastic job is told of besides its own."""
+"""Configurations that an elastic job is told of besides its own."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

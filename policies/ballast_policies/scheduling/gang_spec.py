@@ -289,7 +289,7 @@ def digest(parts: list[Any]) -> str:
 
 
 def thinned(sizes: Sequence[int], most: int = MOST_SIZES) -> list[int]:
-    """At most ``most`` of the sizes, two or more: the fewest, the most, and others at equal ratios."""
+    """Sizes, at most ``most`` (two or more) of them: the fewest, the most, and others at equal ratios."""
     if len(sizes) <= most:
         return list(sizes)
     ratio = (sizes[-1] / sizes[0]) ** (1 / (most - 1))

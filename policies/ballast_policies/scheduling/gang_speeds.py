@@ -28,7 +28,7 @@ from ballast_policies.throughput.estimator import PRIOR_DEVIATION
 from ballast_policies.throughput.speeds import Estimate, SpeedKey, Speeds
 
 SCRIPT_EXPONENT = 0.9
-"""Of a script nothing is known but what was measured: at other sizes its speed goes with this power."""
+"""Power of its size with which a script's speed grows: nothing is known of it but what was measured."""
 
 SizeSpeeds = Mapping[tuple[str, int], Estimate]
 """(GPU type, GPUs) -> what is known of a gang on as few nodes as possible."""
@@ -182,7 +182,7 @@ def nearest(sizes: Iterable[int], stages: int) -> int:
 
 
 MOST_KEPT = 8
-"""Of a spec that states speeds by nodes, specs as different nodes have it: jobs that are equal share them."""
+"""Specs kept for each spec that states speeds by nodes, as different nodes have it: equal jobs share them."""
 
 NO_NODES = NodeSizes()
 """Nothing is known of the nodes."""
@@ -401,7 +401,7 @@ MOST_ACTIONS = 20_000
 """Positions x microbatches x stages a rank, up to which a schedule without a formula is simulated."""
 
 DIGITS = 2
-"""Of a layer's part of the step: measurements differ in their last digits, and equal shapes are cut once."""
+"""Digits of a layer's part of the step: measurements differ in their last, and equal shapes are cut once."""
 
 
 def relative_speed(shape: PipelineShape, positions: int) -> float:

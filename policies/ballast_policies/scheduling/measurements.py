@@ -44,14 +44,14 @@ PROFILES_KEPT = 200
 """Kinds whose layers are remembered when their jobs are gone; the oldest go first."""
 
 MOST_LAYERS = 4096
-"""Of a longer model nothing is kept."""
+"""Layers up to which a model's measurements are kept."""
 
 DIGITS = 3
-"""Of bytes: measurements differ in their last digits, and what is known already is not computed again."""
+"""Digits of bytes: measurements differ in their last, and what is known already is not computed again."""
 
 
 FRESH_STEPS = 50
-"""Of a model that changes while it trains: steps up to which its seconds tell those of a new job."""
+"""Steps up to which the seconds of a model that changes while it trains tell those of a new job."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

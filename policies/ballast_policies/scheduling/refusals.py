@@ -16,7 +16,7 @@ class Obstacle(enum.StrEnum):
     TENANT_LIMIT = "NamespaceLimit"
     """Its tenant's other jobs have the GPUs that their limit leaves, or have to give them back first."""
     TEAM_LIMIT = "TeamLimit"
-    """As that, of its team."""
+    """Its team's other jobs have the GPUs that their limit leaves, or have to give them back first."""
     DRY_RUN = "DryRun"
     """Nothing that is decided is carried out."""
     EXCEEDS_CAPACITY = "ExceedsCapacity"

@@ -181,7 +181,7 @@ class Answer:
 
 
 Decide = Callable[[Mapping[str, Active], float], Answer]
-"""From the jobs that are there, by name in order of arrival, and the time to a decision."""
+"""Function from the jobs that are there, by name in order of arrival, and the time to a decision."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -156,7 +156,7 @@ UNSEEN_DEVIATION = 0.4
 """Added on a GPU type on which nothing was profiled: it is compared with the others by the catalogue."""
 
 ENOUGH_PROFILES = 10
-"""With fewer profiled types of a gang's size, those of other sizes count too: GPUs compare much alike."""
+"""Profiled types of a gang's size below which those of other sizes count too: GPUs compare much alike."""
 
 MOST_PROFILES = 200
 """Rows of a matrix that is completed, at most: more make it slower and hardly better."""
@@ -167,7 +167,7 @@ PLAUSIBLE_RATIO = 1e3
 nothing of others. A least-squares fit has no bound of its own on what one row does to the rest."""
 
 ROWS_TO_FIT_BY = 30
-"""From this many rows on, a job that is none of them is fitted to the columns as they are: no other fit."""
+"""Rows from which on a job that is none of them is fitted to the columns as they are: no other fit."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,7 +379,7 @@ FIRST_GUESS = 0.6
 one-GPU jobs in the measurements that Gavel's simulations use is 0.54 on K80, 0.60 on P100, 0.66 on V100."""
 
 LEAST, MOST = 0.05, 1.0
-"""Of an estimate: sharing makes no job faster, and none stands still."""
+"""Bounds of an estimate: sharing makes no job faster, and none stands still."""
 
 MOST_KINDS = 100
 """Kinds of a matrix that is completed, the newest."""

@@ -35,9 +35,9 @@ logger = logging.getLogger(__name__)
 CHECK_SECONDS = 15.0
 """The object is read this often beside a watch: a watch can be silent, and its connection seem open."""
 WATCH_SECONDS = 300
-"""After this the server ends a watch, which is then opened again: connections spread over its replicas."""
+"""Seconds after which the server ends a watch; it is opened again: connections spread over its replicas."""
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 60.0
-"""Between two watches, of which the first told nothing: it is refused, or the server ends it at once."""
+"""Pauses between watches of which the first told nothing: it is refused, or the server ends it at once."""
 
 
 class WatchedObject:
@@ -56,7 +56,7 @@ class WatchedObject:
         self._lock = threading.Lock()
         self._item: Mapping[str, Any] | None = None
         self._number = 0
-        """Of the newest watch: what older ones tell is not heard."""
+        """Number of the newest watch: what older ones tell is not heard."""
         self._live = False
         self._end: Callable[[], None] | None = None
         self._check_at = self._watch_at = float("-inf")

@@ -166,7 +166,7 @@ class _PlainNames:
 
     @classmethod
     def of(cls, module: nn.Module) -> "_PlainNames":
-        """Before any change."""
+        """Names before any change."""
         return cls(module.state_dict(keep_vars=True))
 
     def now(self, module: nn.Module) -> tuple[dict[str, str], set[str]]:

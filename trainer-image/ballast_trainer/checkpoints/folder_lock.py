@@ -31,8 +31,8 @@ TOUCH_SECONDS = 5.0
 STALE_SECONDS = 30.0
 _POLL_SECONDS = 0.5
 _SETTLE_SECONDS, _SETTLE_SECONDS_HERE = 1.0, 0.1
-"""After a take-over: two that saw the same stale lock see by then which of them has it. The second is for
-an owner known to be gone, where there was no waiting."""
+"""Pauses after a take-over: two that saw the same stale lock see by then which of them has it. The second is
+for an owner known to be gone, where there was no waiting."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

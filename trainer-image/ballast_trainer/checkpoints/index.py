@@ -78,7 +78,7 @@ class IndexReader(FileSystemReader):
 
 
 _PLACES = {"PUT", "BINPUT", "LONG_BINPUT"}
-"""They say where a value is kept. The unpickler makes room up to there: gigabytes, for five bytes."""
+"""Operations that say where a value is kept: the unpickler makes room up to there, gigabytes for 5 bytes."""
 
 
 def _refuse_far_places(content: bytes) -> None:

@@ -92,7 +92,7 @@ class _KeptStore:
 
 @contextlib.contextmanager
 def _served(address: str, port: int) -> Iterator[None]:
-    """Within it, or until this process is gone, a process of its own serves the ranks' store."""
+    """Context in which, or until this process is gone, a process of its own serves the ranks' store."""
     # Neither this process nor the server hears of one before it can; `RankSupervisor` unblocks them.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     server = multiprocessing.get_context("fork").Process(target=_serve, args=(address, port), daemon=True)

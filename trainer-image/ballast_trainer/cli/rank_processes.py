@@ -173,7 +173,7 @@ class RankSupervisor:
         return ended
 
     def running(self) -> list[RankProcess]:
-        """Those that have not ended."""
+        """Processes that have not ended."""
         return [member for member in self.members if member.code is None]
 
     def _stop(self, number: int, frame: types.FrameType | None) -> None:

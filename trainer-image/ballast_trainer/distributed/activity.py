@@ -64,7 +64,7 @@ class Activity:
 
 
 ACTIVITY = Activity()
-"""Of this process."""
+"""Activity of this process."""
 
 
 @functools.cache

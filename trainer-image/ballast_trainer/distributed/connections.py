@@ -19,7 +19,7 @@ _OPEN_FILES = Path("/proc/self/fd")
 
 
 class Connections:
-    """Those of the groups that this process is in, or enters."""
+    """Connections of the groups that this process is in, or enters."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -55,7 +55,7 @@ class Connections:
             self._before = None
 
     def leave_behind(self, thread: int) -> None:
-        """This thread is to do nothing more, should it come back from torch."""
+        """Mark a thread that is to do nothing more, should it come back from torch."""
         self._left_behind.add(thread)
 
     def stay_if_left_behind(self) -> None:

@@ -37,7 +37,7 @@ BEAT_SECONDS = 1.0
 """Seconds between a rank's counts."""
 
 _TELLS_AFTER = 0.25
-"""Of the time that others wait: a rank that is busy for longer says so."""
+"""Part of the time that others wait: a rank that is busy for longer says so."""
 
 _STACKS = "heartbeat-stacks"
 _STANDARD_ERROR = 2
@@ -74,7 +74,7 @@ class HangLimits:
 
     @property
     def longest(self) -> Limit:
-        """That of waits inside torch, which do not know for what they wait."""
+        """Limit of waits inside torch, which do not know for what they wait."""
         return max(self.busy_seconds, key=self.busy_seconds.__getitem__)
 
     def known(self, limit: Limit) -> Limit:

@@ -25,7 +25,7 @@ STOP_SECONDS_ENV = "BALLAST_STOP_SECONDS"
 """Seconds from SIGTERM to SIGKILL; the operator sets it from the pod's grace period."""
 
 LEAVE_SECONDS = 2.0
-"""Of these, seconds reserved for the exit: the termination message, and delays of the kubelet."""
+"""Seconds of these that are reserved for the exit: the termination message, and delays of the kubelet."""
 
 
 class StopSignal:

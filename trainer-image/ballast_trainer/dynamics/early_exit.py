@@ -194,7 +194,7 @@ class UnmarkedEnd(nn.Module):
 
 
 class EarlyExit(BlockChange):
-    """Up to ``target`` of the positions leave before the last layer."""
+    """Early exit of up to ``target`` of the positions, before the last layer."""
 
     measures: str | None = "exits"
     every_layer_between = True

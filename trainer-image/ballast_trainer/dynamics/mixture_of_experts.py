@@ -98,7 +98,7 @@ class Experts(ChangingModule):
 
     @property
     def routed_bytes(self) -> int:
-        """Of the inputs of all experts, in the newest forward; waits for the device."""
+        """Bytes of the inputs of all experts in the newest forward; waits for the device."""
         loads = self.loads
         return sum(min(load, self._capacity(sum(loads))) for load in loads) * self._row_bytes
 
@@ -213,7 +213,7 @@ class MixtureOfExperts(BlockChange):
         self.first_layer = self._settings.first_layer
 
     def lacks(self, index: int, module: nn.Module) -> str:
-        """As of every change; experts that a model came with stay as they are, but for who computes them."""
+        """Lack, as of every change; experts that a model came with stay as they are, but for their ranks."""
         own = experts_of(module)
         if not own:
             among = any(getattr(part, "among_experts", False) for part in module.modules())
@@ -255,7 +255,7 @@ class MixtureOfExperts(BlockChange):
                 experts.follow_counts()
 
     def measured(self, layers: LayerSet) -> dict[str, dict[int, Any]]:
-        """In each layer's newest microbatch: fullest expert over the mean, all loads, fraction dropped.
+        """Fullest expert over the mean, all loads, fraction dropped, in each layer's newest microbatch.
 
         Of experts that ranks share, also the tokens that each rank computed, and each expert's rank.
         """

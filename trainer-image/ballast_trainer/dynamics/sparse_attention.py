@@ -254,7 +254,7 @@ class ChosenAttention(ChangingModule):
         self.kept = 1.0
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the module that it wraps.
+        """Output, as of the module that it wraps.
 
         Raises:
             TrainerError: the module does not call ``scaled_dot_product_attention`` as it must.
@@ -283,7 +283,7 @@ class ChosenAttention(ChangingModule):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        """In ``scaled_dot_product_attention``'s place. Raises TrainerError: not causal self-attention."""
+        """``scaled_dot_product_attention``'s substitute. Raises TrainerError: not causal self-attention."""
         if attn_mask is not None or not is_causal or q.shape[-2] != k.shape[-2]:
             if q.shape[-2] == 1 and attn_mask is None:
                 # One position: there is nothing to choose from.

@@ -99,7 +99,7 @@ class StepBuffers:
     """Buffers of layers whose replicas train different microbatches, from a step's begin to its end."""
 
     def __init__(self, modules: Iterable[nn.Module], microbatches: Sequence[range]) -> None:
-        """As a step begins; ``microbatches``: those of each replica, as one process numbers them."""
+        """Buffers as a step begins; ``microbatches``: those of each replica, as one process numbers them."""
         self._started, self._microbatches = copies_of(modules), microbatches
         self._momenta = {
             module: module.momentum

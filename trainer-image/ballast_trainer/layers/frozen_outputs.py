@@ -18,7 +18,7 @@ from ballast_trainer.trees import Tree, chunks, tensors_of
 logger = logging.getLogger(__name__)
 
 _ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-10}
-"""By how much a sample's outputs may differ, over the largest, as it is computed with others or alone."""
+"""Difference over the largest that a sample's outputs may have if it is computed with others or alone."""
 _ROUNDING_BELOW = 5e-2
 """The same where layers compute in 16 bits."""
 

@@ -55,7 +55,7 @@ saved."""
 
 
 OWN_OPTIMIZERS = ("adamw", "sgd")
-"""Of ``training.optimizer``: those that are no function of the user's."""
+"""Optimizers of ``training.optimizer`` that are no function of the user's."""
 _FUSED_ON = ("cpu", "cuda")
 _OF_DEVICES = re.compile(r"cpu|gpu|cuda|rocm|triton|nvidia|device", re.IGNORECASE)
 """Words of errors of optimizers that step on a GPU alone."""

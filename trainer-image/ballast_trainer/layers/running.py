@@ -36,4 +36,4 @@ class Running:
 
 
 CURRENT_FORWARD = Running()
-"""Of this process, whose ranks compute one forward at a time."""
+"""Forward of this process, whose ranks compute one at a time."""

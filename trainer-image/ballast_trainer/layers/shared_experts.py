@@ -29,11 +29,11 @@ from ballast_trainer.layers.running import CURRENT_FORWARD
 LEAST_GAIN = 0.05
 """Relative fall of the fullest rank's tokens below which experts stay where they are."""
 MOST_STEPS = 128
-"""Between two times that experts may change ranks."""
+"""Steps between two times that experts may change ranks."""
 PLACEMENT = "expert_placement"
 """Buffer by which the ranks of all experts travel with the layer."""
 _ATTRIBUTE = "shared_experts"
-"""Of the part of a layer that has them."""
+"""Attribute of the part of a layer that has them."""
 _ROW = re.compile(r"(?P<name>[^#]+)#(?P<expert>\d+)")
 """A tensor of one expert, where a layer has one tensor for all of a rank's."""
 
@@ -220,7 +220,7 @@ class SharedExperts:
 
 
 def shared_experts(module: nn.Module) -> dict[str, SharedExperts]:
-    """Those of a layer, by the path of the part that has them."""
+    """Shared experts of a layer, by the path of the part that has them."""
     parts = ((path, part.__dict__.get(_ATTRIBUTE)) for path, part in module.named_modules())
     return {path: shared for path, shared in parts if shared is not None}
 

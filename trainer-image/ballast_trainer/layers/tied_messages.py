@@ -22,7 +22,7 @@ from ballast_trainer.layers.layer import Layer, LayerSet
 from ballast_trainer.models.ties import Tie
 
 Holders = Sequence[Sequence[int]]
-"""By layer, the pipeline positions that hold it."""
+"""Pipeline positions that hold each layer."""
 
 _FIRST_TAG = 1 << 20
 _FLAG, _GRADIENT, _WEIGHT, _KINDS = 0, 1, 2, 3

@@ -52,7 +52,7 @@ class _Message:
         self._parts = parts
 
     def wait(self) -> None:
-        """Until it is complete; what is sent lives so long, and stays as it is."""
+        """Wait until it is complete; what is sent lives so long, and stays as it is."""
         for _, work in self._parts:
             if work is not None:
                 work.wait()

@@ -309,7 +309,7 @@ class Progress:
             self.tell()
 
     def steps_per_second(self) -> float | None:
-        """Over the last steps, pauses included."""
+        """Speed over the last steps, pauses included."""
         if len(self._done) < 2:
             return None
         (first_at, first), (last_at, last) = self._done[0], self._done[-1]

@@ -59,14 +59,14 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class _Result(NamedTuple):
-    """In a call: which tensor it is of those that a layer returned beside hidden states."""
+    """Mark in a call: which tensor it is of those that a layer returned beside hidden states."""
 
     layer: int
     place: int
 
 
 _MEMORY = object()
-"""In a call: what the encoder returned."""
+"""Mark in a call: what the encoder returned."""
 
 
 class NoChainError(Exception):
@@ -364,7 +364,7 @@ class LayerCalls:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def of_packed(self, index: int, value: Packed) -> tuple[Call, torch.Tensor]:
-        """As :meth:`of` for packed samples; and the positions, by which the next layer finds this again."""
+        """Call by :meth:`of` for packed samples, and the positions by which the next layer finds it again."""
         positions, key, calls = self._packed
         hidden = value.hidden
         if value.positions is not positions or key != _form_of(hidden):
@@ -404,7 +404,7 @@ class LayerCalls:
 
 
 def _marks(index: int, output: tuple[Any, ...], hands_on: bool) -> tuple[Any, ...]:
-    """In the place of what layer ``index`` returned beside hidden states."""
+    """Marks in the place of what layer ``index`` returned beside hidden states."""
     if not hands_on:
         return (None,) * (len(output) - 1)
     places = itertools.count()

@@ -38,7 +38,7 @@ from ballast_trainer.seeding import host_seeded
 SMALLEST_BYTES = 64 << 10
 """Parameters below stay as they are."""
 _KEPT_BYTES = 16 << 20
-"""Of values that operations have read last."""
+"""Bytes of values that operations have read last."""
 _OVERWRITING = frozenset(
     f"aten::{name}_" for name in ("normal", "uniform", "zero", "fill", "copy", "random", "exponential")
 )
@@ -155,7 +155,7 @@ def build_to_follow(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def deferred_weights() -> "DeferredWeights | None":
-    """Those of the model that is being built; None: its weights are not deferred."""
+    """Weights of the model that is being built; None: they are not deferred."""
     return _BUILDING.get()
 
 

@@ -33,7 +33,7 @@ MODELS: dict[str, Callable[..., Model]] = {
 
 
 _TOLD_BYTES = 64 << 20
-"""Of weights that are told to be in every rank's memory."""
+"""Bytes of weights from which on it is told that they are in every rank's memory."""
 
 _ARGUMENTS = "To fix: the arguments that it takes, with values that it can use"
 

@@ -29,7 +29,7 @@ class _Bucket:
         parameters: Mapping[str, nn.Parameter],
         experts: Sequence[nn.Parameter] = (),
     ) -> None:
-        """Those of ``parameters``; ``experts``: which this replica has alone."""
+        """Gradients of ``parameters``; ``experts``: which this replica has alone."""
         self._axis, self._layer, self._parameters = axis, layer, parameters
         self._experts = experts
         self._sum: torch.Tensor | None = None
@@ -86,7 +86,7 @@ class _Bucket:
             )
 
     def counts(self) -> torch.Tensor:
-        """By parameter, how many replicas have a gradient, and of experts; waits for the sums."""
+        """Replicas that have a gradient, by parameter, and of experts; waits for the sums."""
         return self.settle()[: len(self._parameters) + bool(self._experts)].float()
 
     def give(self, counts: Sequence[float]) -> None:

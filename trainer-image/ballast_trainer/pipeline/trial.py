@@ -31,7 +31,7 @@ from ballast_trainer.seeding import host_seeded
 from ballast_trainer.trees import Tree, tensors_of
 
 Shapes = tuple[tuple[int, ...], ...]
-"""Of the tensors of a batch's inputs."""
+"""Shapes of the tensors of a batch's inputs."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class PartitionCache:
         self._stateful: dict[int, set[str]] = {}
         self._cuts: set[int] = set()
         self.shape: Shapes | None = None
-        """Of the inputs that the trials have run; None: there is but one."""
+        """Shape of the inputs that the trials have run; None: there is but one."""
 
     def of_inputs(self, shape: Shapes | None) -> None:
         """Trials from now on run inputs of this shape: what those of another have shown does not count."""
@@ -79,7 +79,7 @@ class PartitionCache:
                 self._stateful.setdefault(layer, set()).update(names)
 
     def boundaries(self, stages: Sequence[Stage]) -> tuple[Boundary, ...] | None:
-        """Between the stages; None where a layer's output is not known."""
+        """Boundaries between the stages; None where a layer's output is not known."""
         ends = [stage.end_layer - 1 for stage in stages[:-1]]
         known = [self._outputs.get(end) for end in ends]
         return None if None in known else tuple(one for one in known if one is not None)

@@ -11,14 +11,14 @@ from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 KEPT_STEPS = 8
 """Steps whose median is a layer's cost."""
 MEASURED_EVERY = 8
-"""After the first KEPT_STEPS steps, one in this many is measured."""
+"""Steps of which one is measured, after the first KEPT_STEPS."""
 
 DRIFT = 0.25
 """Change of a layer's seconds that, seen in two measured steps in a row, makes older ones obsolete."""
 SLOW_DRIFT = 0.08
 """Mean relative difference between the halves of the steps kept from which more steps are measured."""
 _ABOVE_NOISE = 1.6
-"""That difference over the mean deviation within the halves, above which it is no noise."""
+"""Difference over the mean deviation within the halves, above which it is no noise."""
 _OUTLIER = 4.0
 """Change of a layer's seconds over its median deviation in the steps kept, above which it is no noise."""
 _FEWEST = 4

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 VALIDATION_LOSS = "validation_loss"
-"""Of the event of an evaluation, and a scalar of its step."""
+"""Key of an evaluation's event, and of a scalar of its step."""
 
 
 class Writer(Protocol):

@@ -131,7 +131,7 @@ def _gradients(units: Units) -> Units:
 def begin_migration(
     layers: Sequence[Sequence[ParallelPair]], fractions: Sequence[float], axis: Axis, *, microbatches: int
 ) -> None:
-    """Before a step: hand units over for its duration; collective over the axis, one broadcast a late rank.
+    """Hand units over for the step that begins; collective over the axis, one broadcast for each late rank.
 
     Args:
         layers: the pairs of each layer held, the same on all ranks of the axis.
@@ -200,7 +200,7 @@ def _broadcast_units(
 
 
 def finish_migration(layers: Sequence[Sequence[ParallelPair]]) -> None:
-    """After a step's backward: add the gradients that helpers computed."""
+    """Add the gradients that helpers computed, after a step's backward."""
     for pair in (pair for pairs in layers for pair in pairs):
         piggyback = pair.given.piggyback
         if isinstance(piggyback, GradientReturn) and piggyback.returned is not None:

@@ -45,14 +45,14 @@ class SharedInput:
         self._learns = False
 
     def carry(self, piggyback: Piggyback | None) -> None:
-        """Before a step: what travels in it."""
+        """Set what travels in the next step."""
         self.piggyback, self._left = piggyback, 0
         self._value: torch.Tensor | None = None
         self._copy: torch.Tensor | None = None
 
     @eager
     def __call__(self, value: torch.Tensor) -> torch.Tensor:
-        """Before the product of one of them."""
+        """Value before the product of one of them."""
         learns, rides = torch.is_grad_enabled(), None
         # Of a forward that not all of them have read, a copy without gradients may be left.
         if self._left == 0 or self._learns is not learns:
@@ -135,10 +135,10 @@ class CutNorm(_Member):
 
 
 class SlicedLinear(_Member):
-    """Of an ``nn.Linear``, or of a map with a transposed weight, [in, out], as ``Conv1D`` of transformers.
+    """Part of an ``nn.Linear``, or of a map with a transposed weight, [in, out], as transformers' ``Conv1D``.
 
     Attributes:
-        transposed: whether it has.
+        transposed: whether its weight is.
     """
 
     bias: nn.Parameter | None

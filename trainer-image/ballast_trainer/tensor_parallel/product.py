@@ -52,7 +52,7 @@ class GemmTimer:
 
     @property
     def seconds(self) -> float:
-        """Of this step, multiplied by the emulated slow-down; on a GPU waits for the newest product."""
+        """Seconds of this step times the emulated slow-down; on a GPU waits for the newest product."""
         for began, ended in self._unread:
             ended.synchronize()
             self._seconds += began.elapsed_time(ended) / 1000

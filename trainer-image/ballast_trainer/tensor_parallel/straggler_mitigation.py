@@ -245,7 +245,7 @@ class StragglerMitigation:
     def begin_step(
         self, step: int, layers: Iterable[Layer], axis: Axis, *, microbatches: int, exchange: bool
     ) -> None:
-        """Before a step; collective over the tensor axis.
+        """Begin a step; collective over the tensor axis.
 
         Args:
             step: 0-based.
@@ -357,7 +357,7 @@ class StragglerMitigation:
                     )
 
     def finish_step(self, busy_seconds: float) -> None:
-        """After a step's backward: add the gradients that others computed, and record the step's seconds.
+        """Add the gradients that others computed, after a step's backward, and record the step's seconds.
 
         Args:
             busy_seconds: T of this rank, without waiting for others.

@@ -45,7 +45,7 @@ _EXPERT_WEIGHTS = {
     "packed_rowwise": Slicing(dim=2, blocks=2),
     "colwise": Slicing(dim=1),
 }
-"""Of all experts of a layer: [E, 2 x inner, D] (gates, then the others) and [E, D, inner], or transposed."""
+"""Experts' weights of a layer: [E, 2 x inner, D] (gates, then the others), [E, D, inner], or transposed."""
 _FIRST = Slicing(dim=0)
 
 _MLPS = (
@@ -64,12 +64,12 @@ _MLPS = (
 """Maps of an MLP that a family's plan says nothing of, or would gather between; the row-cut one is last."""
 
 _OF_GATES = ("gate_up_proj", "Wi")
-"""Those that have gates and the rest in one matrix."""
+"""Names of maps that have gates and the rest in one matrix."""
 
 _USUAL = ("q_proj", "k_proj", "v_proj", "o_proj")
 _CUT = ("colwise", "colwise", "colwise", "rowwise")
 _ATTEND_AS_USUAL = ("granitemoe", "jamba", "phimoe", "gpt_oss", "bitnet", "nemotron_h")
-"""By ``model_type``, families whose plan says nothing of their attention, which heads divide."""
+"""Families by ``model_type`` whose plan says nothing of their attention, which heads divide."""
 
 _MIXER = {
     "in_proj": _PACKED,
@@ -83,7 +83,7 @@ _MIXER = {
     "D": _FEATURES,
     "out_proj": "rowwise",
 }
-"""Of Mamba (Gu & Dao 2023, section 3.4): channels are independent but for what ``x_proj`` makes of all."""
+"""Mamba's parts (Gu & Dao 2023, section 3.4): channels are independent but for ``x_proj``'s outputs."""
 
 _OF_FAMILIES: dict[str, dict[str, str]] = {
     "mamba": {f"mixer.{name}": way for name, way in _MIXER.items()},
@@ -102,7 +102,7 @@ _OF_FAMILIES: dict[str, dict[str, str]] = {
         "mlp.experts.down_proj_bias": _ONCE,
     },
 }
-"""By ``model_type``, how parts are cut that families have no plan for."""
+"""Cuts of parts that families, by ``model_type``, have no plan for."""
 
 _HEADS = ("num_attention_heads", "num_key_value_heads")
 

@@ -1,4 +1,4 @@
-"""From a container's spec to the command that runs: environment, expansion, paths, working directory."""
+"""Command that a container's spec runs: environment, expansion, paths, working directory."""
 
 import dataclasses
 import re

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from ballast_localcluster.nodes.api import Manifest
 
 _REPLACE = {"$patch": "replace"}
-"""In a list of a strategic merge patch: the list as given, not merged with what an agent before wrote."""
+"""Directive in a list of a strategic merge patch: the list as given, not merged with an earlier agent's."""
 
 State = Mapping[str, Manifest]
 """``waiting``, ``running`` or ``terminated`` -> its fields, as a pod's status has them."""

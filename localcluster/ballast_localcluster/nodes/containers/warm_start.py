@@ -21,7 +21,7 @@ from ballast_localcluster.waiting import patience
 log = logging.getLogger(__name__)
 
 WARM_START_VARIABLE = "BALLAST_WARM_START"
-"""In a trainer pod's environment: the server's socket, see the trainer. A pod that sets it itself, to
+"""Variable of a trainer pod: the server's socket, see the trainer. A pod that sets it itself, to
 nothing, starts as usual."""
 
 _PROGRAM = ("ballast-train", "pod")
@@ -43,7 +43,7 @@ class WarmStart:
 
     @property
     def process_id(self) -> int | None:
-        """Of the server; None before the first."""
+        """Process ID of the server; None before the first."""
         return None if self._process is None else self._process.pid
 
     async def variables(self, argv: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:

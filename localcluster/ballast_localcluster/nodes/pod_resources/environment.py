@@ -11,7 +11,7 @@ from ballast_localcluster.nodes.pod_resources.references import ConfigurationErr
 from ballast_localcluster.supervision.processes import MARK_VARIABLE, PART_VARIABLE
 
 POD_MARK_VARIABLE = "BALLAST_POD_UID"
-"""In the environment of every process of a pod: the pod's UID. It shows which are left when the pod ends."""
+"""Variable of every process of a pod: the pod's UID. It shows which are left when the pod ends."""
 
 _INHERITED = (MARK_VARIABLE, PART_VARIABLE, "PYTHONPATH", "LD_LIBRARY_PATH")
 """The cluster's marks, and what this Python may need to start at all."""

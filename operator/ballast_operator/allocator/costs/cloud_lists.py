@@ -227,7 +227,7 @@ KEY = "GOOGLE_API_KEY"
 SCOPE = "https://www.googleapis.com/auth/cloud-billing.readonly"
 
 MOST_PAGES = 200
-"""Of a thousand SKUs; Compute Engine has some tens of thousands."""
+"""Pages of a thousand SKUs; Compute Engine has some tens of thousands."""
 
 
 class GcpCatalog:

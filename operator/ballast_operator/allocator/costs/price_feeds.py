@@ -252,7 +252,7 @@ SOURCES: Mapping[type, Callable[[], PriceSource]] = {
     AzurePrice: AzureRetailPrices,
     GcpPrice: GcpCatalog,
 }
-"""What is wanted of a cloud -> its price list, which is made when it is asked first."""
+"""Kind of price -> its cloud's price list, which is made when it is asked first."""
 
 
 class CloudPrices:

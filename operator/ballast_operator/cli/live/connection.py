@@ -45,7 +45,7 @@ kubeconfig_option = click.option(
 
 @contextlib.contextmanager
 def cluster_errors() -> Iterator[None]:
-    """Within it, errors of the cluster or of the connection's settings become ClickExceptions."""
+    """Context in which errors of the cluster or of the connection's settings become ClickExceptions."""
     from ballast.client import BallastError
     from ballast.client.connection import LATE_FIX
     from kubernetes.aio.config import ConfigException
@@ -96,7 +96,7 @@ def asked(
 
 @contextlib.asynccontextmanager
 async def followed(cluster: "Cluster", caches: "Caches", namespace: str = "") -> AsyncIterator[None]:
-    """Within it, watches keep ``caches``; ``namespace``: of jobs; empty: all. Raises OperatorError."""
+    """Context in which watches keep ``caches``; ``namespace``: of jobs; empty: all. Raises OperatorError."""
     from ballast_operator.kube.kinds import JOB, POLICY
     from ballast_operator.kube.reflector import Reflector, where
 

@@ -115,7 +115,7 @@ async def _kubernetes(client: "AsyncClient") -> list[Finding]:
 
 
 async def _clock(client: "AsyncClient") -> list[Finding]:
-    """This machine's, and those of nodes that are ahead: a node writes the time into its Lease."""
+    """Clocks of this machine, and of nodes that are ahead: a node writes the time into its Lease."""
     from ballast.client import Forbidden
 
     from ballast_operator.views.clock import MOST_SKEW_SECONDS, http_date, skew

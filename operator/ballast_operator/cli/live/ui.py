@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ballast_operator.page.server import Page
 
 RESULT = Limits(most_bytes=256 * 2**20)
-"""Of a simulation's result."""
+"""Limits of a simulation's result."""
 
 
 @click.command()

@@ -27,10 +27,10 @@ Model = TypeVar("Model", bound=pydantic.BaseModel)
 Count = Annotated[int, pydantic.Field(ge=1)]
 
 MOST_GPUS = 4096
-"""That the planners weigh in two minutes; each link between two is a number in memory."""
+"""GPUs that the planners weigh in two minutes; each link between two is a number in memory."""
 
 MOST_LAYERS = 2000
-"""Of a model; ``best`` and ``amp`` hold a number for each two of them."""
+"""Layers of a model; ``best`` and ``amp`` hold a number for each two of them."""
 
 
 class _Input(pydantic.BaseModel):
@@ -138,7 +138,7 @@ class ClusterInput(_Input):
         return {gpu.type: gpu.known_memory or 0.0 for gpu in self.gpus if gpu.from_catalogue}
 
     def pipeline_bandwidth(self, gpus: int) -> float | None:
-        """Between neighbouring ranks: the slow links, where not all are in one server."""
+        """Bandwidth between neighbouring ranks: that of slow links, where not all are in one server."""
         if self.bandwidth is None:
             return None
         one_server = self.gpus_per_server is None or gpus <= self.gpus_per_server

@@ -20,7 +20,7 @@ _WARM = 2
 """Steps before those that count: buffers, connections and caches are made in them."""
 
 _MOST_SECONDS = 900.0
-"""Of one trial; a plan that takes longer has failed."""
+"""Seconds of one trial; a plan that takes longer has failed."""
 
 _NOT_TRIED = ("checkpoint", "evaluation", "rebalance")
 """Fields of a configuration without which a trial runs: it writes nothing, and keeps its layers."""

@@ -239,7 +239,7 @@ def _cluster(options: Mapping[str, Any]) -> "SimulatedCluster":
 
 
 def _check_plot(path: Path) -> None:
-    """Before a long run: a file that cannot be drawn is a usage error."""
+    """Check before a long run: a file that cannot be drawn is a usage error."""
     from ballast_policies.simulator.plot import FORMATS
 
     if path.suffix not in FORMATS:

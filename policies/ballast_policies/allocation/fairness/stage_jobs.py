@@ -63,7 +63,7 @@ class StageColumns:
         return used
 
     def restricted(self, jobs: np.ndarray, types: np.ndarray) -> "StageColumns":
-        """Those of ``jobs`` (rows) that take GPUs of ``types`` (indices) only, and of gangs no others."""
+        """Columns of ``jobs`` (rows) that take GPUs of ``types`` (indices) only, and of gangs no others."""
         if self.use is None:
             rates = np.asfortranarray(self.rates[np.ix_(jobs, types)])
             return StageColumns(rates=rates, gpus=self.gpus[jobs])
@@ -73,7 +73,7 @@ class StageColumns:
         return StageColumns(rates=rates, gpus=self.gpus[jobs], use=self.use[types][:, :, jobs])
 
     def standing_for(self, jobs: np.ndarray, weight: np.ndarray) -> "StageColumns":
-        """Those of ``jobs`` (rows), each with the GPUs of ``weight`` such jobs."""
+        """Columns of ``jobs`` (rows), each with the GPUs of ``weight`` such jobs."""
         use = None if self.use is None else self.use[:, :, jobs] * weight
         return StageColumns(rates=taken(self.rates, jobs), gpus=self.gpus[jobs] * weight, use=use)
 

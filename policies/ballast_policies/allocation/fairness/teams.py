@@ -21,7 +21,7 @@ import numpy as np
 from ballast_policies.allocation.instance import Instance
 
 LATER = 1e-3
-"""Of what comes first in a team with first come first served, what comes next has this part."""
+"""Part that each next job of a team has of the one before it, with first come first served."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

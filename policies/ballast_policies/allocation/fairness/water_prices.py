@@ -314,7 +314,7 @@ def largest_gap(instance: Instance, x: np.ndarray, bound: np.ndarray) -> float:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _State:
-    """Between two stages.
+    """State between two stages.
 
     Attributes:
         levels, bound: (n,) so far.

@@ -93,7 +93,7 @@ class _Kinds:
 
     @property
     def columns(self) -> Columns:
-        """Those of the chosen jobs."""
+        """Columns of the chosen jobs."""
         of_chosen = np.zeros(len(self.of), dtype=bool)
         of_chosen[self.chosen] = True
         columns = self.instance.columns

@@ -192,7 +192,7 @@ METHODS: tuple[Method, ...] = (
     PLACE_PRICES,
     MATCHINGS,
 )
-"""In the order in which they are asked."""
+"""All methods, in the order in which they are asked."""
 
 
 def choose(task: Task, size: Size) -> Method:

@@ -15,7 +15,7 @@ MOST_ENTRIES = 100_000_000
 PRIMAL = 4
 """HiGHS's number for the primal simplex method."""
 TOLERANCE = 1e-10
-"""Of primal and dual feasibility."""
+"""Tolerance of primal and dual feasibility."""
 SMALL = 300
 """Rows up to which HiGHS is faster without presolving."""
 

@@ -71,7 +71,7 @@ class FreezingSettings(Settings):
     outputs to each other changes from look to look is below ``threshold`` times the largest slope yet
     (Egeria, with 0.2)."""
     threshold: float = Field(0.001, gt=0, le=1000)
-    """Of the criterion."""
+    """Limit that the criterion compares with."""
     patience: int = Field(2, ge=1, le=1000)
     """Looks in a row at which the criterion has to hold."""
     thaw_steps: int | None = Field(None, ge=1, le=2**53)
@@ -83,7 +83,7 @@ class FreezingSettings(Settings):
 
 
 class AttentionSettings(Settings):
-    """Sparsity of attention. Always causal. Always causal."""
+    """Sparsity of attention, which is always causal."""
 
     pattern: Pattern = Pattern.BLOCKS
     """``blocks``: a block of queries attends to its own block of keys and to those others whose pooled scores
@@ -94,7 +94,7 @@ class AttentionSettings(Settings):
     coverage: float = Field(0.9, gt=0, le=1)
     """Sum of the softmax of the pooled scores that a block of queries keeps, of ``blocks``."""
     buckets: int = Field(8, ge=2, le=4096)
-    """Of ``hash``; an even number is used."""
+    """Number of buckets of ``hash``; an even number is used."""
 
 
 class ExitsSettings(Settings):
@@ -119,11 +119,11 @@ class ExitsSettings(Settings):
     saturation: float = Field(0.95, gt=0, le=1)
     """Cosine above which a state counts as unchanged, where ``head`` learns."""
     head_weight: float = Field(0.1, ge=0, le=1000)
-    """Of the loss of ``head``, or of each exit head of ``softmax``, which trains the blocks before it too."""
+    """Weight of the loss of ``head`` or of each exit head of ``softmax``, which trains earlier blocks too."""
     vocabulary: int | None = Field(None, ge=2, le=2**31 - 1)
     """Classes that ``softmax`` tells apart, as many as the model's head has."""
     rank: int = Field(32, ge=1, le=65_536)
-    """Of the exit heads of ``softmax``: they map the state to this many numbers, and these to the classes."""
+    """Rank of ``softmax``'s exit heads: they map the state to this many numbers, and these to the classes."""
     sampled: float = Field(0.0, ge=0, le=1)
     """Fraction of the positions that leave at a layer drawn at random, so that the model's own loss trains
     every exit."""
@@ -135,8 +135,8 @@ class DepthsSettings(Settings):
     every_blocks: int = Field(2, ge=1, le=100_000)
     """One of this many blocks is routed."""
     predictor_weight: float = Field(0.01, ge=0, le=1000)
-    """Of the loss of the predictor, which learns from a position alone whether the router picks it: the
-    router compares positions of the whole sequence, which are not known when text is generated."""
+    """Weight of the loss of the predictor, which learns from a position alone whether the router picks it:
+    the router compares positions of the whole sequence, which are not known when text is generated."""
     threshold: float | None = Field(None, ge=0, le=1)
     """Router's score, 0 to 1, below which a position passes by even where there is room for it; so the
     routers decide what their blocks compute, up to ``1 - target``. Absent: all room is used."""
@@ -173,7 +173,7 @@ class ExpertsSettings(Settings):
     optimizer state of its own ones alone, tokens travel to the rank of their expert and back, and where the
     tokens of ranks are uneven, experts move."""
     balance_weight: float = Field(0.01, ge=0, le=1000)
-    """Of the auxiliary loss, or the step of the bias."""
+    """Weight of the auxiliary loss, or the step of the bias."""
 
 
 _SECTIONS = {
@@ -260,4 +260,4 @@ class DynamicConfig(Settings):
     experts: ExpertsSettings | None = None
     """The experts of ``kind: mixtureOfExperts``."""
     args: Arguments = Field(default_factory=dict)
-    """For the kinds of other distributions, which define what they read."""
+    """Arguments of kinds from other distributions, which define what they read."""

@@ -75,7 +75,7 @@ class WandbConfig(Settings):
         ]
         | None
     ) = None
-    """Of the run; a job that starts again continues the run of that name. Absent: a new run each launch."""
+    """Name of the run, which a job that starts again continues. Absent: a new run each launch."""
 
 
 class MlflowConfig(Settings):
@@ -91,8 +91,8 @@ class MlflowConfig(Settings):
         ]
         | None
     ) = None
-    """Of the run; a job that starts again continues the newest run of that name. Absent: a new run each
-    launch."""
+    """Name of the run; a job that starts again continues the newest run of that name. Absent: a new run
+    each launch."""
 
 
 class ProfilingConfig(Settings):

@@ -276,7 +276,7 @@ class PipelineConfig(Settings):
     """Stages of the model on each rank, with LoopedBFS and the interleaved schedules. Absent: 2, or as many
     as the schedule has. ``minStages`` and ``maxStages`` count ranks of the pipeline all the same."""
     replicas: tuple[Annotated[int, Field(ge=1, le=1024)], ...] = Field((), max_length=1024)
-    """By stage, how many ranks hold it; microbatch k goes to replica k mod r. The job then has as many ranks
+    """Number of ranks of each stage; microbatch k goes to replica k mod r. The job then has as many ranks
     as these add up to. Absent: one each."""
 
     @property

@@ -126,12 +126,12 @@ class TrainingConfig(Settings):
     """Type of weights and gradients: ``fp32`` or ``bf16``, in which all but batch norms is then held, sent
     and exported."""
     master_weights: bool = True
-    """With ``dtype: bf16``, whether the optimizer updates fp32 copies of the weights, its state fp32, too.
+    """fp32 copies of the weights with ``dtype: bf16``, which the optimizer updates, its state fp32, too.
     Without them its state is bf16: half the memory, and updates below 1/256 of a weight are lost."""
     recompute: bool = False
     """Only each layer's input is kept and its forward runs again in the backward: less memory, more time."""
     recompute_every: int = Field(1, ge=1, le=1024)
-    """With ``recompute``, which layers: 4 is the fourth, the eighth, ...; the others keep everything."""
+    """Layers that ``recompute`` repeats: 4 is the fourth, the eighth, ...; the others keep everything."""
     dataloader_num_workers: int = Field(0, ge=0, le=64)
     """Processes on each rank that read the batches of the next steps while it trains. 0: read in the step.
     Not for a loader, which has workers of its own."""

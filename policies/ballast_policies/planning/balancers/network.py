@@ -23,7 +23,7 @@ from ballast_policies.planning.partition import CutStep, Partition, best_cuts
 from ballast_policies.planning.rank_capacity import RankCapacity
 
 _TOLERANCE = 1e-9
-"""Of the period, relative."""
+"""Relative error of the period."""
 
 
 def steady_period_seconds(

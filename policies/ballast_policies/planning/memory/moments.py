@@ -29,7 +29,7 @@ Moment = tuple[int, int, int, int]
 """n, h, g and b."""
 
 RUN_ALONE: Moment = (1, 0, 0, 1)
-"""Of one rank that goes through several microbatches one by one."""
+"""Moment of one rank that goes through several microbatches one by one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +48,7 @@ class Moments:
 
 
 def moments_of(form: PipelineForm) -> Moments:
-    """Those of a form; of one whose schedule is too large to be built, one microbatch in flight."""
+    """Moments of a form; one microbatch in flight where its schedule is too large to be built."""
     replicas = form.replicas if _replicated(form) else ()
     return _moments_of(form.schedule, form.positions, max(1, form.microbatches), replicas)
 

@@ -36,7 +36,7 @@ from ballast_policies.planning.schedules.validate import ScheduleFacts
 RECEIVED_AHEAD = 2
 """Messages that a rank has room for before it needs them."""
 WHOLE_GRADIENTS = 2
-"""Of a layer, at the end of each of its backwards where replicas share them: those, and their copy."""
+"""Gradients of a layer at the end of each of its backwards where replicas share them: they and their copy."""
 
 
 Numbers = Sequence[float] | np.ndarray
@@ -107,7 +107,7 @@ class LayerSums:
         return _largest_between(self._weight_table, first, end)
 
     def sizes(self, first: Layers, end: Layers, gradient_shares: int = 1) -> StageSizes:
-        """Those of stages of layers ``first`` to ``end - 1``, at least one."""
+        """Sizes of stages of layers ``first`` to ``end - 1``, at least one."""
         weights = self._weights[end] - self._weights[first]
         gradients = passing = None
         if self._passes:
@@ -220,7 +220,7 @@ def rank_bytes(
     gradient_shares: int = 1,
     weights_shared: bool = False,
 ) -> tuple[RankBytes, ...]:
-    """Those of each rank of one pipeline.
+    """Bytes of each rank of one pipeline.
 
     Args:
         partition: layers to stages.

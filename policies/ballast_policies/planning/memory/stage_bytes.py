@@ -61,7 +61,7 @@ class StageBytes:
 
 @functools.lru_cache(maxsize=256)
 def stage_bytes(layers: MeasuredLayers, form: PipelineForm) -> StageBytes:
-    """Those of measured layers; kept."""
+    """Bytes of stages of measured layers; kept."""
     return StageBytes(sums_of_layers(layers, form.optimizer), form)
 
 
@@ -121,7 +121,7 @@ def reserves(layers: MeasuredLayers, form: PipelineForm) -> np.ndarray:
 
 
 def _moments(form: PipelineForm) -> Moments:
-    """Those of a form; of several stages a rank, the mean of what its schedule has of each."""
+    """Moments of a form; where ranks have several stages, the mean of what its schedule has of each."""
     if form.stages_per_rank == 1 or form.positions == 1:
         return moments_of(form)
     built = schedule_of(form)

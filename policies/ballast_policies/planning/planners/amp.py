@@ -40,7 +40,7 @@ from ballast_policies.planning.planners.layout import Groups, Layout
 from ballast_policies.planning.rank_capacity import TakenBytes
 
 Placement = tuple[Groups, ...]
-"""By stage, by data-parallel replica, the cells of its tensor-parallel group."""
+"""Cells of each tensor-parallel group, by stage and by data-parallel replica."""
 
 
 class Grid:

@@ -94,7 +94,7 @@ class Degrees:
 
 
 ZERO_HALVES = ((0, 0, 2), (0, 0, 2), (0, 1, 1), (1, 2, 0))
-"""By ZeRO stage, what each forward, each backward and each step has of halves of an all-reduce of weights.
+"""Halves of an all-reduce of weights in each forward, each backward and each step, by ZeRO stage.
 
 A reduce-scatter or a gather takes half: gradients are scattered after each backward with ZeRO-2, and weights
 gathered before each forward and backward with ZeRO-3.

@@ -94,7 +94,7 @@ def devices_of(
 
 
 Groups = tuple[tuple[int, ...], ...]
-"""By replica of a stage, the GPUs of its tensor-parallel group."""
+"""GPUs of the tensor-parallel group of each replica of a stage."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

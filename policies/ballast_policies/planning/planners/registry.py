@@ -26,7 +26,7 @@ from ballast_policies.registry import Registry
 _MOST_COMPARED = 64
 """GPUs up to which ``best`` also looks at PipeDream's and 2BW's plans: their search grows with the square."""
 _ALIKE = 1e-9
-"""By how much more than this a plan without a flush has to be faster than one with a flush."""
+"""Relative gain by which a plan without a flush has to be faster than one with a flush."""
 
 
 def best(request: PlanRequest) -> PlannerAnswer:

@@ -62,7 +62,7 @@ class WeightRule(enum.StrEnum):
     STASH = "stash"
     """The latest at the forward; the same, stashed, at the backward (PipeDream)."""
     VERTICAL_SYNC = "verticalSync"
-    """On every stage the version that was the latest at the input stage (PipeDream, optional)."""
+    """The version that was the latest at the input stage, on every stage (PipeDream, optional)."""
     DOUBLE_BUFFERED = "doubleBuffered"
     """One update behind, at most two versions (PipeDream-2BW)."""
 

@@ -29,7 +29,7 @@ _LARGEST_CHANGE = 0.8
 """Relative; a trial after many in vain waits for no larger one."""
 
 _NEAR = 0.01
-"""Of splits that are expected to take as long, to this fraction, the one that loses least is chosen."""
+"""Relative difference up to which splits count as equally fast; the one that loses least is taken."""
 
 
 def own_work_seconds(

@@ -18,7 +18,7 @@ _HAD = "ballast_heads"
 """Attribute of an attention: how many units it had."""
 
 _OURS = "ballast_trainer."
-"""Of attentions that follow the number of heads from the shapes of their weights."""
+"""Package of attentions that follow the number of heads from the shapes of their weights."""
 
 _TRIED_POSITIONS = 4
 _TRIED_DEVIATION = 0.1

@@ -221,7 +221,7 @@ _MOST_ORDERS = 24
 _Class = tuple[int, str, float, float]
 """Server, type, speed and memory of GPUs that are alike."""
 _Content = tuple[tuple[object, ...], ...]
-"""Of a server: type, speed, memory and number of its GPUs."""
+"""Content of a server: type, speed, memory and number of its GPUs."""
 
 
 def every_placement(devices: Devices, tensor: int, data: int, stages: int, *, most: int) -> np.ndarray | None:

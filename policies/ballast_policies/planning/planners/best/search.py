@@ -187,7 +187,7 @@ def _best_of_shape(model: CostModel, shape: Shape, limit: float) -> tuple[_Found
 
 
 _MOST_ROUNDS = 60
-"""Of improvement; each accepts the best move."""
+"""Rounds of improvement; each accepts the best move."""
 _WIDE = 24
 """Stages up to which runs of boundaries of any length move together; beyond, of up to four."""
 _CELLS = 1 << 19
