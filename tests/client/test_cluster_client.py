@@ -244,7 +244,7 @@ def test_doctor_on_an_api_server_that_tells_no_time(examined, date):
     assert examined(date)["clock"] == [("skipped", "the API server does not say its time")]
 
 
-def test_rights_in_a_jobs_namespace_are_enough_to_explain_it_and_to_bundle_what_they_reach(answers, tmp_path):
+def test_rights_in_a_jobs_namespace_are_enough_to_explain_and_bundle_it_and_for_its_cost(answers, tmp_path):
     """ClusterPolicies belong to no namespace: they are left out, and it is said that they are."""
 
     def answer(path):
@@ -257,6 +257,12 @@ def test_rights_in_a_jobs_namespace_are_enough_to_explain_it_and_to_bundle_what_
     explained = CliRunner().invoke(main, ["explain", "one", *where])
     assert explained.exit_code == 0, explained.output
     assert "policy   not shown: " in explained.stdout and "User cannot list resource" in explained.stdout
+    top = CliRunner().invoke(main, ["top", "--once", *where])
+    assert top.exit_code == 0 and "ClusterPolicy not shown: " in top.stdout, top.output
+    cost = CliRunner().invoke(main, ["cost", *where, "--output", "json"])
+    assert cost.exit_code == 0, cost.output
+    for said in (json.loads(cost.stdout)["left_out"], cost.stderr):
+        assert "costs since each job's status.costAt" in said and "User cannot list resource" in said
     bundled = CliRunner().invoke(main, ["support-bundle", *where, "--file", str(tmp_path / "b")])
     assert bundled.exit_code == 0, bundled.output
     missing = "clusterpolicies, trainingjobs, nodes, pods, events, leases"

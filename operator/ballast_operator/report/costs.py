@@ -24,7 +24,8 @@ from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus, team
 from ballast_operator.api.costs import BudgetPeriod, DataLocation
 from ballast_operator.api.training_job_status import WASTE, allocation_in
 from ballast_operator.kube.client import Cluster
-from ballast_operator.kube.kinds import JOB, POLICY, Object, is_ours, key_of, spec_of
+from ballast_operator.kube.kinds import JOB, Object, is_ours, key_of, spec_of
+from ballast_operator.report.explanation import read_policies
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,12 +223,13 @@ class PoolCostLine:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """The cluster at one moment."""
+    """The cluster at one moment; ``left_out``: what could not be read, and what lacks without it."""
 
     at: str
     jobs: tuple[JobCost, ...]
     teams: tuple[TeamCost, ...]
     pools: tuple[PoolCostLine, ...]
+    left_out: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Fields for JSON, with totals."""
@@ -261,8 +263,10 @@ def _saved(pairs: Iterable[tuple[float, float | None]]) -> float | None:
 async def read_costs(cluster: Cluster, namespace: str = "") -> Costs:
     """Look once; ``namespace`` empty: the jobs of all."""
     jobs, _ = await cluster.list(JOB, namespace=namespace)
-    policies, _ = await cluster.list(POLICY)
-    return costs(jobs, policies, now=datetime.datetime.now(datetime.UTC), all_jobs=not namespace)
+    policies, why = await read_policies(cluster)
+    found = costs(jobs, policies, now=datetime.datetime.now(datetime.UTC), all_jobs=not namespace)
+    lacks = f"prices, and with them costs since each job's status.costAt and to come: {why}"
+    return dataclasses.replace(found, left_out=lacks) if why else found
 
 
 def costs(

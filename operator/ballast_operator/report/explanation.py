@@ -68,11 +68,18 @@ async def explain_job(cluster: Cluster, namespace: str, name: str) -> Explanatio
     pods, _ = await cluster.list(POD, namespace=namespace, label_selector=f"{JOB_LABEL}={name}")
     of_job = f"involvedObject.uid={job['metadata']['uid']}"
     events, _ = await cluster.list(EVENT, namespace=namespace, field_selector=of_job)
+    policies, left_out = await read_policies(cluster)
+    found = explanation(job, pods, policies, events)
+    return dataclasses.replace(found, policy=(f"not shown: {left_out}",)) if left_out else found
+
+
+async def read_policies(cluster: Cluster) -> tuple[list[Object], str]:
+    """(the ClusterPolicies, why there are none to be seen: rights in a namespace do not reach them)."""
     try:
         policies, _ = await cluster.list(POLICY)
-    except Forbidden as error:  # rights in the job's namespace do not reach them
-        return dataclasses.replace(explanation(job, pods, [], events), policy=(f"not shown: {error}",))
-    return explanation(job, pods, policies, events)
+    except Forbidden as error:
+        return [], str(error)
+    return policies, ""
 
 
 def explanation(

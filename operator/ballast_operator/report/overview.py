@@ -7,8 +7,8 @@ from typing import Any
 
 from ballast_operator.api.training_job_status import allocation_in
 from ballast_operator.kube.client import Cluster
-from ballast_operator.kube.kinds import JOB, POLICY, Object, is_ours, key_of, spec_of
-from ballast_operator.report.explanation import with_nodes
+from ballast_operator.kube.kinds import JOB, Object, is_ours, key_of, spec_of
+from ballast_operator.report.explanation import read_policies, with_nodes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,15 +69,14 @@ class Overview:
 async def read_overview(cluster: Cluster, namespace: str = "") -> Overview:
     """Look once; ``namespace`` empty: all."""
     jobs, _ = await cluster.list(JOB, namespace=namespace)
-    policies, _ = await cluster.list(POLICY)
-    return overview(jobs, policies)
+    return overview(jobs, *await read_policies(cluster))
 
 
-def overview(jobs: Sequence[Object], policies: Sequence[Object]) -> Overview:
-    """The overview, from objects."""
+def overview(jobs: Sequence[Object], policies: Sequence[Object], left_out: str = "") -> Overview:
+    """The overview, from objects; ``left_out``: why there are no policies to be seen."""
     pools = [entry for policy in policies for entry in (policy.get("status") or {}).get("capacity") or []]
     return Overview(
-        policies=tuple(_policy(policy) for policy in policies),
+        policies=(f"not shown: {left_out}",) if left_out else tuple(map(_policy, policies)),
         pools=tuple(
             PoolLine(
                 pool=entry["pool"],

@@ -95,19 +95,33 @@ def asked(
 
 
 @contextlib.asynccontextmanager
-async def followed(cluster: "Cluster", caches: "Caches", namespace: str = "") -> AsyncIterator[None]:
-    """Context in which watches keep ``caches``; ``namespace``: of jobs; empty: all. Raises OperatorError."""
+async def followed(cluster: "Cluster", caches: "Caches", namespace: str = "") -> AsyncIterator[str]:
+    """Context in which watches keep ``caches``; ``namespace``: of jobs; empty: all.
+
+    Yields:
+        Why ClusterPolicies are not seen, which rights in a namespace do not reach; empty: they are.
+
+    Raises:
+        OperatorError: the cluster cannot be reached or read.
+    """
+    from ballast_operator.errors import Forbidden
     from ballast_operator.kube.kinds import JOB, POLICY
     from ballast_operator.kube.reflector import Reflector, where
 
-    for kind in (JOB, POLICY):
-        items, version = await cluster.list(kind, **where(kind, namespace))
-        caches.listed(kind, items, version)
-    watches = [
-        asyncio.create_task(Reflector(caches, cluster, kind, namespace).run()) for kind in (JOB, POLICY)
-    ]
+    kinds, left_out = [JOB, POLICY], ""
+    for kind in tuple(kinds):
+        try:
+            items, version = await cluster.list(kind, **where(kind, namespace))
+        except Forbidden as error:
+            if kind is JOB or not namespace:
+                raise
+            kinds.remove(kind)
+            left_out = str(error)
+        else:
+            caches.listed(kind, items, version)
+    watches = [asyncio.create_task(Reflector(caches, cluster, kind, namespace).run()) for kind in kinds]
     try:
-        yield
+        yield left_out
     finally:
         for watch in watches:
             watch.cancel()

@@ -93,6 +93,8 @@ def cost(
             plot.write_text(as_html(found), encoding="utf-8")
         except OSError as error:
             raise click.ClickException(f"--plot: {error}. To fix: name a file that can be written") from error
+    if found.left_out:
+        click.echo(printable(f"not shown: {found.left_out}"), err=True)
     if output == "json":
         content = found.to_dict()
         kept = content if by is None else {"at": content["at"], f"{by}s": content[f"{by}s"]}

@@ -56,10 +56,10 @@ async def _show(cluster: "Cluster", namespace: str, every: float, output: str) -
     from ballast_operator.report.overview import overview
 
     caches = Caches()
-    async with followed(cluster, caches, namespace):
+    async with followed(cluster, caches, namespace) as left_out:
         with contextlib.nullcontext() if output == "json" else Live(screen=False) as live:
             while True:
-                seen = overview(list(caches[JOB]), list(caches[POLICY]))
+                seen = overview(list(caches[JOB]), list(caches[POLICY]), left_out)
                 if live is None:
                     click.echo(seen.to_json())
                 else:

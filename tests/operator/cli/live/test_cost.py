@@ -80,7 +80,7 @@ def call(monkeypatch):
 def test_json_has_every_figure_under_its_name(call):
     """The keys are an interface; the amounts can be computed by hand."""
     found = json.loads(call("--output", "json").stdout)
-    assert set(found) == {"at", "jobs", "teams", "pools", "total"}
+    assert set(found) == {"at", "jobs", "teams", "pools", "total", "left_out"}
     (job,) = found["jobs"]
     assert job["cost"] == pytest.approx(4.0)  # 2 so far, 2 GPUs for another hour
     assert job["projected"] == pytest.approx(4.0 + 3600 * 2 / 3600)  # 360 steps at 0.1/s

@@ -5,7 +5,7 @@ import json
 
 import pytest
 from ballast_operator.cli.live import top
-from ballast_operator.errors import Unreachable
+from ballast_operator.errors import Forbidden, Unreachable
 from ballast_operator.kube.kinds import JOB, POLICY
 
 from tests.operator.loops.simulated.simulation import job as training_job
@@ -14,11 +14,13 @@ from tests.operator.loops.simulated.simulation import job as training_job
 class Served:
     """An API server with three jobs, one of which changes once it is watched."""
 
-    def __init__(self, looks=float("inf")):
-        self.asked, self.looks = [], looks
+    def __init__(self, looks=float("inf"), *, refuses=()):
+        self.asked, self.looks, self.refuses = [], looks, refuses
 
     async def list(self, kind, *, namespace="", label_selector=""):
         self.asked.append(("list", kind.plural, namespace))
+        if kind in self.refuses:
+            raise Forbidden("cannot list")
         return [job(number) for number in range(3)] if kind is JOB else [], 7
 
     async def serves(self, kind):
@@ -41,16 +43,18 @@ def job(number, state="Waiting", version="1"):
     return {**item, "status": {"state": state}}
 
 
-@pytest.mark.parametrize("namespace", ["", "team"])
-async def test_top_lists_once_and_watches_then(monkeypatch, namespace):
+@pytest.mark.parametrize(("namespace", "refuses"), [("", ()), ("team", ()), ("team", (POLICY,))])
+async def test_top_lists_once_and_watches_then(monkeypatch, namespace, refuses):
     """However often it looks: a list of thousands of jobs each second is felt by everybody else."""
-    served, looks = Served(), []
+    served, looks = Served(refuses=refuses), []
 
     class EnoughError(Exception):
         pass
 
     def seen(line):
-        looks.append({row["job"]: row["state"] for row in json.loads(line)["jobs"]})
+        told = json.loads(line)
+        assert told["policies"] == ["not shown: cannot list" for _ in refuses]
+        looks.append({row["job"]: row["state"] for row in told["jobs"]})
         if looks[-1]["job-1"] == "Running" and len(looks) > 5:
             raise EnoughError
 
@@ -61,7 +65,7 @@ async def test_top_lists_once_and_watches_then(monkeypatch, namespace):
     assert sorted(served.asked) == [
         ("list", POLICY.plural, ""),
         ("list", JOB.plural, namespace),
-        ("watch", POLICY.plural, ""),
+        *(("watch", kind.plural, "") for kind in {POLICY} - set(refuses)),
         ("watch", JOB.plural, namespace),
     ]
 
