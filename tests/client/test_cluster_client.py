@@ -1,6 +1,7 @@
 """``ballast.client`` and the commands on it, against what is wrong: no cluster, no answer, hostile values."""
 
 import asyncio
+import functools
 import json
 import os
 import signal
@@ -435,6 +436,17 @@ def test_a_text_in_place_of_a_list_is_refused(argument):
     """Its letters would be the program's arguments, or types that no node has."""
     with pytest.raises(Refused, match="is one text"):
         training_job("a", image="i", steps=1, **{"command": ["true"], **argument})
+
+
+@pytest.mark.parametrize("states", [["Nonsense"], ["Running", "running"], "Running"], ids=repr)
+def test_a_state_that_there_is_not_is_refused_at_once(states, answers):
+    """It would be waited for until the job has ended, and no job is listed under it."""
+    from ballast_operator.cli.live.jobs import STATES
+
+    with Client(answers(b"{}")) as client:
+        for call in (client.list, functools.partial(client.wait, "one")):
+            with pytest.raises(Refused, match=f"To fix: give a list of {', '.join(STATES)}$"):
+                call(states=states)
 
 
 def test_a_manifest_of_flags_is_a_training_job():

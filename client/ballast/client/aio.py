@@ -16,13 +16,19 @@ from ballast.client.errors import (
     Refused,
     WaitedTooLong,
 )
-from ballast.client.job import API_VERSION, Cost, Job, Jobs, Object
+from ballast.client.job import API_VERSION, STATES, Cost, Job, Jobs, Object
 from ballast.client.logs import Follower, LogLine, merged, pods_of
 
 MANAGER = "ballast-client"
 WATCH_SECONDS = 300
 _MERGE = "application/merge-patch+json"
 _LONGEST_PAUSE = 10.0
+
+
+def _check_states(states: Collection[str]) -> None:
+    for state in states:
+        if state not in STATES:
+            raise Refused(f"states: {state!r:.80} is none. To fix: give a list of {', '.join(STATES)}")
 
 
 class AsyncClient:
@@ -130,7 +136,9 @@ class AsyncClient:
 
         Raises:
             NotFound: there is no such namespace.
+            Refused: there is no such state.
         """
+        _check_states(states)
         found: list[Job] = []
         empty = True
         most = limit + 1 if limit and not states and team is None else 0  # the last: are there more?
@@ -230,7 +238,9 @@ class AsyncClient:
         Raises:
             JobFailed: it has ended in another state.
             WaitedTooLong: not within ``timeout``.
+            Refused: there is no such state, or ``timeout`` is no number of seconds.
         """
+        _check_states(states)
         if timeout is not None and not timeout >= 0:
             raise Refused(f"timeout: {timeout} is not a number of seconds. To fix: 0 or more, or None")
         last: Job | None = None

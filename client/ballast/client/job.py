@@ -11,6 +11,9 @@ API_VERSION = "ballast.dev/v1alpha1"
 ENDS = ("Succeeded", "Failed")
 """States that a job does not leave."""
 
+STATES = ("New", "Waiting", "Starting", "Running", "Repacking", "Stopping", "Suspended", *ENDS)
+"""All states; New: no operator has looked at the job yet."""
+
 Object = Mapping[str, Any]
 
 
@@ -75,7 +78,7 @@ class Job:
 
     @property
     def state(self) -> str:
-        """Waiting, Starting, Running, Repacking, Stopping, Suspended, Succeeded, Failed; New: not seen."""
+        """One of :data:`STATES`."""
         return str(_at(self.raw, "status", "state") or "New")
 
     @property

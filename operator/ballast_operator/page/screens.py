@@ -271,10 +271,15 @@ def jobs(view: View, chosen: Filter) -> dict[str, Any]:
         "page": page,
         "pages": pages,
         "chosen": chosen,
-        "namespaces": sorted({line.namespace for line in lines})[:MOST_OPTIONS],
-        "states": list(JobState),
-        "reasons": sorted({line.reason for line in lines if line.reason})[:MOST_OPTIONS],
+        "namespaces": _options(chosen.namespace, sorted({line.namespace for line in lines})),
+        "states": _options(chosen.state, ["New", *JobState]),
+        "reasons": _options(chosen.reason, sorted({line.reason for line in lines if line.reason})),
     }
+
+
+def _options(chosen: str, values: list[str]) -> list[str]:
+    """The values to choose from, with the one that is chosen, which no job may have."""
+    return [*([chosen] if chosen and chosen not in values else ()), *values][:MOST_OPTIONS]
 
 
 def _held(line: JobLine) -> tuple[str, ...]:

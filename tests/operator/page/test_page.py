@@ -218,6 +218,8 @@ async def test_jobs_are_filtered_and_paged():
         assert (await listed("pool=fast"))[0] == ["team/one"]
         assert (await listed("text=JOB-12"))[0] == [f"many/job-{number}" for number in range(120, 130)]
         assert (await listed("namespace=none&page=%FF"))[1].count("No job is like that") == 1
+        for name in ("namespace", "state", "reason"):  # what is asked for is also what is shown as chosen
+            assert "<option selected>Nonsense</option>" in await text_of(client, f"/jobs?{name}=Nonsense")
 
 
 async def test_a_job_shows_its_life_its_layers_its_cost_and_why():
