@@ -142,7 +142,10 @@ def _foretell(made: "list[Job]", kubeconfig: str | None, hours: float, output: s
     else:
         lines = [_row_text(row, hours) for row in rows]
         if hours < asked:
-            lines.append(f"after {hours:.4g} of {asked:g} h this forecast has taken too many decisions")
+            lines.append(
+                f"after {hours:.4g} of {asked:g} h this forecast has taken too many decisions. "
+                f"To fix: --within {0.9 * hours:.2g}"
+            )
         click.echo(printable("\n".join(lines)))
 
 
