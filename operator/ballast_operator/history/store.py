@@ -93,12 +93,14 @@ class History:
         name: str = "",
         uid: str = "",
         deleted: bool | None = None,
+        within: tuple[float, float] | None = None,
         most: int = 1000,
         skip: int = 0,
     ) -> list[JobRecord]:
         """Records of at most so many jobs, also deleted ones, the newest change first; None, empty: any.
 
-        ``skip``: so many of the newest are left out.
+        ``within``: those that were there, and not done, at a time between these. ``skip``: so many of the
+        newest are left out.
 
         Raises:
             HistoryError: it cannot be read.
@@ -111,6 +113,8 @@ class History:
                 query = query.where(column == _fit(value))
         if deleted is not None:
             query = query.where(_JOBS.c.deleted.is_not(None) == deleted)
+        if within is not None:
+            query = query.where(_there(*within))
         with self._connected("ro") as connection:
             return [JobRecord(**row) for row in connection.execute(query).mappings()]
 
@@ -121,9 +125,15 @@ class History:
         with self._connected("ro") as connection:
             return [(at, what, text) for at, what, text in connection.execute(query)]
 
-    def kept(self, what: str, *, until: float) -> list[Kept]:
-        """Rows of one kind up to a time, oldest first. Raises HistoryError: it cannot be read."""
+    def kept(self, what: str, *, until: float, since: float | None = None) -> list[Kept]:
+        """Rows of one kind up to a time, oldest first. Raises HistoryError: it cannot be read.
+
+        ``since``: of jobs, those of :meth:`jobs` ``within`` the two times alone.
+        """
         query = sa.select(_KEPT).where(_KEPT.c.what == what, _KEPT.c.at <= until).order_by(_KEPT.c.at)
+        if since is not None:
+            there = sa.select(_JOBS.c.uid).where(_there(since, until))
+            query = query.where((_KEPT.c.uid == "") | _KEPT.c.uid.in_(there))
         with self._connected("ro") as connection:
             return [Kept(**row) for row in connection.execute(query).mappings()]
 
@@ -215,6 +225,12 @@ class History:
             path.replace(path.with_suffix(".broken"))
             for more in ("-wal", "-shm"):
                 Path(f"{path}{more}").unlink(missing_ok=True)
+
+
+def _there(since: float, until: float) -> sa.ColumnElement[bool]:
+    """Condition on a job: it came by ``until``, and was neither done nor deleted before ``since``."""
+    came = sa.func.coalesce(_JOBS.c.created, _JOBS.c.updated) <= until
+    return came & sa.and_(*(end.is_(None) | (end >= since) for end in (_JOBS.c.finished, _JOBS.c.deleted)))
 
 
 _TO_READ = "see that the operator runs with history.enabled and has written something, and the server is up"

@@ -44,16 +44,14 @@ def _read(kind: type[Any], text: str) -> Any:
 
 def read_recording(history: "History", since: float, until: float) -> Recording:
     """History from ``since`` to ``until``, epoch seconds. Raises HistoryError: it cannot be read."""
-    rows = {what: history.kept(what, until=until) for what in (SEEN, COURSE, CLUSTER)}
+    rows = {what: history.kept(what, until=until, since=since) for what in (SEEN, COURSE, CLUSTER)}
     seen = {row.uid: row.content for row in rows[SEEN]}
     courses: defaultdict[str, list[str]] = defaultdict(list)
     for row in rows[COURSE]:
         courses[row.uid].append(row.content)
     clusters, left_out = _clusters([row.content for row in rows[CLUSTER]], since), dict[str, str]()
     jobs = []
-    for record in history.jobs(most=MOST_JOBS):
-        if (record.created or record.updated) > until or _ends(record) < since:
-            continue
+    for record in history.jobs(within=(since, until), most=MOST_JOBS):
         name = f"{record.namespace}/{record.name}"
         try:
             course = [_read(Held, text) for text in courses.get(record.uid, ())]
@@ -76,15 +74,14 @@ def read_recording(history: "History", since: float, until: float) -> Recording:
 
 def _clusters(texts: Sequence[str], since: float) -> tuple[RecordedCluster, ...]:
     found: list[RecordedCluster] = []
-    for text in texts:
+    for text in reversed(texts):
         try:
-            cluster = _read(RecordedCluster, text)
+            found.append(_read(RecordedCluster, text))
         except ContractError:  # of another version, or edited
             continue
-        if found and cluster.at <= since:
-            found = []
-        found.append(cluster)
-    return tuple(found)
+        if found[-1].at <= since:
+            break
+    return tuple(reversed(found))
 
 
 def _ends(record: JobRecord) -> float:

@@ -45,8 +45,13 @@ async def played(path: Path, *names: str, stages: tuple[int, int] = (2, 2)) -> S
     raise AssertionError(simulation.all_statuses())
 
 
-async def test_the_twin_takes_as_long_and_pays_as_much_as_the_cluster(tmp_path: Path) -> None:
-    """Jobs that wait for one another; deleted ones, too. A later begin finds them where they were."""
+async def test_the_twin_takes_as_long_and_pays_as_much_as_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs that wait for one another; deleted ones, too. A later begin finds them where they were.
+
+    Jobs that were not there at the time count for nothing, however many they are.
+    """
     path = tmp_path / "history.db"
     simulation = await played(path, "one", "two", "three")
     simulation.world.drop(JOB, NAMESPACE, "one")
@@ -62,6 +67,9 @@ async def test_the_twin_takes_as_long_and_pays_as_much_as_the_cluster(tmp_path: 
     assert late.time_error == pytest.approx(0, abs=0.1) and late.jobs[0].starts == 0
     before = replay(read_recording(History(path), BEGAN, BEGAN + 30))
     assert (before.jobs, before.running, before.agrees()) == ((), 3, None)
+    monkeypatch.setattr("ballast_operator.history.twin.MOST_JOBS", 1)
+    alone = read_recording(History(path), BEGAN + 110, ended)
+    assert [job.one.name for job in alone.jobs] == [f"{NAMESPACE}/three"]
 
 
 async def test_a_job_that_was_suspended_is_replayed_with_the_time_that_it_was(tmp_path: Path) -> None:
