@@ -26,7 +26,7 @@ from ballast_policies.planning.planners.registry import PLANNERS
 from ballast_policies.planning.schedules.registry import DEFAULT_STAGES_PER_RANK, SCHEDULES, trained_schedules
 
 ROOT = Path(__file__).resolve().parents[1]
-"""Of the repository."""
+"""Root of the repository."""
 
 _CHART = "charts/ballast/files"
 _HEADER = "# Generated from ballast_operator.api.rbac by `make generate`. Edit that.\n"
@@ -397,7 +397,7 @@ def planners_table() -> str:
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """In Markdown; a bar in a cell would end it."""
+    """Table in Markdown; a bar in a cell would end it."""
     columns = tuple(head)
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]

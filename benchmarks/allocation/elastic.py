@@ -128,7 +128,7 @@ FAMILIES = (
 
 
 def _timed(family: ElasticFamily, jobs: int, seed: int, policy: str, plain: bool, to: Connection) -> None:
-    """In the process of one solve: sends (CPU seconds, seconds, gap, objective)."""
+    """Solve in a process of its own, which sends (CPU seconds, seconds, gap, objective)."""
     solve(policy, FAMILIES[0].drawn(20)())  # imports and first calls are not the solve
     build = family.drawn(jobs, seed)
     if plain:

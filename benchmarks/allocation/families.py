@@ -133,7 +133,7 @@ def families(jobs: int, types: int | None = None, seed: int = 0) -> Iterator[tup
 
 
 def _timed(family: Family, jobs: int, types: int | None, seed: int, policy: str, to: Connection) -> None:
-    """In the process of one solve: sends (CPU seconds, seconds, gap, status)."""
+    """Solve in a process of its own, which sends (CPU seconds, seconds, gap, status)."""
     solve(policy, FAMILIES[0].instance(20))  # imports and first calls are not the solve
     instance = family.instance(jobs, types=types, seed=seed)
     to.send(None)

@@ -53,7 +53,7 @@ class Curve:
 
     @property
     def name(self) -> str:
-        """As the table calls it."""
+        """Name in the table."""
         return (
             self.policy
             + (", space sharing" if self.sharing else "")

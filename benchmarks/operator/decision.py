@@ -65,7 +65,7 @@ class Fill:
 
 
 async def inline(work: Any, *arguments: Any, **named: Any) -> Any:
-    """In place of a thread, which the profiler does not see."""
+    """Result of a call in place of a thread, which the profiler does not see."""
     return work(*arguments, **named)
 
 

@@ -32,7 +32,7 @@ LIMITS = {"ready, s": 5.0, "idle, CPUs": 0.5, "memory, MiB": 512.0}
 
 
 async def figures(kubeconfig: Path, log: Path, seconds: float) -> dict[str, float]:
-    """Of one operator."""
+    """Figures of one operator."""
     operator = Replica(kubeconfig, log)
     try:
         url = f"http://127.0.0.1:{await operator.port()}/readyz"

@@ -39,8 +39,8 @@ EMULATED = (
 CALIBRATION_SEED = 1000
 CALIBRATION_ROUND_SECONDS = 10
 FACTORS = tuple(0.8 + 0.02 * step for step in range(21))
-"""Of the costs of starts. A start that takes a moment longer may change who runs in all rounds after it: one
-simulation is one of many that might have been, and these say how far they are apart."""
+"""Factors of the costs of starts. A start that takes a moment longer may change who runs in all rounds after
+it: one simulation is one of many that might have been, and these say how far they are apart."""
 LIMIT_SECONDS = 1800.0
 CALIBRATION_LIMIT_SECONDS = 300.0
 

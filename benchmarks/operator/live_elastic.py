@@ -47,7 +47,7 @@ NODES = {"v100-0": 2, "v100-1": 2}
 
 ROUND_SECONDS = 30
 LIMIT_SECONDS = 300.0
-"""Of each change; reached only where it does not happen."""
+"""Limit of each change; reached only where it does not happen."""
 
 EMULATED = "GPUs are emulated by the CPU, padded to a multiple of its time; all else is real"
 

@@ -51,7 +51,7 @@ JOBS = ((0.0, 130), (8.0, 90), (47.0, 105), (95.0, 65), (140.0, 90))
 
 
 def steps_per_second() -> dict[int, float]:
-    """By GPUs, of ranks without a cluster; the fastest of some steps."""
+    """Speed by GPUs, of ranks without a cluster; the fastest of some steps."""
     found = {}
     for ranks in SIZES:
         job = calibrated.Job(
@@ -74,7 +74,7 @@ class LiveJobs:
         self.watched.start()
 
     def run(self, prefix: str, jobs: Sequence[tuple[float, int]]) -> dict[str, float]:
-        """From the beginning of a round on; returns job -> when it was created."""
+        """Create the jobs from the beginning of a round on; returns job -> when it was created."""
         created = {}
         began = next_round(self._folder / "operator.log")
         for number, (arrival, steps) in enumerate(jobs):
@@ -115,7 +115,7 @@ class LiveJobs:
 
 
 def simulated(jobs: Sequence[tuple[float, int]], speeds: Mapping[int, float], told: Costs) -> ElasticResult:
-    """By the operator's rules, from a file as ``--elastic`` reads it."""
+    """Result by the operator's rules, from a file as ``--elastic`` reads it."""
     (gpus_per_node,) = set(NODES.values())
     file = {
         "cluster": {"v100": {"nodes": len(NODES), "gpus_per_node": gpus_per_node}},

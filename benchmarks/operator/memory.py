@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def put(caches: Caches, kind: Kind, item: dict[str, Any]) -> None:
-    """As the watch brings it."""
+    """Put an object in as the watch brings it."""
     metadata = item["metadata"]
     metadata |= {"uid": f"{kind.kind}-{metadata['name']}", "resourceVersion": "1", "generation": 1}
     metadata |= {"creationTimestamp": "2026-01-01T00:00:00Z", "managedFields": MANAGED}
@@ -89,7 +89,7 @@ def part(name: str, job: str) -> dict[str, Any]:
 
 
 def status(pods: list[str]) -> dict[str, Any]:
-    """Of a job that trains."""
+    """Status of a job that trains."""
     return {
         "launches": 1,
         "allocation": {
@@ -151,7 +151,7 @@ def pod(index: int, job: int, number: int) -> dict[str, Any]:
 
 
 def resident_mib() -> float:
-    """Of this process now."""
+    """Resident memory of this process now."""
     gc.collect()
     text = Path("/proc/self/status").read_text()
     return int(text.split("VmRSS:")[1].split()[0]) / 1024

@@ -29,7 +29,7 @@ import calibrated
 
 LAYERS, FAST, SLOW = 24, 2, 2
 FORWARD_SECONDS = 0.004
-"""Of a layer and a microbatch on a fast GPU; its backward takes twice that."""
+"""Forward of a layer and a microbatch on a fast GPU; its backward takes twice that."""
 
 
 def bounds_of(stages):

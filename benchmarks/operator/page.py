@@ -36,7 +36,7 @@ class Everybody:
     """Lets everybody in."""
 
     async def person(self, token: str) -> Any:
-        """Of any token."""
+        """Person of any token."""
         from ballast_operator.page.access import Person
 
         return Person(name=token)

@@ -232,7 +232,7 @@ class Run(EmulatedRun):
         self._decisions(await leader.metrics())
 
     def _decisions(self, metrics: dict[str, float]) -> None:
-        """From the operator's own histogram: its buckets limit the resolution."""
+        """Figures from the operator's own histogram: its buckets limit the resolution."""
         for part in ("all", "read", "prepare", "solve", "conclude"):
             prefix = 'ballast_decision_seconds_bucket{le="'
             buckets = sorted(

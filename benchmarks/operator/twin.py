@@ -34,7 +34,7 @@ GPUS = {"k80": 4, "p100": 4, "v100": 4}
 ROUND_SECONDS = 60
 LIMIT_SECONDS = 1800.0
 WRITTEN_SECONDS = 15.0
-"""Until the operator has written what happened."""
+"""Pause until the operator has written what happened."""
 TARGET = 0.03
 
 

@@ -55,7 +55,7 @@ class _Clock:
 
     @classmethod
     def sleep_until(cls, end: float) -> None:
-        """Until ``time.perf_counter()`` is ``end``, less what is owed."""
+        """Sleep until ``time.perf_counter()`` is ``end``, less what is owed."""
         wanted = end - time.perf_counter()
         if wanted <= cls.owed:
             cls.owed -= max(0.0, wanted)
@@ -122,7 +122,7 @@ class StatedLoads(Dynamic):
 
 
 def steady_model(layers: int, numbers: int, forward_seconds: float) -> Model:
-    """As many sleeping layers of so many weights, always as fast; a backward takes twice a forward."""
+    """Model of sleeping layers with ``numbers`` weights, always as fast; a backward takes twice a forward."""
     return dataclasses.replace(
         sleeping_model(layers),
         build_layer=lambda index: SleepingLayer(numbers, forward_seconds),
@@ -131,7 +131,7 @@ def steady_model(layers: int, numbers: int, forward_seconds: float) -> Model:
 
 
 def sleeping_model(layers: int) -> Model:
-    """As many sleeping layers."""
+    """Model of as many sleeping layers."""
 
     def batch(seed: int, step: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         # The first layer's input has a gradient, or its backward would have nothing to wait for.

@@ -44,7 +44,7 @@ from tests.support.waiting import eventually
 
 RANKS = 4
 KILLS_OF_A_RANK = 3
-"""As often as one is started again."""
+"""Kills of a rank, as often as one is started again."""
 STEPS_BETWEEN = 10
 MOST_APART = 1e-5
 FREEZING = {"criterion": "weightChange", "threshold": 0.02, "patience": 1, "thawSteps": 10}
@@ -99,7 +99,7 @@ ONCE = ("repacking", "exporting")
 AT_ONCE = {"pairs": 2, "joining": 2}
 """Kills that are one event."""
 MOST_STEPS = 500
-"""Between two kills."""
+"""Steps between two kills."""
 WAITING: list[str] = []
 """The setting, once this process waits for the call in which it dies."""
 SETTING, FOLDER = "KILLS_SETTING", "KILLS_FOLDER"

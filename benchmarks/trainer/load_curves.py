@@ -31,7 +31,7 @@ AT_KNOWN_STEPS = {"freezing", "pruning"}
 """Cases whose loads a schedule changes; those of the others change by what is learnt, at no known step."""
 
 FORWARD, BACKWARD = 1 / 3, 2 / 3
-"""Of an unchanged layer's seconds."""
+"""Parts of an unchanged layer's seconds."""
 
 Curve = Callable[[int, float, float], np.ndarray]
 """(layers, progress 0..1, strength) -> relative seconds, shape (layers, 2): forward, backward."""
@@ -63,7 +63,7 @@ def sparse_attention(layers: int, progress: float, strength: float) -> np.ndarra
 
 
 def early_exit(layers: int, progress: float, strength: float) -> np.ndarray:
-    """Of the tokens e^(-strength d) are left at depth d."""
+    """Loads if e^(-strength d) of the tokens are left at depth d."""
     return _both(np.exp(-progress * strength * _depth(layers)))
 
 

@@ -59,7 +59,7 @@ class Setting:
 
     @property
     def microbatches(self) -> int:
-        """Of a step; one for each replica."""
+        """Microbatches of a step; one for each replica."""
         return MICROBATCHES if self.zero_stage is None else self.ranks
 
     @property

@@ -57,11 +57,11 @@ ROUNDS = 5
 EVEN, UNEVEN, FEWER = (0, 3, 7, 10, 14), (0, 5, 8, 11, 14), (0, 5, 10, 14)
 """Partitions of the example's 14 layers, the first as a job of four ranks begins; four layers move."""
 LAYER_WEIGHTS = 12 * 128 * 128
-"""Of a block of the example's model."""
+"""Weights of a block of the example's model."""
 LAYER_SECONDS = 0.0013
-"""Of one microbatch's forward through a sleeping layer: a step takes about as long as the example's."""
+"""Seconds of a microbatch's forward in a sleeping layer: a step takes about as long as the example's."""
 LIMIT_SECONDS = 120.0
-"""For a change to be made."""
+"""Limit for a change to be made."""
 EXAMPLES = Path(__file__).parents[2] / "examples/trainer"
 CASES = (
     "early-exit",

@@ -48,11 +48,11 @@ SPEEDS = (1.0, 0.85, 0.7, 0.5)
 """Kinds of ranks."""
 SCHEDULES_DRAWN = ("1F1B", "GPipe", "ZeroBubbleH1", "Interleaved1F1B", "LoopedBFS", "ZeroBubbleV")
 SAMPLES = 2
-"""Of a microbatch of the GPT."""
+"""Samples of a microbatch of the GPT."""
 GPT = {"name": "gpt", "layers": LAYERS, "args": {"dim": 128, "heads": 4, "context": 64}}
 PROFILED_MICROBATCHES = 8
 ROUNDS = 3
-"""Of what is measured beforehand."""
+"""Rounds of what is measured beforehand."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Plan:
     recompute: bool = False
 
     def job(self, *, steps, samples=1, **settings):
-        """To run it with layers that sleep, unless ``settings`` name a model."""
+        """Job that runs it with layers that sleep, unless ``settings`` name a model."""
         return calibrated.Job(
             loads=np.repeat(layer_seconds()[None], steps, axis=0),
             ranks=len(self.speeds),
@@ -90,7 +90,7 @@ class Plan:
         )
 
     def forecast(self, rows, machines):
-        """By the trainer's own forecast."""
+        """Step time by the trainer's own forecast."""
         return forecast(
             self.job(steps=1).config,
             rows,

@@ -28,7 +28,7 @@ from dynamic_models.stragglers_in_groups import late_ranks, migration
 from resizing import homogeneous, imputations, one_late
 
 __all__ = ["cases_judged", "overheads_judged", "repacking_judged", "unstable_judged"]
-"""For ``ballast reproduce``."""
+"""Names for ``ballast reproduce``."""
 
 HERE = Path(__file__).resolve()
 PAGE = HERE.parents[2] / "lab" / "docs" / "published-dynamic-models.md"

@@ -55,7 +55,7 @@ def curve(steps):
 
 
 def throughput(steps):
-    """By ranks: predicted and measured seconds of a step, and samples per rank relative to eight ranks."""
+    """Predicted and measured seconds of a step by ranks, and samples per rank relative to eight ranks."""
     loads = np.empty((4 * steps, LAYERS, 2))
     loads[:, :, 0], loads[:, :, 1] = 0.004, 0.008
     ran = calibrated.run(

@@ -1,4 +1,4 @@
-"""From which sparsity on a pruned linear layer is faster sparse: forward and backward against dense.
+"""Sparsity from which a pruned linear layer is faster sparse: forward and backward against dense.
 
 Both layers hold the same weights under the same random mask and take the same input; they are timed
 in turn, in one process on one thread, and the median of the pairwise ratios is printed. Above 1 the

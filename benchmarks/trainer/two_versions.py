@@ -20,7 +20,7 @@ STEPS = 600
 
 
 def losses(schedule):
-    """By step, of a GPT of four layers on the built-in text."""
+    """Losses by step, of a GPT of four layers on the built-in text."""
     config = {
         "totalSteps": STEPS,
         "model": {

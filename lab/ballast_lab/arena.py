@@ -29,7 +29,7 @@ from ballast_lab.comparison import Comparison, Point
 
 ROUND_SECONDS, ROUNDS = 300.0, 2000
 STEPS_DIVIDED_BY = 5
-"""Of simulated traces, by Arena's simulator; traces that were run state steps as they are."""
+"""Divisor of simulated traces' steps, by Arena's simulator; traces that were run state them as they are."""
 COLUMNS = ("job_id", "submission_time", "num_iteration", "model_name", "batch_size")
 
 
@@ -157,7 +157,7 @@ class Row:
 
 
 def row_of(result: ElasticResult, arrivals: list[float]) -> Row:
-    """Of a run of the jobs that fit somewhere, among ``arrivals`` (s) of all jobs."""
+    """Row of a run of the jobs that fit somewhere, among ``arrivals`` (s) of all jobs."""
     came = [at for at in arrivals if at < result.until]
     waited = math.fsum(result.until - at for at in came)
     waited -= math.fsum(result.until - job.finish for job in result.finished)

@@ -25,7 +25,7 @@ HOURS, ON_DEMAND, SPOT = 48.0, 3.06, 0.97
 DEADLINES, STARTUPS = (52.0, 70.0), (0.05, 0.2)
 
 Score = tuple[float, bool]
-"""Of a window, and whether its job was in time."""
+"""Score of a window, and whether its job was in time."""
 
 
 def score(usd: float) -> float:
@@ -34,7 +34,7 @@ def score(usd: float) -> float:
 
 
 def by_rule(there: np.ndarray, deadline: float, startup: float, tick: float) -> Score:
-    """By Ballast's rule, which sees the zone for nothing."""
+    """Score by Ballast's rule, which sees the zone for nothing."""
     zone = Zone(region="", there=there, spot_usd=np.full(len(there), SPOT), on_demand_usd=ON_DEMAND)
     found = run_ticks(
         [zone],
@@ -50,7 +50,7 @@ def by_rule(there: np.ndarray, deadline: float, startup: float, tick: float) -> 
 
 
 def by_pace(there: np.ndarray, deadline: float, startup: float, tick: float, *, even: bool) -> Score:
-    """By uniform progress (``even``), or by greedy: spot while there is any, on demand when it must.
+    """Score by uniform progress (``even``), or by greedy: spot while there is any, on demand when it must.
 
     Uniform progress runs on demand where no spot machine is and the job is behind the even pace, and stays
     there until it is two start-ups ahead of it.

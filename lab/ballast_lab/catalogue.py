@@ -40,7 +40,7 @@ class Figure:
 
     @property
     def path(self) -> Path:
-        """Of the program, whether it is there or not."""
+        """Path of the program, whether it is there or not."""
         return (INSTALLED if self.program.startswith("ballast_lab/") else CHECKOUT) / self.program
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from ballast_policies.planning.dynamics import gradual_sparsity
 
 BACKWARD_SHARE = 2 / 3
-"""Of a layer's seconds: the backward takes twice the forward."""
+"""Part of a layer's seconds: the backward takes twice the forward."""
 
 Loads = Callable[[int, float, np.random.Generator], np.ndarray]
 """(layers, progress, generator) -> relative seconds, shape (layers,)."""
@@ -86,7 +86,7 @@ LOADS: Mapping[str, Loads] = {
     "mixtureOfDepths": mixture_of_depths,
     "mixtureOfExperts": mixture_of_experts,
 }
-"""By kind of change, as ``dynamics[].kind`` names it."""
+"""Loads by kind of change, as ``dynamics[].kind`` names it."""
 
 
 def _half_normal(x: np.ndarray) -> np.ndarray:

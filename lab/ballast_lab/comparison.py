@@ -61,7 +61,7 @@ class Comparison:
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """In Markdown."""
+    """Table in Markdown."""
     names = list(head)
     lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
     return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows])

@@ -64,7 +64,7 @@ class Shape:
     score: int = 2 * HALF + 1
 
     def parameters(self, layer: int, last: int) -> float:
-        """Of a layer; the first embeds, the last has the same weights again."""
+        """Parameters of a layer; the first embeds, the last has the same weights again."""
         return self.words * self.width if layer in (0, last) else 12.0 * self.width**2
 
     def activations(self, layer: int, last: int, tensor: int) -> float:
@@ -84,7 +84,7 @@ SHAPES = {
     "OPT-30": Shape(width=7168, tokens=2048, words=50272, heads=56),
     "LLAMA-3-8": Shape(width=4096, tokens=2048, words=128256, heads=32),
 }
-"""As published with the models."""
+"""Shapes as published with the models."""
 
 MODELS = {"GPT-NEO": "GPT-Neo-2.7", "OPT-30/": "OPT-30", "LLAMA": "LLAMA-3-8", "": "OPT-350"}
 """Part of a plan's name -> its model; the first that is in it."""
@@ -103,7 +103,7 @@ class Machine:
 
     @property
     def name(self) -> str:
-        """As a GPU type of :class:`Devices`."""
+        """Name as a GPU type of :class:`Devices`."""
         return f"{self.tensor} x {self.gpu} in {self.zone}"
 
 
@@ -130,7 +130,7 @@ class Measured:
 
     @property
     def microbatches(self) -> int:
-        """Of a step, in each replica."""
+        """Microbatches of a step, in each replica."""
         return max(1, self.samples // (self.microbatch * len(self.replicas[0])))
 
     def layout(self) -> Layout:
@@ -194,7 +194,7 @@ class Profiles:
 
 
 def _ratio(here: Layers, there: Layers, part: int) -> float:
-    """Of the sums over the layers; 1 where ``there`` has none: some profiles have no updates."""
+    """Ratio of the sums over the layers; 1 where ``there`` has none: some profiles have no updates."""
     total = sum(row[part] for row in there)
     return sum(row[part] for row in here) / total if total > 0 else 1.0
 
@@ -207,7 +207,7 @@ class Links:
         self._zones = json.loads(text)
 
     def bandwidth(self, one: Machine, other: Machine) -> float:
-        """Between the two, of all their GPUs together: the slower way.
+        """Bandwidth between the two, of all their GPUs together: the slower way.
 
         Raises:
             KeyError: neither way was measured.
@@ -324,7 +324,7 @@ def _rows(plan: Measured, profiles: Profiles, machine: Machine) -> Layers:
 
 
 def _row(known: Layers, layer: int, last: int) -> tuple[float, float, float]:
-    """Of a model of which fewer layers were profiled, the one in the middle stands for the others."""
+    """Row of a layer; where fewer were profiled, the one in the middle stands for the others."""
     if layer == last:
         return known[-1]
     return known[layer] if layer < len(known) - 1 else known[len(known) // 2]

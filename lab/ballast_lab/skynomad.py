@@ -155,7 +155,7 @@ class Traces:
 
 
 def usd_per_gb(origin: str, destination: str) -> float:
-    """Of a checkpoint between regions, as the artifact charges between those of its traces."""
+    """Price of a checkpoint's way between regions, as the artifact charges between those of its traces."""
     if origin == destination:
         return 0.0
     return 0.01 if {origin, destination} == NEAR else 0.02

@@ -36,13 +36,13 @@ COVERED, DEVIATIONS = 0.9, 1.645
 """Part of the errors that an interval has, and how many standard deviations that is."""
 
 SWEEPS, LEAST_ERROR, RIDGE = 25, 0.05, 10.0
-"""Of the fit by reweighted squares: sweeps, errors below which none weighs more, penalty of slopes."""
+"""Fit by reweighted squares: sweeps, errors below which none weighs more, penalty of slopes."""
 
 LEAST_RUNS = 20
 """Fewer runs than this are not fitted."""
 
 TOKENS = 1024
-"""Of a sample of Arena's transformers."""
+"""Tokens of a sample of Arena's transformers."""
 
 DENSE = {"760M": (1536, 24), "1.3B": (2048, 24), "2.6B": (2560, 32), "6.7B": (4096, 32), "15B": (5120, 48)}
 EXPERTS = {"690M": (768, 8), "1.3B": (768, 16), "2.4B": (1024, 16), "10B": (1536, 16), "27B": (2048, 16)}

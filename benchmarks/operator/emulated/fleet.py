@@ -48,7 +48,7 @@ class Fleet:
         self.renewals = 0
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._kubelets())
             group.create_task(self._ranks())

@@ -68,7 +68,7 @@ class Http:
         return await self._sum(re.compile(r'apiserver_request_total\{.*verb="(POST|PUT|PATCH|APPLY|DELETE)"'))
 
     async def cpu_seconds(self) -> float:
-        """Of the API server, so far."""
+        """CPU seconds of the API server, so far."""
         return await self._sum(re.compile("process_cpu_seconds_total "))
 
     async def _sum(self, series: re.Pattern[str]) -> float:

@@ -35,7 +35,7 @@ class LeastRequests:
         self.pods: dict[str, float] = {}
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             async for _, event, item in self._http.watch(JOB):
                 if event == "ADDED":

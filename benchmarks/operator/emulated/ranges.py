@@ -28,7 +28,7 @@ class Row:
     within: bool | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """For ``--output json``."""
+        """Values for ``--output json``."""
         return dataclasses.asdict(self)
 
     def text(self) -> str:

@@ -35,7 +35,7 @@ class Replica:
         self._read = 0
 
     async def port(self) -> int:
-        """Of its pages, once it serves them."""
+        """Port of its pages, once it serves them."""
         while True:
             with self._log.open() as log:
                 log.seek(self._read)
@@ -86,7 +86,7 @@ class Replica:
         raise RuntimeError(f"{name} is not {least:g} after {limit_seconds:g} s: {self._log}")
 
     def cpu_seconds(self) -> float:
-        """Of the operator and its solver, so far."""
+        """CPU seconds of the operator and its solver, so far."""
         return sum(_cpu(pid) for pid in self._pids())
 
     def memory_mib(self) -> dict[str, float]:
@@ -100,7 +100,7 @@ class Replica:
         return [pid, *map(int, children)]
 
     def kill(self) -> None:
-        """As a power cut."""
+        """End it as a power cut would."""
         self.process.kill()
         self.process.wait()
 

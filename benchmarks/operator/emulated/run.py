@@ -135,7 +135,7 @@ class EmulatedRun:
         await self._until(lambda: item["metadata"]["name"] in self._seen.pods, f"the pod of {prefix}")
 
     async def _until_quiet(self, replica: Replica) -> None:
-        """Until no key is due for two seconds: all jobs have been looked at."""
+        """Wait until no key is due for two seconds: all jobs have been looked at."""
         quiet = 0
         while quiet < 4:
             quiet = quiet + 1 if (await replica.metrics()).get("ballast_queue_due", 0.0) == 0 else 0

@@ -33,7 +33,7 @@ STAND_IN = Path(__file__).resolve().parent / "stand_in.py"
 JOBS = {"group": "ballast.dev", "version": "v1alpha1", "plural": "trainingjobs"}
 START_SECONDS = 60.0
 SETTLE_SECONDS = 2.0
-"""After the decision that a change of policy causes: its status is written, which may cause another."""
+"""Pause after the decision that a change of policy causes: its status is written, which may cause another."""
 LAST_LINES = 40
 LAYERS = 8
 

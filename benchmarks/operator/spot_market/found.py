@@ -31,7 +31,7 @@ class Part:
 
     @classmethod
     def read(cls, file: Path) -> "Part":
-        """As it was written; the first part begins with nothing."""
+        """Part as it was written; the first part begins with nothing."""
         if not file.exists():
             return cls()
         known = json.loads(file.read_text())
@@ -46,7 +46,7 @@ class Part:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is written."""
+        """Values as they are written."""
         jobs = {name: dict(counts) for name, counts in self.jobs.items()}
         return {**vars(self), "taken": dict(self.taken), "jobs": jobs}
 

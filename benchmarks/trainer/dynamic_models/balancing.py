@@ -237,7 +237,7 @@ def judged(rows, points):
 
 
 def cases_judged():
-    """Of what the best cut of every step reaches, by case: rebalancing follows the loads."""
+    """Part of what the best cut of every step reaches, by case: rebalancing follows the loads."""
     rows = six_cases()
     return judged(rows, [(row["case"], "-", row["of_the_best"], 0.95, 1.0) for row in rows])
 

@@ -1,4 +1,4 @@
-"""From which length on sparse attention is faster than dense: forward and backward, in turn in one process.
+"""Length from which sparse attention is faster than dense: forward and backward, in turn in one process.
 
 ``dense_over_sparse`` above 1: the sparse one is faster (median of the pairwise ratios). Content: ``spread``,
 random states; ``crowded``, half of the heads have states that lean one way, so that most of their keys are in

@@ -83,7 +83,7 @@ def run(cache_bytes, ranks):
 
 
 def best_step_seconds(layers, ranks):
-    """Under the best cut of layers of these seconds."""
+    """Seconds of a step under the best cut of layers of these seconds."""
     loads = exact_partition(layers, ranks).loads(layers)
     return predict_step_seconds(loads, MICROBATCHES)
 

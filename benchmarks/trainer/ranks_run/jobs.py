@@ -39,7 +39,7 @@ class Job:
 
     @property
     def config(self) -> JobConfig:
-        """As the trainer reads it."""
+        """Configuration as the trainer reads it."""
         return JobConfig.from_mapping(
             {
                 "totalSteps": len(self.loads),
@@ -80,7 +80,7 @@ class Ran:
     most_bytes: tuple[int, ...] = ()
 
     def step_seconds(self) -> dict[int, float]:
-        """By step, 1-based."""
+        """Seconds by step, 1-based."""
         return {line["step"]: line["step_seconds"] for line in self.lines if "event" not in line}
 
     def events(self, name: str) -> list[dict[str, Any]]:

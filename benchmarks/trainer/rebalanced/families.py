@@ -40,7 +40,7 @@ WAYS = {
 
 
 def scaled(loads, ranks):
-    """In seconds: a stage of the last step, evenly divided, takes 0.8."""
+    """Loads in seconds: a stage of the last step, evenly divided, takes 0.8."""
     return loads * (STAGE_SECONDS * ranks / loads[-1].sum())
 
 

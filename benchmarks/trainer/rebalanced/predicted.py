@@ -51,7 +51,7 @@ def simulated_step(row, partition, microbatches, action_seconds=0.0):
 
 
 def best_cut(row, microbatches, start, action_seconds=0.0):
-    """Of known loads: the partition with the smallest largest stage, refined by playing the schedule."""
+    """Partition of known loads with the smallest largest stage, refined by playing the schedule."""
 
     def played(partition):
         return simulated_step(row, partition, microbatches, action_seconds)

@@ -3,6 +3,6 @@
 RANKS, LATE = 4, 1
 
 BASE_SLOWDOWN = 16.0
-"""Of all ranks: the two cores that they share must be idle most of the time, or the ranks slow each other."""
+"""Slow-down of all ranks: the two cores that they share must be idle mostly, or the ranks slow each other."""
 
 CONTEXT, BATCH, HEADS = 32, 16, 16

@@ -143,7 +143,7 @@ class SimulatedRounds:
         return entries
 
     def fill(self, active: np.ndarray, running: Grant) -> Grant:
-        """Within a round: running gangs continue, and others start on free GPUs."""
+        """Grant within a round: running gangs continue, and others start on free GPUs."""
         ledger = self._ledger
         used = np.bincount(
             running.column, weights=ledger.gpus[running.job], minlength=len(ledger.capacity)

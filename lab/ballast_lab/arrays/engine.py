@@ -144,7 +144,7 @@ class _Run:
         self._book(grant, rows, columns, steps, seconds, part, until=self.now + float(seconds.max()))
 
     def step_event(self) -> None:
-        """To the next change: within a round only free GPUs are handed out, at its end all are."""
+        """Step to the next change: within a round only free GPUs are handed out, at its end all are."""
         before, moved = self._running, list[int]()
         if self.now >= self._round_ends:
             grant = self._rounds.grant(self._active, self._running, self.ledger.capacity)

@@ -1,4 +1,4 @@
-"""From the ledger to the allocation problem, and back to arrays of shares."""
+"""Way from the ledger to the allocation problem, and back to arrays of shares."""
 
 import dataclasses
 import time

@@ -16,7 +16,7 @@ from ballast_policies.simulator.ledger import Ledger
 from ballast_lab.gavel.linear import alone, solve
 
 TIGHT = 1e-6
-"""By so much less than the optimum is asked for, so that there is an inside."""
+"""Part by which less than the optimum is asked for, so that there is an inside."""
 
 SEARCH = (100.0, 1e6, 1.05)
 """Gavel's bisection of the makespan: from, to (s), and the ratio at which it stops."""

@@ -49,7 +49,7 @@ class Market:
         return max(float(series.times[-1]) for series in self.spot.values())
 
     def hazard_of_class(self, cloud: str, gpu_type: str) -> Hazard:
-        """Of all logs of that cloud's GPU type; of the cloud, or of all, where there is none."""
+        """Hazard of all logs of that cloud's GPU type; of the cloud, or of all, where there is none."""
         for logs in (
             [
                 log

@@ -5,7 +5,7 @@ b samples of s tokens and hidden size h; multiply by the bytes of an element.
 
 
 def pipeline_elements(microbatch_size: int, sequence: int, hidden: int) -> int:
-    """Between two stages, one direction: b s h."""
+    """Elements between two stages, one direction: b s h."""
     return microbatch_size * sequence * hidden
 
 
@@ -19,7 +19,7 @@ def scattered_pipeline_elements(
 def tensor_parallel_elements(
     microbatch_size: int, sequence: int, hidden: int, tensor_parallel: int, layers: int = 1
 ) -> float:
-    """Per rank of a stage of ``layers`` layers: 8 b s h (t - 1) / t each.
+    """Elements per rank of a stage of ``layers`` layers: 8 b s h (t - 1) / t each.
 
     Two all-reduces forward and two backward of b s h elements; a ring moves 2 (t - 1) / t of them.
     """
@@ -28,5 +28,5 @@ def tensor_parallel_elements(
 
 
 def data_parallel_elements(parameters: float, data_parallel: int) -> float:
-    """Per rank and batch: a ring all-reduce of its gradients, 2 (d - 1) / d of them (4.3.3)."""
+    """Elements per rank and batch: a ring all-reduce of its gradients, 2 (d - 1) / d of them (4.3.3)."""
     return 2 * (data_parallel - 1) / data_parallel * parameters

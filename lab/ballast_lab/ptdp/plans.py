@@ -20,7 +20,7 @@ from ballast_lab.two_versions import GpuServers
 _ELEMENT_BYTES = 2
 """Activations and gradients travel in 16 bits."""
 _STATE_BYTES = 18
-"""Of a parameter in mixed precision: 2 weight, 4 gradient, 12 Adam with master weights."""
+"""Bytes of a parameter in mixed precision: 2 weight, 4 gradient, 12 Adam with master weights."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ class ReplayedJobs:
 def replayed_jobs(
     items: Sequence[Object], gpu_types: Iterable[str], *, days: float, now: datetime.datetime
 ) -> ReplayedJobs:
-    """Those of the TrainingJobs ``items`` that were created in the last ``days`` days, on ``gpu_types``."""
+    """TrainingJobs of ``items`` that were created in the last ``days`` days, on ``gpu_types``."""
     types, found, left_out = set(gpu_types), [], []
     for item in items:
         created = item["metadata"].get("creationTimestamp")

@@ -78,7 +78,7 @@ class Replicated:
 
     @property
     def spans(self):
-        """By stage, its first layer and the end of it."""
+        """First layer of each stage, and the end of it."""
         return list(itertools.pairwise((0, *self.cuts, len(vgg()[0]))))
 
     def costs(self):

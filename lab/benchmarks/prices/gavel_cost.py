@@ -56,7 +56,7 @@ def run(count: int, batch_size: int) -> dict[str, Any]:
 
 
 def comparison() -> Comparison:
-    """With batch size 128, whose speeds by GPU type are the nearest to those that the dissertation prints."""
+    """Comparison at batch size 128, whose speeds by GPU type are nearest to those in the dissertation."""
     found = run(500, 128)
     kept = found["min-cost-slo"]["missed"]
     return Comparison(

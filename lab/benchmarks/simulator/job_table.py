@@ -1,4 +1,4 @@
-"""With which order of its job types were Gavel's published curves drawn?
+"""Order of its job types with which Gavel's published curves were drawn.
 
     python lab/benchmarks/simulator/job_table.py
 
