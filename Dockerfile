@@ -45,10 +45,11 @@ FROM workspace AS build-trainer
 RUN --mount=type=cache,target=/root/.cache/uv \
     uv sync --locked --no-dev --package ballast-trainer --no-install-workspace
 COPY policies policies
+COPY client client
 COPY trainer-image trainer-image
 RUN --mount=type=cache,target=/root/.cache/uv \
     uv sync --locked --no-dev --package ballast-trainer --no-editable
-RUN scripts/tidy-image /opt/ballast ballast_trainer ballast_policies
+RUN scripts/tidy-image /opt/ballast ballast_trainer ballast_policies ballast_client
 
 # PyTorch's own index has its build for CPUs, of the locked version, x86 and arm64; PyPI has none for Linux from 2.11 on.
 # Elsewhere from: --build-context wheels=FOLDER, with a wheel of that version, or --build-arg TORCH_INDEX=MIRROR.
@@ -67,10 +68,11 @@ RUN --mount=type=cache,target=/root/.cache/uv --mount=type=bind,from=wheels,targ
     "wheel (--build-context wheels=FOLDER), or build the target trainer: 5 GB, and it trains on CPUs, too." >&2; exit 1; }; } && \
     uv pip install --python /opt/ballast --no-deps -r others.txt
 COPY policies policies
+COPY client client
 COPY trainer-image trainer-image
 RUN --mount=type=cache,target=/root/.cache/uv \
-    uv pip install --python /opt/ballast --no-deps ./policies ./trainer-image
-RUN scripts/tidy-image /opt/ballast ballast_trainer ballast_policies
+    uv pip install --python /opt/ballast --no-deps ./policies ./client ./trainer-image
+RUN scripts/tidy-image /opt/ballast ballast_trainer ballast_policies ballast_client
 
 FROM build-trainer AS build-trainer-dev
 RUN --mount=type=cache,target=/root/.cache/uv \

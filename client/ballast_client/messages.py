@@ -11,8 +11,10 @@ from typing import Any
 
 PLAN_KEY = "plan.json"
 REPORT_ANNOTATION = "ballast.dev/report"
+PROPOSAL_ANNOTATION = "ballast.dev/proposal"
 ACK_ANNOTATION = "ballast.dev/ack"
 FINISHED_ANNOTATION = "ballast.dev/finished-step"
+END_REASON_ANNOTATION = "ballast.dev/end-reason"
 STOP = "checkpointAndStop"
 STOPPED_EXIT_CODE = 75
 """Saved and stopped, as asked: the job continues later."""

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from time import monotonic
 
 from ballast_client import messages
-from ballast_client.channels import Channel, ChannelError
+from ballast_client.api_server import ChannelError
+from ballast_client.channels import Channel
 
 logger = logging.getLogger("ballast_client")
 
@@ -146,7 +147,7 @@ class Reporter:
         return self._renew_seconds / EVENTS_PER_RENEWAL if news else self._renew_seconds
 
     def _read_plan(self) -> None:
-        text = self._channel.read_plan()
+        text = self._channel.read(messages.PLAN_KEY)
         if not text:
             return
         try:

@@ -50,8 +50,10 @@ def test_names_are_those_of_the_contract():
     assert messages.PLAN_KEY == contract.PLAN_KEY
     assert set(FILES) == {
         contract.REPORT_ANNOTATION,
+        contract.PROPOSAL_ANNOTATION,
         contract.ACK_ANNOTATION,
         contract.FINISHED_ANNOTATION,
+        contract.END_REASON_ANNOTATION,
     }
     assert messages.STOP == Directive.CHECKPOINT_AND_STOP
     assert messages.STOPPED_EXIT_CODE == ExitCode.STOPPED

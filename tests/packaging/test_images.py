@@ -198,13 +198,13 @@ def test_a_command_that_needs_an_extra_names_it(operator_image, command):
 
 
 def test_the_trainers_image_has_torch_and_no_kubernetes_client(context):
-    """Its locked requirements: policies and trainer of this repository, torch, no solver, no client."""
+    """Its locked requirements: what is of this repository, torch, no solver, no client of Kubernetes."""
     (words,) = [words for words in uv_commands("build-trainer") if "--no-editable" in words]
     words = [word for word in words[1:] if word != "--no-editable"]
     lines = uv("export", *words, "--no-hashes", "--quiet", folder=context("trainer")).splitlines()
     own = {line.removeprefix("-e ./") for line in lines if line.startswith("-e ")}
     others = {re.split(r"[=<> ;\[]", line)[0] for line in lines if line and line[0] not in "#- "}
-    assert own == {"policies", "trainer-image"}
+    assert own == {"client", "policies", "trainer-image"}
     assert "torch" in others
     assert not others & {"kubernetes", "kopf", "cvxpy", "highspy", "scipy", "pytest"}
 

@@ -13,11 +13,11 @@ import sys
 import time
 from pathlib import Path
 
+from ballast_client.api_server import ApiServer
 from ballast_policies.contract import Ack, Directive, ExitReason, Plan, Report
-from ballast_trainer.channel.api_server import ApiServer
-from ballast_trainer.channel.base import Messages
+from ballast_trainer.channel.base import Messages, OperatorChannel
 from ballast_trainer.channel.channel_thread import ChannelThread
-from ballast_trainer.channel.kubernetes import KubernetesChannel
+from ballast_trainer.channel.kubernetes import WatchingKubernetes
 from ballast_trainer.process_exit import end
 
 PLAN_POLL_SECONDS = 0.2
@@ -78,9 +78,8 @@ def lead(job: Job, total: int, told: list[int]) -> ExitReason:
     job.note("started")
     api = ApiServer.from_environment(os.environ)
     pod = os.environ["BALLAST_POD_NAME"]
-    channel = KubernetesChannel(
-        api, namespace=os.environ["BALLAST_NAMESPACE"], job=os.environ["BALLAST_JOB"], pod=pod
-    )
+    namespace, name = os.environ["BALLAST_NAMESPACE"], os.environ["BALLAST_JOB"]
+    channel = OperatorChannel(WatchingKubernetes(api, namespace=namespace, job=name, pod=pod))
     plan = _wait_for_plan(channel, pod, told)
     if plan is None:
         return ExitReason.STOPPED
@@ -123,7 +122,7 @@ def _report(plan: Plan, steps: float, rate: float | None, first: float) -> Repor
     )
 
 
-def _wait_for_plan(channel: KubernetesChannel, pod: str, told: list[int]) -> Plan | None:
+def _wait_for_plan(channel: OperatorChannel, pod: str, told: list[int]) -> Plan | None:
     while not told:
         plan = channel.read_plan()
         if plan is not None and plan.rank_of(pod) is not None:

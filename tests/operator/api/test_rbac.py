@@ -4,12 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ballast_client.api_server import ApiServer, ChannelError
 from ballast_operator.api.rbac import Rule, trainer_rules
 from ballast_operator.desired import access_objects
 from ballast_operator.local_operator import OPERATOR_NAME, apply_objects, install_objects
 from ballast_operator.views.job import JobView
-from ballast_trainer.channel.api_server import ApiServer
-from ballast_trainer.channel.base import ChannelError
 from ballast_trainer.channel.kubernetes import WatchedObject
 from kubernetes import client
 from kubernetes.dynamic import DynamicClient

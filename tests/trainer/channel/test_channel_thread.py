@@ -3,9 +3,10 @@
 import threading
 
 import pytest
+from ballast_client.api_server import ChannelError
 from ballast_policies.contract import Directive, Plan, Rank
 from ballast_trainer.channel import channel_thread as channel_thread_module
-from ballast_trainer.channel.base import ChannelError, Messages
+from ballast_trainer.channel.base import Messages
 from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.distributed.stopping import StopSignal
 

@@ -8,11 +8,10 @@ import threading
 import urllib.parse
 
 import pytest
+from ballast_client.api_server import ApiServer, ChannelError, NotInPodError
 from ballast_policies.contract import Ack, Directive, Proposal, Report
-from ballast_trainer.channel.api_server import ApiServer
-from ballast_trainer.channel.base import ChannelError, DirectoryChannel, Messages, StandaloneChannel
-from ballast_trainer.channel.kubernetes import CHECK_SECONDS, KubernetesChannel, WatchedObject
-from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.channel.base import DirectoryChannel, Messages, OperatorChannel, StandaloneChannel
+from ballast_trainer.channel.kubernetes import CHECK_SECONDS, WatchedObject, WatchingKubernetes
 
 from tests.support.waiting import WAIT_SECONDS, Clock, eventually
 from tests.trainer.channel.messages import ACK, PLAN, PROPOSAL, REPORT
@@ -142,7 +141,7 @@ def kubeconfig(server, tmp_path):
 def kubernetes_channel(server, kubeconfig):
     server.refuse_watch = 404
     api = ApiServer.from_environment(kubeconfig)
-    channel = KubernetesChannel(api, namespace="team", job="a", pod="a-1-0")
+    channel = OperatorChannel(WatchingKubernetes(api, namespace="team", job="a", pod="a-1-0"))
     yield channel
     channel.close()
     api.close()
@@ -190,9 +189,9 @@ def test_what_cannot_be_reached_is_a_channel_error(server, kubernetes_channel, m
 
 def test_the_kubernetes_channel_outside_of_a_cluster_is_refused_with_a_fix():
     """No service account, no kubeconfig, or one that is not a pod's."""
-    with pytest.raises(ConfigurationError, match="ballast-train run"):
+    with pytest.raises(NotInPodError, match="ballast-train run"):
         ApiServer.from_environment({})
-    with pytest.raises(ConfigurationError, match=r"KUBECONFIG: .*unset it in spec\.template"):
+    with pytest.raises(NotInPodError, match=r"KUBECONFIG: .*unset it in spec\.template"):
         ApiServer.from_environment({"KUBECONFIG": "/dev/null"})
 
 

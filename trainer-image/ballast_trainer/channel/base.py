@@ -11,14 +11,24 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from ballast_policies.contract import CONFIG_KEY, PLAN_KEY, Ack, ContractError, Plan, Proposal, Report
+from ballast_client.api_server import ChannelError
+from ballast_client.channels import Directory, Kubernetes
+from ballast_policies.contract import (
+    ACK_ANNOTATION,
+    CONFIG_KEY,
+    END_REASON_ANNOTATION,
+    FINISHED_ANNOTATION,
+    PLAN_KEY,
+    PROPOSAL_ANNOTATION,
+    REPORT_ANNOTATION,
+    Ack,
+    ContractError,
+    Plan,
+    Proposal,
+    Report,
+)
 from ballast_policies.contract.decode import decode_text
 from ballast_policies.contract.limits import OBJECT
-from ballast_policies.contract.model import Model
-
-
-class ChannelError(RuntimeError):
-    """The other side cannot be reached now; training continues and the call is repeated later."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +57,21 @@ class Messages:
         given = {name: getattr(newer, name) for name in fields if getattr(newer, name) is not None}
         return dataclasses.replace(self, **given)
 
+    @property
+    def annotations(self) -> dict[str, str]:
+        """Texts of those given, by the Lease's annotation."""
+        messages = {
+            REPORT_ANNOTATION: self.report,
+            PROPOSAL_ANNOTATION: self.proposal,
+            ACK_ANNOTATION: self.ack,
+        }
+        texts = {key: message.to_json() for key, message in messages.items() if message is not None}
+        if self.finished_step is not None:
+            texts[FINISHED_ANNOTATION] = str(self.finished_step)
+        if self.end_reason is not None:
+            texts[END_REASON_ANNOTATION] = self.end_reason
+        return texts
+
 
 class Channel(Protocol):
     """Plans come in; reports, proposals and acknowledgements go out."""
@@ -68,86 +93,51 @@ class Channel(Protocol):
         """End what runs beside the calls; the next call begins it anew."""
 
 
-def plan_from(text: str | None, source: object) -> Plan | None:
-    """The plan in a text of JSON; None where there is no text. ``source`` is where it was read.
+class OperatorChannel:
+    """The contract's messages as texts of the client's channel; see :class:`Channel`."""
 
-    Raises:
-        ChannelError: the text is not a plan.
-    """
-    try:
-        return Plan.from_json(text) if text else None
-    except ContractError as error:
-        raise ChannelError(f"{source}: {error}") from error
-
-
-def config_from(text: str | None, source: object) -> Mapping[str, Any] | None:
-    """The job's configuration in a text of JSON; None where there is no text. ``source`` as above.
-
-    Raises:
-        ChannelError: the text is not a JSON object, or above the contract's limits.
-    """
-    try:
-        return decode_text(dict[str, Any], text, limits=OBJECT) if text else None
-    except ContractError as error:
-        raise ChannelError(f"{source}: {CONFIG_KEY} cannot be read: {error}") from error
-
-
-class DirectoryChannel:
-    """See :class:`~ballast_trainer.channel.base.Channel`."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, texts: Directory | Kubernetes) -> None:
+        self._texts = texts
 
     def read_plan(self) -> Plan | None:
         """``plan.json``."""
-        return plan_from(self._read(PLAN_KEY), self._path / PLAN_KEY)
+        text = self._texts.read(PLAN_KEY)
+        try:
+            return Plan.from_json(text) if text else None
+        except ContractError as error:
+            raise ChannelError(f"{self._texts}: {PLAN_KEY}: {error}") from error
 
     def read_config(self) -> Mapping[str, Any] | None:
         """``config.json``."""
-        return config_from(self._read(CONFIG_KEY), self._path)
-
-    def close(self) -> None:
-        """Nothing runs."""
+        text = self._texts.read(CONFIG_KEY)
+        try:
+            return decode_text(dict[str, Any], text, limits=OBJECT) if text else None
+        except ContractError as error:
+            raise ChannelError(f"{self._texts}: {CONFIG_KEY} cannot be read: {error}") from error
 
     def write(self, messages: Messages) -> None:
-        """One file for each message given."""
-        files: dict[str, Model | None] = {
-            "report.json": messages.report,
-            "proposal.json": messages.proposal,
-            "ack.json": messages.ack,
-        }
-        for name, message in files.items():
-            if message is not None:
-                self._replace(name, message.to_json())
-        if messages.finished_step is not None:
-            self._replace("finished-step", str(messages.finished_step))
-        if messages.end_reason is not None:
-            self._replace("end-reason", messages.end_reason)
+        """A text for each message given."""
+        self._texts.write(messages.annotations, release=bool(messages.closing))
+
+    def close(self) -> None:
+        """End what runs."""
+        self._texts.close()
+
+
+class DirectoryChannel(OperatorChannel):
+    """The one of files."""
+
+    def __init__(self, path: Path) -> None:
+        self._directory = Directory(path)
+        super().__init__(self._directory)
 
     def publish(self, plan: Plan) -> None:
         """Write ``plan.json``, as the operator would."""
-        self._replace(PLAN_KEY, plan.to_json())
-
-    def _read(self, name: str) -> str | None:
-        try:
-            return (self._path / name).read_text()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise ChannelError(str(error)) from error
-
-    def _replace(self, name: str, text: str) -> None:
-        temporary = self._path / f".{name}.new"
-        try:
-            self._path.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(text)
-            temporary.replace(self._path / name)
-        except OSError as error:
-            raise ChannelError(str(error)) from error
+        self._directory.replace(PLAN_KEY, plan.to_json())
 
 
 class StandaloneChannel:
-    """Grants every proposal of the current epoch; see :class:`~ballast_trainer.channel.base.Channel`."""
+    """Grants every proposal of the current epoch; see :class:`Channel`."""
 
     def __init__(self, plan: Plan, growth: Callable[[Plan], Plan] = lambda plan: plan) -> None:
         """``growth`` of the plan in force returns the one by which ranks that are back join, or it itself."""

@@ -9,9 +9,10 @@ import logging
 import threading
 from time import monotonic
 
+from ballast_client.api_server import ChannelError
 from ballast_policies.contract import RENEW_SECONDS, Plan, Report
 
-from ballast_trainer.channel.base import Channel, ChannelError, Messages
+from ballast_trainer.channel.base import Channel, Messages
 from ballast_trainer.distributed.stopping import StopSignal
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,6 @@ refused, or has told something else than the object shows is replaced; until the
 a request.
 """
 
-import datetime
 import logging
 import threading
 import urllib.parse
@@ -14,21 +13,9 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any
 
-from ballast_policies.contract import (
-    ACK_ANNOTATION,
-    CONFIG_KEY,
-    END_REASON_ANNOTATION,
-    FINISHED_ANNOTATION,
-    PLAN_KEY,
-    PROPOSAL_ANNOTATION,
-    REPORT_ANNOTATION,
-    Plan,
-    lease_name,
-    plan_config_map_name,
-)
-
-from ballast_trainer.channel.api_server import ApiServer
-from ballast_trainer.channel.base import ChannelError, Messages, config_from, plan_from
+from ballast_client.api_server import ApiServer, ChannelError
+from ballast_client.channels import Kubernetes
+from ballast_policies.contract import plan_config_map_name
 
 logger = logging.getLogger(__name__)
 
@@ -144,51 +131,18 @@ def _version(item: Mapping[str, Any] | None) -> str:
     return str(((item or {}).get("metadata") or {}).get("resourceVersion") or "")
 
 
-class KubernetesChannel:
-    """See :class:`~ballast_trainer.channel.base.Channel`."""
+class WatchingKubernetes(Kubernetes):
+    """The job's objects, of which the ConfigMap is watched."""
 
     def __init__(self, api: ApiServer, *, namespace: str, job: str, pod: str) -> None:
-        self._api = api
-        self._config_map = WatchedObject(
-            api, f"/api/v1/namespaces/{namespace}/configmaps", plan_config_map_name(job)
-        )
-        self._lease = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{lease_name(job)}"
-        self._pod = pod
+        super().__init__(api, namespace=namespace, job=job, pod=pod)
+        collection = f"/api/v1/namespaces/{namespace}/configmaps"
+        self._watched = WatchedObject(api, collection, plan_config_map_name(job))
 
-    def read_plan(self) -> Plan | None:
-        """``plan.json`` of the ConfigMap."""
-        return plan_from(self._data().get(PLAN_KEY), self._config_map.path)
-
-    def read_config(self) -> Mapping[str, Any] | None:
-        """``config.json`` of the ConfigMap."""
-        return config_from(self._data().get(CONFIG_KEY), self._config_map.path)
-
-    def write(self, messages: Messages) -> None:
-        """One patch of the Lease: annotations, holder and renewal time."""
-        texts = {
-            REPORT_ANNOTATION: messages.report,
-            PROPOSAL_ANNOTATION: messages.proposal,
-            ACK_ANNOTATION: messages.ack,
-        }
-        annotations = {key: message.to_json() for key, message in texts.items() if message is not None}
-        if messages.finished_step is not None:
-            annotations[FINISHED_ANNOTATION] = str(messages.finished_step)
-        if messages.end_reason is not None:
-            annotations[END_REASON_ANNOTATION] = messages.end_reason
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-        body = {
-            "metadata": {"annotations": annotations},
-            # A merge patch with None takes the holder away.
-            "spec": {"holderIdentity": None if messages.closing else self._pod, "renewTime": now},
-        }
-        if self._api.request("PATCH", self._lease, body) is None:
-            raise ChannelError(f"{self._lease} does not exist")
+    def newest(self) -> Mapping[str, Any] | None:
+        """The ConfigMap, as the watch tells."""
+        return self._watched.newest()
 
     def close(self) -> None:
         """End the watch."""
-        self._config_map.close()
-
-    def _data(self) -> Mapping[str, str]:
-        config_map = self._config_map.newest()
-        data: Mapping[str, str] = (config_map or {}).get("data") or {}
-        return data
+        self._watched.close()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from ballast_client.api_server import ApiServer, ChannelError, NotInPodError
 from ballast_policies.contract import (
     POD_IP_ENV,
     POD_RANKS_ENV,
@@ -25,9 +26,8 @@ from ballast_policies.contract import (
 from ballast_policies.contract.limits import MOST_RANKS
 
 from ballast_trainer.causes import describe, explains_itself
-from ballast_trainer.channel.api_server import ApiServer
-from ballast_trainer.channel.base import Channel, ChannelError, DirectoryChannel
-from ballast_trainer.channel.kubernetes import KubernetesChannel
+from ballast_trainer.channel.base import Channel, DirectoryChannel, OperatorChannel
+from ballast_trainer.channel.kubernetes import WatchingKubernetes
 from ballast_trainer.cli.local_ranks import run_pod_ranks
 from ballast_trainer.distributed.stopping import StopSignal, handover_seconds, stop_seconds
 from ballast_trainer.environment import RESTARTS_ENV
@@ -55,8 +55,13 @@ def _open_channel(job: str, pod: str) -> Channel:
     folder = os.environ.get("BALLAST_CHANNEL")
     if folder:
         return DirectoryChannel(Path(folder))
-    api = ApiServer.from_environment(os.environ)
-    return KubernetesChannel(api, namespace=_required("BALLAST_NAMESPACE"), job=job, pod=pod)
+    try:
+        api = ApiServer.from_environment(os.environ)
+    except NotInPodError as error:
+        raise ConfigurationError(error.variable, error.reason) from error
+    return OperatorChannel(
+        WatchingKubernetes(api, namespace=_required("BALLAST_NAMESPACE"), job=job, pod=pod)
+    )
 
 
 def wait_for_plan(

@@ -121,7 +121,9 @@ class _Options:
 
 
 def _run(config: dict[str, Any], options: _Options, log: Path | None) -> int:
-    from ballast_trainer.channel.base import Channel, ChannelError, DirectoryChannel, StandaloneChannel
+    from ballast_client.api_server import ChannelError
+
+    from ballast_trainer.channel.base import Channel, DirectoryChannel, StandaloneChannel
     from ballast_trainer.distributed.joining import Returning, wait_for_growth
     from ballast_trainer.launch import ValidatedJob, train
     from ballast_trainer.loop.rank_launch import RankLaunch, TraceRequest

@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
+from ballast_client.api_server import ChannelError
 from ballast_policies.contract import Directive, Plan
 
 from ballast_trainer.causes import describe
-from ballast_trainer.channel.base import ChannelError
 from ballast_trainer.checkpoints.memory_copies import LostRanks, MemoryCopies
 from ballast_trainer.distributed.activity import ACTIVITY
 from ballast_trainer.distributed.connections import CONNECTIONS

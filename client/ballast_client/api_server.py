@@ -1,6 +1,6 @@
 """Requests to the API server, from a pod.
 
-A few requests on two objects do not need the client package, whose import takes longer than torch's; this
+A few requests on two objects do not need Kubernetes' client, whose import takes longer than torch's; this
 file speaks to the API server over HTTPS itself.  It finds the server by ``KUBECONFIG``, which process nodes
 set, or by the service account mounted into the pod.
 """
@@ -9,6 +9,7 @@ import base64
 import contextlib
 import http.client
 import json
+import os
 import ssl
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
@@ -16,11 +17,20 @@ from pathlib import Path
 from socket import SHUT_RDWR
 from typing import Any
 
-from ballast_trainer.channel.base import ChannelError
-from ballast_trainer.errors import ConfigurationError
-
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _REQUEST_SECONDS = 10.0
+
+
+class ChannelError(RuntimeError):
+    """The other side cannot be reached now; training continues and the call is repeated later."""
+
+
+class NotInPodError(ChannelError):
+    """The environment is not a pod's: ``variable`` of it, and the ``reason`` with what to change."""
+
+    def __init__(self, variable: str, reason: str) -> None:
+        super().__init__(f"{variable}: {reason}")
+        self.variable, self.reason = variable, reason
 
 
 class ApiServer:
@@ -34,16 +44,16 @@ class ApiServer:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "ApiServer":
-        """Client by ``KUBECONFIG``, else by account. Raises ConfigurationError: neither is there."""
+        """Client by ``KUBECONFIG``, else by account. Raises NotInPodError: neither is there."""
         if environment.get("KUBECONFIG"):
             return cls._from_kubeconfig(Path(environment["KUBECONFIG"]))
         host = environment.get("KUBERNETES_SERVICE_HOST")
         if not host:
             reason = "not set, and no KUBECONFIG. To fix: run in a pod, or use `ballast-train run`"
-            raise ConfigurationError("KUBERNETES_SERVICE_HOST", reason)
+            raise NotInPodError("KUBERNETES_SERVICE_HOST", reason)
         address = f"[{host}]" if ":" in host else host
         server = f"https://{address}:{environment.get('KUBERNETES_SERVICE_PORT', '443')}"
-        context = ssl.create_default_context(cafile=str(_SERVICE_ACCOUNT / "ca.crt"))
+        context = ssl.create_default_context(cafile=os.fspath(_SERVICE_ACCOUNT / "ca.crt"))
         return cls(server, context, _SERVICE_ACCOUNT / "token")
 
     @classmethod
@@ -52,13 +62,14 @@ class ApiServer:
             config = json.loads(path.read_text())
             (cluster,) = (entry["cluster"] for entry in config["clusters"])
             (user,) = (entry["user"] for entry in config["users"])
-            context = None
-            if cluster["server"].startswith("https"):
-                authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
+            server, context = str(cluster["server"]), None
+            if server.startswith("https"):
+                given = cluster.get("certificate-authority-data")
+                authority = base64.b64decode(given).decode() if given else None
                 context = ssl.create_default_context(cadata=authority)
-            return cls(cluster["server"], context, Path(user["tokenFile"]))
+            return cls(server, context, Path(user["tokenFile"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigurationError(
+            raise NotInPodError(
                 "KUBECONFIG", f"{path} is not a pod's: {error!r}. To fix: unset it in spec.template"
             ) from error
 
@@ -70,15 +81,16 @@ class ApiServer:
             self._send(self._connection, method, path, data)
             response = self._connection.getresponse()
             text = response.read()
-        except (OSError, http.client.HTTPException) as error:
+            if response.status == http.client.NOT_FOUND:
+                return None
+            if response.status >= http.client.BAD_REQUEST:
+                shown = text[:300].decode(errors="replace")
+                raise ChannelError(f"{method} {path}: {response.status} {shown}")
+            answer = json.loads(text)
+        except (OSError, http.client.HTTPException, ValueError) as error:
             self.close()
             raise ChannelError(f"{method} {path}: {error!r}") from error
-        if response.status == http.client.NOT_FOUND:
-            return None
-        if response.status >= http.client.BAD_REQUEST:
-            raise ChannelError(f"{method} {path}: {response.status} {text[:300].decode(errors='replace')}")
-        answer: Mapping[str, Any] = json.loads(text)
-        return answer
+        return answer if isinstance(answer, dict) else None
 
     def close(self) -> None:
         """Close the connection; the next request opens a new one."""
