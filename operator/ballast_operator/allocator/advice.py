@@ -162,10 +162,10 @@ def limit_advice(
 
 def refused_advice(snapshot: Snapshot, view: JobView) -> tuple[Verdict, ...]:
     """The condition of a job whose team has spent its budget; nothing where it has not."""
-    spent = snapshot.spent.get(view.spec.asked.entity or "") if view.spec is not None else None
-    if spent is None:
+    budget = snapshot.budgets.get(view.spec.asked.entity or "") if view.spec is not None else None
+    if budget is None or not budget.spent:
         return ()
-    return (Verdict(JobCondition.BUDGET_EXHAUSTED, True, JobReason.TEAM_BUDGET_SPENT, spent.message),)
+    return (Verdict(JobCondition.BUDGET_EXHAUSTED, True, JobReason.TEAM_BUDGET_SPENT, budget.message),)
 
 
 def placement_options(snapshot: Snapshot, job: ClusterJob) -> tuple[PlacementOption, ...]:

@@ -29,11 +29,11 @@ from ballast_policies.throughput.speeds import SpeedKey
 
 from ballast_operator.allocator.advice import advice_by_job
 from ballast_operator.allocator.costs.bill import (
+    BudgetLeft,
     Paid,
-    SpentBudget,
+    budgets_left,
     next_budget_change,
     next_team_costs,
-    spent_budgets,
     written_bill,
 )
 from ballast_operator.allocator.problem.admission import Admissions, FaultyJob
@@ -354,7 +354,7 @@ class Decider:
         self.seen_nodes = SeenNodes()
         self.paid = Paid()
         self._admissions = Admissions()
-        self._spent: Mapping[str, SpentBudget] = {}
+        self._budgets: Mapping[str, BudgetLeft] = {}
 
     def look(
         self, policy: ClusterPolicy, seen: Observed, reports: list[JobView], pools: Mapping[str, PoolInfo]
@@ -369,7 +369,8 @@ class Decider:
         teams = team_costs(status, bill_at or now)
         self.paid = self.paid.next(jobs, pools, bill, teams, bill_at, now)
         teams = next_team_costs(status or {}, policy, self.paid, now)
-        self.budgets_at, self._spent = next_budget_change(policy, teams, now), spent_budgets(policy, teams)
+        self._budgets = budgets_left(policy, teams)
+        self.budgets_at = next_budget_change(self._budgets, teams, now)
         with self._taken_in("who shares a GPU is not seen"):
             self._partners.look(jobs)
         for view in (*reports, *jobs):
@@ -385,7 +386,7 @@ class Decider:
         ``policy`` has the prices of feeds. ``left_out``: jobs at fault, with their errors.
         """
         snapshot = take_snapshot(
-            policy.spec, seen, self.measurements, self._admissions, spent=self._spent, left_out=left_out
+            policy.spec, seen, self.measurements, self._admissions, budgets=self._budgets, left_out=left_out
         )
         snapshot = spot_seen(snapshot, policy.spec.node_pools, seen.status)
         faulty = {job.view.key for job in snapshot.faulty}

@@ -5,12 +5,13 @@ import datetime
 
 import ballast_operator.allocator.forecast as forecast_module
 import pytest
+from ballast_operator.allocator.costs.bill import BudgetLeft
 from ballast_operator.allocator.forecast import HOUR, ForecastJob, forecast
 from ballast_operator.allocator.problem.admission import Admitted
 from ballast_operator.allocator.problem.capacity import ClusterCapacity, PoolKind
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.api.cluster_policy import CHOOSABLE
-from ballast_operator.api.costs import OnLimit
+from ballast_operator.api.costs import BudgetPeriod, OnLimit, OnTeamLimit, TeamBudget
 from ballast_operator.api.node_pool import CapacityType
 from ballast_operator.api.read import read_cluster_policy
 from ballast_operator.api.training_job_status import TrainingJobStatus
@@ -30,6 +31,8 @@ NOW = 1_800_000_000.0
 AT = datetime.datetime.fromtimestamp(NOW, datetime.UTC)
 ROUND = 360
 BY_AGE = "fifo"
+NEXT_MONTH = (16 * 24 + 16) * HOUR
+"""Seconds after NOW."""
 
 
 def policy(name=BY_AGE):
@@ -156,6 +159,44 @@ def test_a_job_stops_at_its_limits(asked, field, stops):
     assert found["runs"].cost == pytest.approx(12.0 * held)
     assert (found["runs"].ends is None) == bool(field)
     assert found["waits"].begins == pytest.approx(held * HOUR, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("period", "on_exhausted", "stopped", "ends"),
+    [
+        (BudgetPeriod.TOTAL, OnTeamLimit.SUSPEND, ("budgets.ours", 900.0), (None, None, 1930.0)),
+        (
+            BudgetPeriod.MONTH,
+            OnTeamLimit.SUSPEND,
+            ("", None),
+            (NEXT_MONTH + 2730.0, NEXT_MONTH + 3760.0, 1930.0),
+        ),
+        (BudgetPeriod.TOTAL, OnTeamLimit.CONTINUE, ("", None), (3600.0, 4630.0, 5660.0)),
+    ],
+)
+def test_jobs_of_a_team_stop_while_its_budget_is_spent(period, on_exhausted, stopped, ends):
+    """All of them, those that wait as well; others have their GPUs, at most until the next month begins.
+
+    Two of the team run, each an hour's steps, and pay 12 an hour together. One waits.
+    """
+    budget = TeamBudget(amount=100.0, period=period, on_exhausted=on_exhausted)
+    ours = [job(name, steps=36_000, runs=True, gpus=1, elapsed=9.0) for name in ("one", "two")]
+    ours.append(job("three", steps=10_000, elapsed=5.0))
+    admitted = []
+    for one in ours:
+        view = a_view(pods=(), plan=None, key=("team", one.name[5:]), spec=a_spec(entity="ours"))
+        memory = GangMemory(spec=view.spec, need=None, pools={}, types={})
+        of_it = {"gpus": one.job.gpus, "memory": memory, "sizes": (), "shrinks": False, "gpu_types": ()}
+        admitted.append(Admitted(key=view.key, view=view, spec=view.spec, **of_it))
+    snapshot = dataclasses.replace(
+        cluster(*ours, job("other", steps=10_000), price=6.0),
+        admitted=tuple(admitted),
+        budgets={"ours": BudgetLeft(team="ours", budget=budget, left=3.0)},
+    )
+    found = forecasts(snapshot, hours=17 * 24)
+    for name in ("one", "two", "three"):
+        assert (found[name].stopped_by, found[name].stops) == (stopped[0], pytest.approx(stopped[1]))
+    assert [found[name].ends for name in ("two", "three", "other")] == [pytest.approx(end) for end in ends]
 
 
 def test_a_job_without_a_known_speed_never_ends():

@@ -9,6 +9,7 @@ jobs' sums, and keep beside them what deleted jobs have paid.
 import dataclasses
 import datetime
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -336,26 +337,50 @@ def with_regions(infos: Mapping[str, PoolInfo], capacity: ClusterCapacity) -> di
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SpentBudget:
-    """A team has spent its budget.
+class BudgetLeft:
+    """A team's budget, and what is ``left`` of it."""
 
-    Attributes:
-        message: which, and what to change.
-        suspends: its jobs hold no GPUs until there is budget again.
-    """
+    team: str
+    budget: TeamBudget
+    left: float
 
-    message: str
-    suspends: bool
+    @property
+    def spent(self) -> bool:
+        """True if nothing is left."""
+        return self.left <= ROUNDING * self.budget.amount
+
+    @property
+    def suspends(self) -> bool:
+        """True if the team's jobs hold no GPUs while it is spent."""
+        return self.budget.on_exhausted is OnTeamLimit.SUSPEND
+
+    @property
+    def message(self) -> str:
+        """Message that it is spent, with what to change."""
+        monthly = self.budget.period is BudgetPeriod.MONTH
+        message = f"the jobs of team {self.team} have cost its budget of {self.budget.amount:.10g}"
+        message += " of this month" if monthly else ""
+        if not self.suspends:
+            return f"{message}, and continue, as the budget's onExhausted is Continue"
+        wait = "wait for the next month, or " if monthly else ""
+        raise_it = f"ask the cluster's administrator to raise budgets.{self.team}.amount of the ClusterPolicy"
+        return f"{message}. To fix: {wait}{raise_it}"
+
+    def begins_again(self, now: Time) -> float:
+        """Time after ``now`` when the whole amount is there again, epoch seconds; infinite: never."""
+        monthly = self.budget.period is BudgetPeriod.MONTH
+        next_month = first_of_month(first_of_month(now) + datetime.timedelta(days=32))
+        return next_month.timestamp() if monthly else math.inf
 
 
 def without_suspended_teams(
-    wanting: Sequence[JobView], spent: Mapping[str, SpentBudget]
+    wanting: Sequence[JobView], budgets: Mapping[str, BudgetLeft]
 ) -> tuple[list[JobView], list[RefusedJob]]:
     """(jobs that may take part, jobs that may not)."""
     kept, refused = [], []
     for view in wanting:
-        over = spent.get(view.spec.asked.entity or "") if view.spec is not None else None
-        if over is None or not over.suspends:
+        over = budgets.get(view.spec.asked.entity or "") if view.spec is not None else None
+        if over is None or not (over.spent and over.suspends):
             kept.append(view)
             continue
         refusal = Refusal(JobReason.TEAM_BUDGET_SPENT, over.message)
@@ -401,44 +426,26 @@ def next_team_costs(
     return tuple(sorted(found[-MOST_TEAMS:], key=lambda entry: entry.team))
 
 
-def spent_budgets(policy: ClusterPolicy, teams: Sequence[TeamCost]) -> dict[str, SpentBudget]:
-    """Teams that have spent their budget."""
+def budgets_left(policy: ClusterPolicy, teams: Sequence[TeamCost]) -> dict[str, BudgetLeft]:
+    """The budget of each team that has one."""
     found = {}
     for entry in teams:
         budget = policy.spec.budgets.get(entry.team)
-        if budget is not None and _left(budget, entry) <= ROUNDING * budget.amount:
-            found[entry.team] = SpentBudget(
-                message=_message(entry.team, budget),
-                suspends=budget.on_exhausted is OnTeamLimit.SUSPEND,
-            )
+        if budget is not None:
+            paid = entry.month_cost if budget.period is BudgetPeriod.MONTH else entry.cost
+            found[entry.team] = BudgetLeft(team=entry.team, budget=budget, left=budget.amount - paid)
     return found
 
 
-def _left(budget: TeamBudget, entry: TeamCost) -> float:
-    return budget.amount - (entry.month_cost if budget.period is BudgetPeriod.MONTH else entry.cost)
-
-
-def _message(team: str, budget: TeamBudget) -> str:
-    monthly = budget.period is BudgetPeriod.MONTH
-    message = f"the jobs of team {team} have cost its budget of {budget.amount:.10g}"
-    message += " of this month" if monthly else ""
-    if budget.on_exhausted is OnTeamLimit.CONTINUE:
-        return f"{message}, and continue, as the budget's onExhausted is Continue"
-    wait = "wait for the next month, or " if monthly else ""
-    raise_it = f"ask the cluster's administrator to raise budgets.{team}.amount of the ClusterPolicy"
-    return f"{message}. To fix: {wait}{raise_it}"
-
-
-def next_budget_change(policy: ClusterPolicy, teams: Sequence[TeamCost], now: Time) -> float | None:
+def next_budget_change(
+    budgets: Mapping[str, BudgetLeft], teams: Sequence[TeamCost], now: Time
+) -> float | None:
     """Time when the next budget is spent or begins again, epoch seconds; None: none is known."""
-    found = []
-    for entry in teams:
-        budget = policy.spec.budgets.get(entry.team)
-        if budget is None:
-            continue
-        left = _left(budget, entry)
-        if left > ROUNDING * budget.amount and entry.cost_per_hour > 0:
-            found.append(now.timestamp() + left / entry.cost_per_hour * SECONDS_PER_HOUR)
-        elif left <= ROUNDING * budget.amount and budget.period is BudgetPeriod.MONTH:
-            found.append(first_of_month(first_of_month(now) + datetime.timedelta(days=32)).timestamp())
-    return min(found, default=None)
+    per_hour = {entry.team: entry.cost_per_hour for entry in teams}
+    found = [math.inf]
+    for team, budget in budgets.items():
+        if budget.spent:
+            found.append(budget.begins_again(now))
+        elif per_hour[team] > 0:
+            found.append(now.timestamp() + budget.left / per_hour[team] * SECONDS_PER_HOUR)
+    return None if math.isinf(min(found)) else min(found)

@@ -36,7 +36,7 @@ from ballast_policies.scheduling.state import ClusterJob, ClusterState
 from ballast_policies.throughput.estimator import PairSpeeds
 from ballast_policies.throughput.speeds import Estimate, Speeds
 
-from ballast_operator.allocator.costs.bill import SpentBudget, without_suspended_teams
+from ballast_operator.allocator.costs.bill import BudgetLeft, without_suspended_teams
 from ballast_operator.allocator.costs.data_prices import data_prices, usd_per_step, usd_to_move
 from ballast_operator.allocator.problem.admission import (
     Admissions,
@@ -64,7 +64,7 @@ class Snapshot(ClusterState):
     Attributes:
         admitted: the jobs that policies see, as the operator does.
         refused: jobs that want GPUs and cannot be placed by this policy.
-        spent: teams that have spent their budget, with what that means for their jobs.
+        budgets: of the teams that have one.
         faulty: those that are left out since deciding on them raises.
         sick_nodes: nodes that are closed or avoided by ``spec.nodeHealth``, or have lost GPUs, as text.
     """
@@ -72,7 +72,7 @@ class Snapshot(ClusterState):
     capacity: ClusterCapacity
     admitted: tuple[Admitted, ...] = ()
     refused: tuple[RefusedJob, ...] = ()
-    spent: Mapping[str, SpentBudget] = dataclasses.field(default_factory=dict)
+    budgets: Mapping[str, BudgetLeft] = dataclasses.field(default_factory=dict)
     faulty: tuple[FaultyJob, ...] = ()
     sick_nodes: tuple[str, ...] = ()
 
@@ -110,18 +110,18 @@ def take_snapshot(
     measurements: Measurements,
     admissions: Admissions | None = None,
     *,
-    spent: Mapping[str, SpentBudget] = MappingProxyType({}),
+    budgets: Mapping[str, BudgetLeft] = MappingProxyType({}),
     left_out: Mapping[Key, Exception] | None = None,
 ) -> Snapshot:
     """Input of a decision under ``spec``, without the jobs for which that raises.
 
-    ``measurements``: of trainers. ``admissions``: of earlier snapshots. ``spent``: teams that have spent
-    their budget. ``left_out``: jobs that are known to be at fault, with their errors.
+    ``measurements``: of trainers. ``admissions``: of earlier snapshots. ``budgets``: of teams. ``left_out``:
+    jobs that are known to be at fault, with their errors.
     """
     admissions, out = admissions or Admissions(), dict(left_out or {})
     while True:
         try:
-            return _take(spec, seen, measurements, admissions, spent, out)
+            return _take(spec, seen, measurements, admissions, budgets, out)
         except JobFaults as faults:
             if faults.by_job.keys() <= out.keys():
                 raise
@@ -133,14 +133,14 @@ def _take(
     seen: Observed,
     measurements: Measurements,
     admissions: Admissions,
-    spent: Mapping[str, SpentBudget],
+    budgets: Mapping[str, BudgetLeft],
     left_out: Mapping[Key, Exception],
 ) -> Snapshot:
     now = seen.now
     at_fault = [view for view in seen.jobs if view.key in left_out]
     jobs = [view for view in seen.jobs if view.key not in left_out]
     wants = each_job(jobs, lambda view: wants_gpus(view, now), lambda view: view.key)
-    wanting, over = without_suspended_teams(list(itertools.compress(jobs, wants)), spent)
+    wanting, over = without_suspended_teams(list(itertools.compress(jobs, wants)), budgets)
     nodes = closed_by_condition(seen.nodes, spec.node_health.unhealthy_conditions)
     healthy = dataclasses.replace(seen, nodes=nodes)
     capacity = read_capacity(spec, healthy, jobs=jobs, wanting=wanting, left_out=at_fault)
@@ -159,7 +159,7 @@ def _take(
         admitted=tuple(admitted),
         refused=(*refused, *over, *beyond),
         tenants=rooms,
-        spent=spent,
+        budgets=budgets,
         shared=shared,
         spot=spot_limits(spec, capacity.kinds),
         sick_nodes=(

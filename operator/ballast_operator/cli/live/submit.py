@@ -156,7 +156,8 @@ def _row_text(row: dict[str, Any], hours: float) -> str:
     if end is not None:
         ends = f"done after {end / 3600:.2f} h"
     elif stops is not None:
-        ends = f"stopped, not done, after {stops / 3600:.2f} h by spec.{row['stopped_by']}"
+        of = " of the ClusterPolicy" if row["stopped_by"].startswith("budgets.") else ""
+        ends = f"stopped, not done, after {stops / 3600:.2f} h by spec.{row['stopped_by']}{of}"
     else:
         ends = f"not done within {hours:.4g} h"
     if row["begins_seconds"] is None:
