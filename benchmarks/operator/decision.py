@@ -94,6 +94,7 @@ async def main() -> None:
             settings=SolverSettings(),
             metrics=metrics,
             enqueue=lambda *_: None,
+            enqueue_in_turn=lambda *_: None,
             waits=Waits(),
             throttle=DecisionThrottle(0.0),
             store=StateStore(cluster, "ballast-system"),

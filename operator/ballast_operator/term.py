@@ -99,6 +99,7 @@ class LeaderTerm:
             settings=settings.solver,
             metrics=metrics,
             enqueue=self._changes.again,
+            enqueue_in_turn=self._changes.again_in_turn,
             waits=informers.waits,
             store=StateStore(cluster, lease_namespace),
             feeds=self._feeds,

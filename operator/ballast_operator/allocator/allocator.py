@@ -144,6 +144,7 @@ class Allocator:
         settings: SolverSettings,
         metrics: Metrics,
         enqueue: Callable[[Key], None],
+        enqueue_in_turn: Callable[[Key], None],
         waits: Waits,
         store: StateStore,
         feeds: PriceFeeds,
@@ -155,6 +156,7 @@ class Allocator:
         self._settings = settings
         self._metrics = metrics
         self._enqueue = enqueue
+        self._enqueue_in_turn = enqueue_in_turn
         self._waits = waits
         self._clock = observer.clock.now
         self._reporter = reporter
@@ -339,16 +341,14 @@ class Allocator:
     def _publish(
         self, assignments: Mapping[Key, Assignment], jobs: list[JobView], pools: Mapping[str, PoolInfo]
     ) -> None:
-        """Publish what is decided; jobs for which there is news get a pass."""
+        """Publish what is decided; jobs for which there is news get a pass, other words in their turn."""
         old = self._observer.decided
         uids = {view.key: view.uid for view in jobs}
         self._observer.decided = Decided(assignments=assignments, uids=uids, pools=pools)
         for view in jobs:
-            assignment = assignments.get(view.key)
-            waits = (
-                view.status.allocation is None
-                and assignment is not None
-                and assignment.action is Action.PLACE
-            )
-            if waits or not alike(assignment, old.on(view.key, view.uid)):
+            assignment, before = assignments.get(view.key), old.on(view.key, view.uid)
+            waits = assignment if view.status.allocation is None else None
+            if not alike(assignment, before) or (waits and waits.action is Action.PLACE):
                 self._enqueue(view.key)
+            elif waits and before and (waits.why, waits.next_best) != (before.why, before.next_best):
+                self._enqueue_in_turn(view.key)

@@ -22,7 +22,7 @@ from ballast_operator.kube.caches import job_of
 from ballast_operator.kube.kinds import JOB, LEASE, NODE, POD, POLICY, Key, Kind, Object, key_of
 from ballast_operator.metrics import Metrics
 from ballast_operator.observation.observer import Observer
-from ballast_operator.reconcile.reconciler import Reconciler
+from ballast_operator.reconcile.reconciler import PROGRESS_WRITES_PER_SECOND, Reconciler
 from ballast_operator.settings import JobSettings
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import NodeView, is_ours
@@ -269,6 +269,8 @@ class Changes:
         self._settings = settings
         self._jobs: dict[Key, tuple[str, int, bool]] = {}
         self._told: dict[Key, tuple[object, ...]] = {}
+        self._turns: dict[Key, float] = {}
+        self._last_turn = 0.0
         self._policies: dict[str, tuple[str, int]] = {}
         self._nodes: dict[str, NodeView] = {}
         self._allocate = allocate
@@ -288,6 +290,17 @@ class Changes:
     def again(self, key: Key, after_seconds: float = 0.0) -> None:
         """Look at the job once more: a pass asks for it, or the allocator has something new."""
         self._queue.add(key, after_seconds, self.lane(key))
+
+    def again_in_turn(self, key: Key) -> None:
+        """The same at the rate that all share: nothing has changed but the words of why the job waits.
+
+        A job has one turn at a time, so that it comes within the time that a write of each job takes.
+        """
+        now = self._observer.clock.seconds()
+        if self._turns.get(key, now) <= now:
+            self._last_turn = max(self._last_turn, now) + 1 / PROGRESS_WRITES_PER_SECOND
+            self._turns[key] = self._last_turn
+            self._queue.add(key, self._last_turn - now, Lane.BACKGROUND)
 
     def lane(self, key: Key) -> Lane:
         """Urgency of a pass over the job."""
@@ -309,6 +322,7 @@ class Changes:
         if self._caches[JOB].get(key) is None:
             self._jobs.pop(key, None)
             self._told.pop(key, None)
+            self._turns.pop(key, None)
             self._queue.add(key)
             self._allocate()
         elif known == asked:  # its status has changed

@@ -1,6 +1,8 @@
 """What cannot work is said in a condition, with what to change; the operator continues."""
 
 import contextlib
+import itertools
+from collections.abc import Callable
 from unittest import mock
 
 import pytest
@@ -9,7 +11,7 @@ from ballast_operator.api.conditions import JobReason, PolicyReason
 from ballast_operator.api.training_job_status import TrainingJobStatus, waits_alone
 from ballast_operator.errors import ActionRefused, Forbidden
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, NODE, POLICY
-from ballast_operator.reconcile import reconciler
+from ballast_operator.reconcile import changes, reconciler
 from ballast_operator.waits import WaitReason
 from ballast_policies.contract import CONFIG_KEY, lease_name, plan_config_map_name
 
@@ -124,9 +126,21 @@ async def test_a_job_waits_for_capacity_with_numbers():
     await simulation.refused("two", JobReason.WAITING_FOR_CAPACITY, "0 of 1 fast free")
 
 
+@pytest.fixture
+def one_rate(monkeypatch) -> Callable[[float], None]:
+    """Sets how many writes a second tell of progress and of why jobs wait."""
+
+    def set_rate(per_second: float) -> None:
+        for module in (reconciler, changes):
+            monkeypatch.setattr(module, "PROGRESS_WRITES_PER_SECOND", per_second)
+
+    return set_rate
+
+
 async def waiting_for_the_first() -> tuple[Simulation, list[str]]:
     """A job on the only node, and five that wait for it."""
     simulation = Simulation(nodes={"fast-0": ("fast", 2)}, roundSeconds=80_000)
+    simulation.by_queue = True
     simulation.add_job("first", totalSteps=10**6)
     simulation.trainers["first"].start_seconds = 5
     await simulation.ticks(2)
@@ -137,37 +151,49 @@ async def waiting_for_the_first() -> tuple[Simulation, list[str]]:
     return simulation, waiting
 
 
+def writes_of(simulation: Simulation, name: str) -> list[str]:
+    """The writes of the job's status."""
+    return [line for line in simulation.world.log if line.endswith(f"{name} status")]
+
+
 @pytest.mark.slow
-async def test_the_words_of_jobs_that_wait_are_written_at_a_rate_that_all_of_them_share(monkeypatch):
-    """A gang's first step changes them for all that wait for its GPUs; they are right in the end."""
+async def test_the_words_of_jobs_that_wait_are_written_at_a_rate_that_all_of_them_share(one_rate):
+    """A gang's first step changes them for all that wait for its GPUs: one after the other is told."""
     simulation, waiting = await waiting_for_the_first()
 
-    def told() -> list[bool]:
-        return [f"{NAMESPACE}/first has been" in simulation.condition(w, "Admitted").message for w in waiting]
+    def told() -> int:
+        first = f"{NAMESPACE}/first has been"
+        return sum(first not in simulation.condition(w, "Admitted").message for w in waiting)
 
-    assert all(told())
-    monkeypatch.setattr(reconciler, "PROGRESS_WRITES_PER_SECOND", len(simulation.present()) / 20)
+    assert told() == 0
+    one_rate(len(simulation.present()) / 20)
+    simulation.world.log.clear()
     await simulation.running("first")
-    await simulation.ticks(2)
-    assert all(told())
-    await simulation.until(lambda: not any(told()), ticks=30)
+    numbers = [told()]
+    for _ in range(50):
+        await simulation.tick()
+        numbers.append(told())
+    assert numbers[20:] == [5] * 31
+    assert all(after - before in (0, 1) for before, after in itertools.pairwise(numbers))
+    assert [len(writes_of(simulation, name)) for name in waiting] == [1] * 5
 
 
 @pytest.mark.slow
-async def test_a_node_that_comes_and_goes_costs_no_write_of_each_waiting_job_each_time(monkeypatch):
+async def test_a_node_that_comes_and_goes_costs_no_write_of_each_waiting_job_each_time(one_rate):
     """They have another reason each time, and share the rate of their words; an edit is answered at once."""
     simulation, waiting = await waiting_for_the_first()
     await simulation.running("first")
-    monkeypatch.setattr(reconciler, "PROGRESS_WRITES_PER_SECOND", len(simulation.present()) / 20)
+    one_rate(len(simulation.present()) / 20)
     await simulation.ticks(20)
     simulation.world.log.clear()
     for number in range(40):
         simulation.world.patch(NODE, "", "fast-0", {"spec": {"unschedulable": number % 2 == 0}})
         await simulation.tick()
     for name in waiting:
-        written = [line for line in simulation.world.log if line.endswith(f"{name} status")]
-        assert 0 < len(written) <= 3, written
+        assert 0 < len(writes_of(simulation, name)) <= 3
     simulation.change("w0", weight=2.0)
+    with mock.patch.object(simulation, "decide", mock.AsyncMock()):
+        await simulation.tick()  # its pass comes before the decision on it
     simulation.world.patch(NODE, "", "fast-0", {"spec": {"unschedulable": True}})
     await simulation.tick()
     told = simulation.condition("w0", "Admitted")

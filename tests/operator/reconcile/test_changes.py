@@ -10,6 +10,7 @@ from ballast_operator.kube.kinds import JOB, LEASE, NODE, POD, SERVICE_ACCOUNT
 from ballast_operator.observation.observer import Observer
 from ballast_operator.reconcile.actions import PODS_AT_ONCE, batches
 from ballast_operator.reconcile.changes import Changes, KeyQueue, Lane
+from ballast_operator.reconcile.reconciler import PROGRESS_WRITES_PER_SECOND
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.context import Apply, CreatePod, DeletePod
 from ballast_operator.views import clock as clocks
@@ -184,6 +185,20 @@ async def test_the_deletion_of_a_node_object_is_as_urgent_as_any_notice(bench):
     bench.brings(NODE, {"metadata": {"name": "node"}, "status": {}}, event="DELETED")
     async with asyncio.timeout(WAIT_SECONDS):
         assert await bench.queue.take(Lane.URGENT) == KEY
+
+
+async def test_jobs_whose_words_change_again_and_again_take_turns(bench):
+    """One of them is looked at after the other, and each within the time that a write of all takes."""
+    bench.asked()
+    keys, taken = [("team", str(number)) for number in range(40)], []
+    for _ in range(100):
+        for key in keys:
+            bench.changes.again_in_turn(key)
+        bench.clock.now += 1.01 / PROGRESS_WRITES_PER_SECOND
+        assert 1 <= bench.queue.due() <= 2
+        taken.append(await bench.queue.take())
+        bench.queue.done(taken[-1])
+    assert set(taken[:40]) == set(keys) and taken[40:80] == taken[:40]
 
 
 async def test_what_gpus_wait_for_is_urgent(bench):

@@ -25,7 +25,7 @@ from ballast_operator.metrics import Metrics
 from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.observation.events import Recorder
 from ballast_operator.observation.observer import Observer
-from ballast_operator.reconcile.changes import Changes, KeyQueue
+from ballast_operator.reconcile.changes import Changes, KeyQueue, ReconcileWorker
 from ballast_operator.reconcile.reconciler import Reconciler
 from ballast_operator.report.costs import Costs, costs
 from ballast_operator.report.explanation import explanation
@@ -130,12 +130,13 @@ def throughput(stages: int = 2, **by_type: float) -> list[dict[str, Any]]:
 class Simulation:
     """A world, its machines, and an operator that may die and come back.
 
-    Every job gets a pass in every tick; the allocator decides when it would: asked to by a watch or a pass,
-    or at its time.
+    Every job gets a pass in every tick, unless ``by_queue``; the allocator decides when it would: asked to by
+    a watch or a pass, or at its time.
 
     Attributes:
         follower: caches of a replica that follows; the next operator starts with them. None: with nothing.
         ahead: of the true time is the operator's clock.
+        by_queue: those jobs alone get a pass for which the operator's queue has one that is due.
         history: of an operator that keeps it, in ``history_file``; written when a test says so.
         pools: of a pool that has no nodes yet, or more fields than its name as label and GPU type.
     """
@@ -143,6 +144,7 @@ class Simulation:
     follower: Caches | None = None
     ahead = datetime.timedelta()
     asks_kueue = False
+    by_queue = False
 
     def __init__(
         self,
@@ -217,25 +219,27 @@ class Simulation:
             allocate=self.asked_to_decide,
             recorder=self.recorder,
         )
-        self.allocator = Allocator(
-            self.observer,
-            InProcessSolver(),
-            settings=SolverSettings(),
-            metrics=self.metrics,
-            enqueue=_ignore,
-            waits=self.waits,
-            throttle=DecisionThrottle(SolverSettings().debounce_seconds),
-            store=StateStore(self.cluster, "ballast-system"),
-            feeds=PriceFeeds(self.cluster, "ballast-system"),
-            reporter=self.reporter,
-        )
-        queue = KeyQueue(self._seconds)
+        queue = self.queue = KeyQueue(self._seconds)
         changes = Changes(
             self.observer,
             queue,
             settings=JobSettings(),
             allocate=self.asked_to_decide,
             arrived=lambda view: self.asked_to_decide(),
+        )
+        self.worker = ReconcileWorker(self.reconciler, metrics=self.metrics, again=changes.again)
+        self.allocator = Allocator(
+            self.observer,
+            InProcessSolver(),
+            settings=SolverSettings(),
+            metrics=self.metrics,
+            enqueue=changes.again,
+            enqueue_in_turn=changes.again_in_turn,
+            waits=self.waits,
+            throttle=DecisionThrottle(SolverSettings().debounce_seconds),
+            store=StateStore(self.cluster, "ballast-system"),
+            feeds=PriceFeeds(self.cluster, "ballast-system"),
+            reporter=self.reporter,
         )
         self.caches.listeners.append(changes.changed)
         # An operator decides when it starts.
@@ -310,7 +314,11 @@ class Simulation:
             await self.decide()
         except (Conflict, NotFound, Unavailable):
             return
-        for _ in range(3):
+        while self.by_queue and self.queue.due():
+            key = await self.queue.take()
+            await self.worker(key)
+            self.queue.done(key)
+        for _ in range(0 if self.by_queue else 3):
             written = self.world.writes
             for key in sorted(self.keys()):
                 try:
@@ -488,7 +496,3 @@ class Simulation:
     def set_node_ready(self, name: str, ready: bool) -> None:
         condition = [{"type": "Ready", "status": "True" if ready else "Unknown"}]
         self.world.patch(NODE, "", name, {"status": {"conditions": condition}})
-
-
-def _ignore(*_: object) -> None:
-    """The simulation looks at everything in each tick anyway."""
