@@ -198,10 +198,34 @@ def unit_test(alert: str, number: int, series: Series, fires: bool) -> dict[str,
     }
 
 
+def panel_test(title: str, series: Series, shown: float) -> dict[str, Any]:
+    """One of promtool's: the panel's value an hour after the first of ``series``."""
+    (panel,) = (each for board in DASHBOARDS for each in board["panels"] if each["title"] == title)
+    expression = panel["targets"][0]["expr"].replace("$namespace", ".*")
+    return {
+        "name": title,
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {"expr": f"sum({expression})", "eval_time": "1h", "exp_samples": [{"value": shown}]}
+        ],
+    }
+
+
+PANELS = [
+    ("What GPUs were held for", {'ballast_gpu_seconds{use="productive"}': "0+60x120"}, 1.0),
+    # Jobs are deleted, and their time with them.
+    ("What GPUs were held for", {'ballast_gpu_seconds{use="productive"}': "9000+60x56 0+60x60"}, 0.0),
+]
+
+
 @pytest.mark.slow
 @needs_prometheus
 def test_each_alert_fires_when_it_should_and_only_then(chart: Any, tmp_path: Path) -> None:
-    """By promtool, on the rules that the chart installs; each case has series that the operator exposes."""
+    """By promtool, on the rules that the chart installs; each case has series that the operator exposes.
+
+    A panel has no value that cannot be.
+    """
     from tests.operator.chart.test_chart import render
 
     assert CASES.keys() == {alert["alert"] for alert in ALERTS}
@@ -217,6 +241,7 @@ def test_each_alert_fires_when_it_should_and_only_then(chart: Any, tmp_path: Pat
         for cases in (fires, quiet)
         for number, case in enumerate(cases)
     ]
+    tests += [panel_test(*panel) for panel in PANELS]
     tested = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
     (tmp_path / "tests.yaml").write_text(yaml.safe_dump(tested))
     for words in (("check", "rules", "rules.yaml"), ("test", "rules", "tests.yaml")):
