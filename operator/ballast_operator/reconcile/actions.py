@@ -15,7 +15,7 @@ from typing import Any
 from ballast_policies.contract import JOB_LABEL, Plan, plan_config_map_name
 
 from ballast_operator.desired import changed_by_admission, plan_object
-from ballast_operator.errors import Conflict, NameTaken, NotAllowed, OperatorError
+from ballast_operator.errors import Conflict, NameTaken, NotAllowed, OperatorError, Rejected
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, POD, Kind, Object, controlled_by
@@ -125,7 +125,7 @@ async def _write_plan(cluster: Cluster, caches: Caches, view: JobView, plan: Pla
     if known is not None and controlled_by(known, view.uid):
         version = known["metadata"]["resourceVersion"]
         body = plan_object(view, spec, plan, now=now, resource_version=version)
-        caches.wrote(CONFIG_MAP, await cluster.apply(CONFIG_MAP, body))
+        caches.wrote(CONFIG_MAP, await _apply(cluster, CONFIG_MAP, body, known))
     else:
         # The object must not exist yet: a plan written by an earlier leader is never replaced unread.
         body = plan_object(view, spec, plan, now=now, resource_version=None)
@@ -171,8 +171,21 @@ async def ensure(cluster: Cluster, caches: Caches, kind: Kind, body: Object) -> 
     if not _up_to_date(found, body):
         # On the version that was looked at: an object that was replaced meanwhile makes this a Conflict.
         version = {"resourceVersion": found["metadata"]["resourceVersion"]}
-        found = await cluster.apply(kind, {**body, "metadata": {**body["metadata"], **version}})
+        found = await _apply(cluster, kind, {**body, "metadata": {**body["metadata"], **version}}, found)
     caches.wrote(kind, found)
+
+
+async def _apply(cluster: Cluster, kind: Kind, body: Object, found: Object) -> Object:
+    """Bring ``found`` up to date. Raises NotAllowed: it is immutable, and the operator may not delete it."""
+    try:
+        return await cluster.apply(kind, body)
+    except Rejected as error:
+        if not found.get("immutable"):
+            raise
+        where = f"{found['metadata']['name']} -n {found['metadata']['namespace']}"
+        raise NotAllowed(
+            f"{error}. To fix: kubectl delete {kind.plural} {where}; the operator makes it anew"
+        ) from error
 
 
 async def own_object(cluster: Cluster, kind: Kind, body: Object) -> Object:

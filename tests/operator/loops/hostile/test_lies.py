@@ -305,6 +305,23 @@ async def test_a_plan_that_someone_overwrites_is_written_again(text):
     assert simulation.status("one").launches == 1
 
 
+async def test_a_plan_that_someone_makes_immutable_is_named_until_it_is_deleted():
+    """The operator may not delete it; the next launches hold no GPUs for it and do not count as failed."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
+    await simulation.run_job("one", backoffLimit=0)
+    simulation.change("one", suspend=True)
+    await simulation.until(lambda: simulation.state("one") == "Suspended")
+    name = plan_config_map_name("one")
+    simulation.world.patch(CONFIG_MAP, NAMESPACE, name, {"immutable": True})
+    simulation.change("one", suspend=False)
+    await simulation.until(lambda: simulation.condition("one", "Admitted").reason == "NotAllowed")
+    said = simulation.condition("one", "Admitted").message
+    assert "field is immutable" in said and f"To fix: kubectl delete configmaps {name} -n {NAMESPACE}" in said
+    assert not simulation.pods("one") and simulation.state("one") == "Waiting"
+    simulation.world.drop(CONFIG_MAP, NAMESPACE, name)
+    await simulation.until(lambda: simulation.state("one") == "Succeeded")
+
+
 @pytest.mark.parametrize("kind", [CONFIG_MAP, LEASE])
 async def test_an_object_of_a_running_job_that_someone_deletes_is_put_back(kind):
     """At the next pass; the trainer continues, and epochs continue where they were."""

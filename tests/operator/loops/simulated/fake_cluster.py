@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ballast_operator.api.read import read_job_status
-from ballast_operator.errors import Conflict, NotFound
+from ballast_operator.errors import Conflict, NotFound, Rejected
 from ballast_operator.kube.client import METADATA, DroppedFields
 from ballast_operator.kube.kinds import CONFIG_MAP, EVENT, JOB, LEASE, POD, Key, Kind, key_of
 from ballast_policies.contract import (
@@ -110,6 +110,8 @@ class FakeCluster:
             )
         if new == old:
             return self._end(kind, "patch", old)
+        if old.get("immutable") and new.get("data") != old.get("data"):
+            raise Rejected("HTTP 422 data: Forbidden: field is immutable when `immutable` is set")
         return self._end(kind, "patch", self.world.put(kind, new))
 
     async def write_status(self, kind: Kind, body: Any) -> dict[str, Any]:
