@@ -250,6 +250,17 @@ class Clamped(Doubling):
         return super().forward(value)
 
 
+class Bounded(Doubling):
+    """Looks up rows of a bounded norm, which it changes in a forward."""
+
+    def __init__(self, width):
+        super().__init__(width)
+        self.rows = nn.Embedding(2, width, max_norm=0.5)
+
+    def forward(self, value):
+        return super().forward(value + self.rows((value[:, 0] > 0).long()))
+
+
 NOTED: list[torch.Tensor] = []
 
 
@@ -346,17 +357,6 @@ def of_a_loss_of_two():
 def of_several_lengths():
     """Its own batches are not all of one shape."""
     return of_one_kind("Doubling", batch=ragged)
-
-
-def with_max_norm():
-    """An embedding that changes its weight in a forward."""
-
-    class Numbers(nn.Module):
-        def forward(self, value):
-            return (value > 0).long()
-
-    layers = [Numbers, lambda: nn.Embedding(2, 4, max_norm=0.5), nn.Flatten, lambda: nn.Linear(4 * WIDTH, 1)]
-    return Model.from_layers(layers, loss=nn.functional.mse_loss, batch=batches)
 
 
 def own_adam(parameters, learning_rate):

@@ -119,7 +119,6 @@ class TrialFailed(TrainerError):  # noqa: N818
     shows_cause = True
 
 
-_IN_THE_OPTIMIZER = "To fix: change weights in the optimizer (an Embedding without max_norm)"
 _ELSEWHERE = "a rank that shares its layers has failed"
 """Reason that a stage does not run that was fine on this rank."""
 
@@ -177,7 +176,7 @@ class Trial:
         backward: of a stage that is not the first; None: all at once.
         device: where this rank computes.
         shared: the axes over which ranks wait for each other inside a stage.
-        copies: why a layer's weights may change in an update alone; None: they are in one place.
+        copies: kind of the copies of a layer's weights; None: they are in one place.
     """
 
     stacks: Mapping[int, LayerStack]
@@ -275,9 +274,16 @@ class Trial:
         def note(layer: Layer, module: nn.Module, given: Any, output: Any) -> None:
             with contextlib.suppress(TypeError):
                 outputs[layer.index] = Boundary.of(output, examples=True)
-            _refuse_lost_changes(layer)
+            self._refuse_changed_weights(layer, weights.pop(layer.index))
             _refuse_other_references(layer, buffers[layer.index])
 
+        def keep(layer: Layer, module: nn.Module, given: Any) -> None:
+            # Of one layer at a time, since they take its memory once more.
+            weights[layer.index] = {
+                name: (one._version, one.detach().clone()) for name, one in layer.module.named_parameters()
+            }
+
+        weights: dict[int, dict[str, tuple[int, torch.Tensor]]] = {}
         held = {layer.index: layer for stack in self.stacks.values() for layer in stack.held}
         layers = {index: layer.module for index, layer in held.items()}
         stateful: dict[int, tuple[str, ...]] = {}
@@ -289,8 +295,11 @@ class Trial:
         }
         with contextlib.ExitStack() as undoing:
             for index, layer in layers.items():
-                handle = layer.register_forward_hook(functools.partial(note, held[index]))
-                undoing.callback(handle.remove)
+                for handle in (
+                    layer.register_forward_pre_hook(functools.partial(keep, held[index])),
+                    layer.register_forward_hook(functools.partial(note, held[index])),
+                ):
+                    undoing.callback(handle.remove)
             undoing.enter_context(self._undone())
             whole = [module for layer in layers.values() for module in layer.modules()]
             changed = undoing.enter_context(in_place(copies_of(whole)))
@@ -315,22 +324,40 @@ class Trial:
         if stage > 0:
             source = boundaries[-1].example(self.device)
         stack, last = self.stacks[stage], stage + 1 == len(self.holders)
-        versions = {parameter: parameter._version for parameter in stack.parameters()}
         with torch.enable_grad():
             result = stack(source)
-            _refuse_new_parameters(stack, versions)
-            written = [name for name, p in stack.stack.named_parameters() if p._version != versions[p]]
-            if written and self.copies is not None:
-                at, _, name = written[0].partition(".")
-                raise ConfigurationError(
-                    "model.name",
-                    f"layer {stack.indices[int(at)]} changes its {name} in a forward, and {self.copies} "
-                    f"would part. {_IN_THE_OPTIMIZER}",
-                )
             if last:
                 result = checked_loss(self.loss(result, batch[1]))
         runs.append((stack, source, result, stage > 0))
         return Boundary.of(result, examples=True)
+
+    def _refuse_changed_weights(self, layer: Layer, before: Mapping[str, tuple[int, torch.Tensor]]) -> None:
+        """Refuse a forward that has changed or made parameters; ``before``: version and value, by name.
+
+        No backward needs the rows that an Embedding with ``max_norm`` has found and changed.
+
+        Raises:
+            ConfigurationError: it has.
+        """
+        for name, parameter in layer.module.named_parameters():
+            if name not in before:
+                raise ConfigurationError(
+                    "model.name",
+                    f"layer {layer.index} makes its parameter {name} in a forward, and its optimizer has "
+                    "none that was not there before. To fix: make it where the layer is built",
+                )
+            version, value = before[name]
+            part = layer.module.get_submodule(name.rpartition(".")[0])
+            bounded = getattr(part, "max_norm", None) is not None and self.copies is None
+            # Through ``.data`` a value changes without its version.
+            if not bounded and (parameter._version != version or not _equal(parameter.detach(), value)):
+                raise ConfigurationError(
+                    "model.name",
+                    f"layer {layer.index} changes its {name} in a forward, and replicas, repeats "
+                    "(training.recompute) and backwards that follow other forwards would have another one. "
+                    "To fix: change weights in the optimizer (an Embedding without max_norm), or let a "
+                    "buffer have what does not learn",
+                )
 
     def _backward(self, stack: LayerStack, source: Tree, result: Tree, halves: bool) -> None:
         results = [tensor for tensor in tensors_of(result) if tensor.requires_grad]
@@ -425,34 +452,13 @@ def refuse_sparse_gradients(layers: Iterable[Layer]) -> None:
                 )
 
 
-def _refuse_lost_changes(layer: Layer) -> None:
-    """Refuse a forward that has changed weights which are gathered again, as through ``.data`` (zeroStage 3).
-
-    Raises:
-        ConfigurationError: this replica's part is no longer what it was.
-    """
-    for name, share in layer.weight_shares.items():
-        if share.is_cut and share.own is not None:
-            own, now = share.own.detach(), share.own_part(layer.module.get_parameter(name).detach())
-            # As bytes: what is no number does not equal itself.
-            if not torch.equal(own.view(torch.uint8), now.view(torch.uint8)):
-                raise ConfigurationError(
-                    "parallelism.zeroStage",
-                    f"layer {layer.index} changes its {name} in a forward, which is lost where replicas have "
-                    f"a part of it each. {_IN_THE_OPTIMIZER}",
-                )
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """True if they have the same bytes: what is no number does not equal itself."""
+    return one.shape == other.shape and torch.equal(_bytes(one), _bytes(other))
 
 
-def _refuse_new_parameters(stack: LayerStack, known: Collection[nn.Parameter]) -> None:
-    """Refuse a forward that has made a parameter. Raises ConfigurationError: it has."""
-    for held in stack.held:
-        for name, parameter in held.module.named_parameters():
-            if parameter not in known:
-                raise ConfigurationError(
-                    "model.name",
-                    f"layer {held.index} makes its parameter {name} in a forward, and its optimizer has none "
-                    "that was not there before. To fix: make it where the layer is built",
-                )
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 def _refuse_other_references(layer: Layer, buffers: Sequence[tuple[str, torch.Tensor, int]]) -> None:
