@@ -2,6 +2,7 @@
 """What forks of trainers find done: imports, and the schemas that the first configuration builds."""
 
 import contextlib
+import gc
 import multiprocessing.queues
 
 import hypothesis
@@ -20,3 +21,6 @@ with contextlib.suppress(ImportError):  # an extra
     from transformers.models.llama import modeling_llama
 
 ValidatedJob.from_mapping({"totalSteps": 1, "model": {"name": "gpt", "layers": 4}})
+
+# What is found done is no garbage: a search in a fork would touch, and so copy, all of it.
+gc.freeze()

@@ -10,6 +10,7 @@ listens, or the pod's environment differs in variables that torch reads at impor
 """
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -213,6 +214,8 @@ def main() -> None:
     server = WarmStartServer(sys.argv[1])
     for module in ("ballast_trainer.preload", "ballast_trainer.cli.pod", "torch.distributed.checkpoint"):
         importlib.import_module(module)
+    # A search for garbage, or for tensors, in a fork would touch, and so copy, all that is imported.
+    gc.freeze()
     server.serve()
 
 
