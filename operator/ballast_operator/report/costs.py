@@ -179,7 +179,7 @@ class JobCost:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TeamCost:
-    """The jobs of a team that are not deleted.
+    """The jobs of a team that are not deleted; of one with a budget also where all are.
 
     Attributes:
         spent: what its budget is compared with: deleted jobs included, and of this month where the budget is
@@ -279,7 +279,8 @@ def costs(
     prices = read_prices(policies)
     lines = tuple(_job(job, prices, now) for job in sorted(filter(is_ours, jobs), key=key_of))
     teams, budgets = [], {} if not all_jobs else _budgets(policies, now)
-    for team in sorted({line.team for line in lines}):
+    limited = {team for team, (_, budget) in budgets.items() if budget is not None}
+    for team in sorted({line.team for line in lines} | limited):
         members = [line for line in lines if line.team == team]
         projections = [line.projected for line in members if line.projected is not None]
         teams.append(

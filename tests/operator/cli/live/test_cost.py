@@ -150,7 +150,7 @@ def test_the_plot_has_pools_teams_and_jobs_and_escapes_their_names(monkeypatch, 
 
 
 def test_a_team_has_what_its_budget_is_compared_with():
-    """Deleted jobs included; of this month where the budget is monthly."""
+    """Deleted jobs included, also where all are; of this month where the budget is monthly."""
     team = {"team": "vision", "since": "2025-12-01T00:00:00Z", "cost": 9.0, "month": "2026-01",
             "monthCost": 4.0, "costPerHour": 1.0}  # fmt: skip
     for period, spent in (("Total", 10.0), ("Month", 5.0)):
@@ -160,7 +160,8 @@ def test_a_team_has_what_its_budget_is_compared_with():
             "spec": {**POLICY["spec"], "budgets": budgets},
             "status": {**POLICY["status"], "teams": [team]},
         }
-        (line,) = costs([JOB], [policy], now=NOW).teams
-        assert (line.spent, line.budget) == (pytest.approx(spent), 20.0)
+        for jobs in ([JOB], []):
+            (line,) = costs(jobs, [policy], now=NOW).teams
+            assert (line.jobs, line.spent, line.budget) == (len(jobs), pytest.approx(spent), 20.0)
     (line,) = costs([JOB], [POLICY], now=NOW).teams
     assert (line.spent, line.budget) == (None, None)
