@@ -5,6 +5,7 @@ have 1 MiB; what does not fit is left out by :func:`encode` in a fixed order. A 
 and leaves the rest: nothing in it is needed to run.
 """
 
+import asyncio
 import base64
 import binascii
 import dataclasses
@@ -60,7 +61,7 @@ class SavedState:
 
 
 class StateStore:
-    """The ConfigMap.
+    """The ConfigMap. It is read and made in a thread: that takes 0.2 s of CPU for 5,000 jobs.
 
     Attributes:
         replaced: it is not as it was loaded or written last: a backup was restored, or somebody changed it.
@@ -85,7 +86,8 @@ class StateStore:
             logger.warning("saved state not read, nothing is restored from it: %s", error)
             return SavedState()
         try:
-            return decode(base64.b64decode((item.get("binaryData") or {})[STATE_KEY], validate=True))
+            content = base64.b64decode((item.get("binaryData") or {})[STATE_KEY], validate=True)
+            return await asyncio.to_thread(decode, content)
         except (KeyError, TypeError, ValueError, binascii.Error) as error:
             logger.warning("saved state not understood, nothing is restored from it: %s", error)
             return SavedState()
@@ -95,10 +97,10 @@ class StateStore:
 
         Only on the version that is known: accounts of a storage that was set back are not written over.
         """
-        timeless = encode(_at(state, 0.0))
+        timeless = await asyncio.to_thread(encode, _at(state, 0.0))
         if timeless == self._written:
             return
-        content = encode(state)
+        content = await asyncio.to_thread(encode, state)
         labels = {"app.kubernetes.io/name": "ballast", "app.kubernetes.io/part-of": "ballast"}
         body = CONFIG_MAP.object(
             metadata={"namespace": self._namespace, "name": STATE_NAME, "labels": labels, **self._on},

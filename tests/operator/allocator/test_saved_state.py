@@ -1,11 +1,15 @@
 """Accounts, measured speeds and layers as one object: exact, bounded in size, read with tolerance."""
 
+import asyncio
 import base64
 import json
 import random
+import threading
 import zlib
+from typing import Any
 
 import pytest
+from ballast_operator.allocator import saved_state
 from ballast_operator.allocator.saved_state import (
     MOST_BYTES,
     STATE_KEY,
@@ -25,6 +29,7 @@ from ballast_policies.throughput.speeds import Estimate, SpeedKey
 
 from tests.operator.loops.simulated.fake_cluster import FakeCluster
 from tests.operator.loops.simulated.world import World
+from tests.support.waiting import WAIT_SECONDS
 
 TYPES = ("a100", "v100 at 0.74", "v100 at 2.48", "p100", "k80")
 
@@ -161,6 +166,23 @@ async def test_it_is_written_only_when_it_has_changed():
     await store.save(state)
     assert world.log == [f"apply ConfigMap {STATE_NAME}"]
     assert_alike(await store.load(), state, rel=1e-8)
+
+
+@pytest.mark.parametrize("part", ["encode", "decode"])
+async def test_the_operators_loop_turns_while_it_is_made_and_read(monkeypatch, part):
+    """Of 5,000 jobs it takes so long that a busy machine's leader would lose its Lease."""
+    store, whole = StateStore(FakeCluster(World()), "n"), getattr(saved_state, part)
+    loop = asyncio.get_running_loop()
+
+    def work(content: Any) -> Any:
+        turned = threading.Event()
+        loop.call_soon_threadsafe(turned.set)
+        assert turned.wait(WAIT_SECONDS), "the loop waits for it"
+        return whole(content)
+
+    monkeypatch.setattr(saved_state, part, work)
+    await store.save(a_state(1))
+    assert (await store.load()).memory is not None
 
 
 @pytest.mark.parametrize("change", ["restored", "deleted"])
