@@ -25,7 +25,7 @@ from ballast_operator.observation.observer import Observer
 from ballast_operator.settings import SolverSettings
 from ballast_operator.views.clock import now
 from ballast_operator.waits import Waits
-from ballast_policies.protocol import Action
+from ballast_policies.protocol.observed import Action
 from emulated import objects
 
 

@@ -16,17 +16,16 @@ from ballast_operator.app import Operator
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, NODE, POD, Kind
 from ballast_operator.observation.observer import Observer
-from ballast_policies.contract import (
+from ballast_policies.contract.messages import (
     JOB_LABEL,
     LAUNCH_LABEL,
     PLAN_KEY,
     RANK_LABEL,
-    Directive,
-    Plan,
     Rank,
     lease_name,
     plan_config_map_name,
 )
+from ballast_policies.contract.plan import Directive, Plan
 from emulated import objects
 
 MANAGED = [

@@ -28,7 +28,7 @@ from ballast_operator.local_operator import (
     write_definitions,
     write_operator_kubeconfig,
 )
-from ballast_policies.contract import RENEW_SECONDS
+from ballast_policies.contract.messages import RENEW_SECONDS
 from emulated import objects
 from emulated.fleet import Fleet
 from emulated.http import Http

@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 import yaml
-from ballast_policies.contract import Candidate
+from ballast_policies.contract.messages import Candidate
 from ballast_trainer.cli.run import unpartitioned
 from ballast_trainer.loop.candidates import Candidates
 from ballast_trainer.reporting.callback import StopTraining

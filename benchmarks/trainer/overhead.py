@@ -97,8 +97,8 @@ def tiny_model():
 def rank_main(rank, port, setting, options, results):
     import torch
     import torch.distributed as dist
-    from ballast_policies.contract import Plan
     from ballast_policies.contract.job.job import JobConfig
+    from ballast_policies.contract.plan import Plan
     from ballast_policies.planning.launch import first_stages
     from ballast_trainer.channel.base import StandaloneChannel
     from ballast_trainer.channel.channel_thread import ChannelThread

@@ -47,7 +47,8 @@ from pathlib import Path
 import calibrated
 import numpy as np
 import yaml
-from ballast_policies.contract import Directive, Stage
+from ballast_policies.contract.messages import Stage
+from ballast_policies.contract.plan import Directive
 from ballast_trainer.channel.base import DirectoryChannel
 from harness import Gang, local_plan
 

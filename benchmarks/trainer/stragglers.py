@@ -32,7 +32,8 @@ import time
 from pathlib import Path
 
 import torch
-from ballast_policies.contract import Directive, Plan, Rank
+from ballast_policies.contract.messages import Rank
+from ballast_policies.contract.plan import Directive, Plan
 from ballast_trainer.channel.base import StandaloneChannel
 from ballast_trainer.checkpoints.checkpoints import Checkpoints
 from ballast_trainer.checkpoints.manifest import Manifest

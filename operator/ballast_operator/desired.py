@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ballast_policies.contract import (
+from ballast_policies.contract.messages import (
     CONFIG_KEY,
     HANDOVER_ENV,
     JOB_LABEL,
@@ -23,12 +23,12 @@ from ballast_policies.contract import (
     RENDEZVOUS_PORT,
     RENEW_ENV,
     RENEW_SECONDS,
-    Plan,
     lease_name,
     plan_config_map_name,
     rendezvous_config_map_name,
     rendezvous_key,
 )
+from ballast_policies.contract.plan import Plan
 
 from ballast_operator.api.job_allocation import JobAllocation, is_coming
 from ballast_operator.api.rbac import trainer_rules

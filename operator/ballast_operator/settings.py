@@ -3,7 +3,7 @@
 import dataclasses
 import os
 
-from ballast_policies.contract import RENEW_SECONDS
+from ballast_policies.contract.messages import RENEW_SECONDS
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

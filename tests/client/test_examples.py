@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-from ballast_policies.contract import Ack, Directive, Report
+from ballast_policies.contract.messages import Ack, Report
+from ballast_policies.contract.plan import Directive
 
 from tests.client.test_messages import a_plan
 from tests.support.examples import first_daily

@@ -6,7 +6,8 @@ import sys
 import pytest
 from ballast_client import Job, reporter
 from ballast_client.channels import Directory
-from ballast_policies.contract import Ack, Directive, ExitReason, Report, TerminationMessage
+from ballast_policies.contract.messages import Ack, ExitReason, Report, TerminationMessage
+from ballast_policies.contract.plan import Directive
 
 from tests.client.test_messages import a_plan
 from tests.docs.blocks import blocks

@@ -5,9 +5,16 @@ import math
 import pytest
 from ballast_client import Checkpoints, messages
 from ballast_client.channels import FILES
-from ballast_policies import contract
-from ballast_policies.contract import Ack, Directive, ExitCode, Plan, Rank, Report, TerminationMessage
-from ballast_policies.contract.messages import read_finished_step
+from ballast_policies.contract import messages as contract
+from ballast_policies.contract.messages import (
+    Ack,
+    ExitCode,
+    Rank,
+    Report,
+    TerminationMessage,
+    read_finished_step,
+)
+from ballast_policies.contract.plan import Directive, Plan
 
 
 def a_plan(directive=Directive.RUN, epoch=3):

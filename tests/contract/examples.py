@@ -2,20 +2,6 @@
 
 from collections.abc import Iterator
 
-from ballast_policies.contract import (
-    Ack,
-    Candidate,
-    Directive,
-    ExitReason,
-    Plan,
-    Proposal,
-    Rank,
-    Report,
-    SlowRank,
-    Stage,
-    TerminationMessage,
-    Tried,
-)
 from ballast_policies.contract.job.dynamics import DynamicConfig
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.job.model import ColumnsConfig, DataConfig, ModelConfig
@@ -49,7 +35,20 @@ from ballast_policies.contract.job.training import (
     TrainingConfig,
     WeightType,
 )
+from ballast_policies.contract.messages import (
+    Ack,
+    Candidate,
+    ExitReason,
+    Proposal,
+    Rank,
+    Report,
+    SlowRank,
+    Stage,
+    TerminationMessage,
+    Tried,
+)
 from ballast_policies.contract.model import Settings
+from ballast_policies.contract.plan import Directive, Plan
 
 STAGES = (
     Stage(rank=0, first_layer=0, end_layer=3),

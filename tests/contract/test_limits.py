@@ -4,11 +4,12 @@ import json
 import math
 
 import pytest
-from ballast_policies.contract import Ack, ContractError, Plan, Proposal, Report
 from ballast_policies.contract.decode import parse_json
+from ballast_policies.contract.errors import ContractError
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.limits import MESSAGE, Limits, nested_deeper
-from ballast_policies.contract.messages import read_finished_step
+from ballast_policies.contract.messages import Ack, Proposal, Report, read_finished_step
+from ballast_policies.contract.plan import Plan
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,8 @@
 """One plan follows another: shrink, grow and stop, as the operator and the trainer both compute them."""
 
 import pytest
-from ballast_policies.contract import Directive, Plan, Proposal, Rank, Stage
+from ballast_policies.contract.messages import Proposal, Rank, Stage
+from ballast_policies.contract.plan import Directive, Plan
 
 PODS = ("job-1-0", "job-1-1", "job-1-2", "job-1-3")
 PLAN = Plan(

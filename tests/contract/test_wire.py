@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from ballast_policies.contract import ContractError, Plan, Proposal, Report, Stage
+from ballast_policies.contract.errors import ContractError
+from ballast_policies.contract.messages import Proposal, Report, Stage
+from ballast_policies.contract.plan import Plan
 from hypothesis import given
 from hypothesis import strategies as st
 

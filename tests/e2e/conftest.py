@@ -22,7 +22,8 @@ from ballast_operator.local_operator import (
     install_objects,
     write_operator_kubeconfig,
 )
-from ballast_policies.contract import PLAN_KEY, Plan, plan_config_map_name
+from ballast_policies.contract.messages import PLAN_KEY, plan_config_map_name
+from ballast_policies.contract.plan import Plan
 from kubernetes import client, config
 from kubernetes.dynamic import DynamicClient
 

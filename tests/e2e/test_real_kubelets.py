@@ -28,7 +28,7 @@ from ballast_localcluster.nodes.node import default_nodes
 from ballast_localcluster.rest import Rest
 from ballast_localcluster.supervision.owner import ended
 from ballast_localcluster.supervision.processes import MARK_VARIABLE, PART_VARIABLE, marked_processes
-from ballast_policies.contract import RENDEZVOUS_PORT
+from ballast_policies.contract.messages import RENDEZVOUS_PORT
 from kubernetes import client, config
 
 from tests.e2e.conftest import Ballast, demo_object

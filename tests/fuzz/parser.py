@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ballast_policies.contract import ContractError
+from ballast_policies.contract.errors import ContractError
 
 from tests.contract.examples import EXAMPLES
 from tests.fuzz.mutation import Choose, as_json, mutated

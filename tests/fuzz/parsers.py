@@ -33,16 +33,10 @@ from ballast_operator.views.nodes import foreign_use, read_node
 from ballast_operator.views.pod import read_pod
 from ballast_operator.views.spec import read_spec
 from ballast_policies.allocation.problem import ProblemError
-from ballast_policies.contract import (
-    Ack,
-    ContractError,
-    Plan,
-    Proposal,
-    Report,
-    TerminationMessage,
-)
+from ballast_policies.contract.errors import ContractError
 from ballast_policies.contract.job.job import JobConfig
-from ballast_policies.contract.messages import read_finished_step
+from ballast_policies.contract.messages import Ack, Proposal, Report, TerminationMessage, read_finished_step
+from ballast_policies.contract.plan import Plan
 from ballast_policies.gpus.catalogue import CatalogueError, gpu_of_node, parse_gpus
 from ballast_policies.planning.profile import read_profile
 from ballast_policies.prices.clouds import (

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from ballast_localcluster.nodes.containers.warm_start import WARM_START_VARIABLE, WarmStart
-from ballast_policies.contract import ExitCode
+from ballast_policies.contract.messages import ExitCode
 
 from tests.localcluster.test_pod_ends import pid_of
 from tests.support.waiting import eventually, is_alive

@@ -20,7 +20,7 @@ from ballast_operator.desired import (
 )
 from ballast_operator.kube.kept_fields import pinned_node
 from ballast_operator.kube.kinds import LEASE
-from ballast_policies.contract import (
+from ballast_policies.contract.messages import (
     JOB_LABEL,
     LAUNCH_LABEL,
     RANK_LABEL,

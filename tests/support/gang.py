@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from ballast_policies.contract import Plan
+from ballast_policies.contract.plan import Plan
 from ballast_trainer.channel.base import DirectoryChannel
 
 from tests.support.ports import free_port

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ballast_policies.contract import ExitReason, Plan
+from ballast_policies.contract.messages import ExitReason
+from ballast_policies.contract.plan import Plan
 from ballast_trainer.channel.base import Channel, StandaloneChannel
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.launch import ValidatedJob, train

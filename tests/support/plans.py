@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from ballast_policies.contract import Directive, Plan, Rank
+from ballast_policies.contract.messages import Rank
+from ballast_policies.contract.plan import Directive, Plan
 
 from tests.support.ports import own_addresses
 

@@ -5,7 +5,8 @@ import itertools
 import random
 from types import SimpleNamespace
 
-from ballast_policies.contract import RENDEZVOUS_PORT, Ack, Directive, Stage
+from ballast_policies.contract.messages import RENDEZVOUS_PORT, Ack, Stage
+from ballast_policies.contract.plan import Directive
 from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.distributed.joining import new_ranks_ready
 from ballast_trainer.distributed.process_group import reach_store

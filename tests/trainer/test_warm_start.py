@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ballast_policies.contract import ExitCode
+from ballast_policies.contract.messages import ExitCode
 from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.warm_start import WARM_START_ENV, start_warm
 

@@ -10,9 +10,9 @@ import dataclasses
 import time
 from collections.abc import Mapping
 
-from ballast_policies.contract import EMULATED_SLOWDOWN_ENV
 from ballast_policies.contract.decode import parse_json
 from ballast_policies.contract.limits import MESSAGE
+from ballast_policies.contract.messages import EMULATED_SLOWDOWN_ENV
 
 from ballast_trainer.errors import ConfigurationError
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from ballast_policies.contract import RENEW_ENV, RENEW_SECONDS, Plan
 from ballast_policies.contract.decode import Unknown
 from ballast_policies.contract.job.job import JobConfig
-from ballast_policies.contract.messages import Stage
+from ballast_policies.contract.messages import RENEW_ENV, RENEW_SECONDS, Stage
+from ballast_policies.contract.plan import Plan
 from ballast_policies.planning.launch import first_stages, stages_over, usable_stages
 from ballast_policies.planning.partition import Partition
 

@@ -6,9 +6,9 @@ import logging
 from typing import Any
 
 import torch
-from ballast_policies.contract import Stage
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.job.pipeline import PipelineConfig
+from ballast_policies.contract.messages import Stage
 from ballast_policies.planning.profile import repeated_layers
 
 from ballast_trainer.device import choose_device

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
+from ballast_policies.contract.messages import ExitCode, ExitReason, TerminationMessage
 
 from ballast_trainer.errors import ConfigurationError, PeerLost, Stopped
 from ballast_trainer.terminal import erasure

@@ -9,18 +9,17 @@ import itertools
 from typing import Any
 
 from ballast_operator.kube.kinds import CONFIG_MAP, LEASE, POD
-from ballast_policies.contract import (
+from ballast_policies.contract.messages import (
     ACK_ANNOTATION,
     JOB_LABEL,
     PLAN_KEY,
     REPORT_ANNOTATION,
     Ack,
-    Directive,
     ExitCode,
-    Plan,
     Report,
     lease_name,
 )
+from ballast_policies.contract.plan import Directive, Plan
 
 from emulated.http import Http
 

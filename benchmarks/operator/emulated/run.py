@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ballast_operator.kube.kinds import JOB, NODE, POD, POLICY
-from ballast_policies.contract import JOB_LABEL
+from ballast_policies.contract.messages import JOB_LABEL
 
 from emulated import objects
 from emulated.http import Http

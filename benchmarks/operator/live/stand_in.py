@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 
 from ballast_client.api_server import ApiServer
-from ballast_policies.contract import Ack, Directive, ExitReason, Plan, Report
+from ballast_policies.contract.messages import Ack, ExitReason, Report
+from ballast_policies.contract.plan import Directive, Plan
 from ballast_trainer.channel.base import Messages, OperatorChannel
 from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.channel.kubernetes import WatchingKubernetes

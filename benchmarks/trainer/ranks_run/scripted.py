@@ -4,7 +4,8 @@ import itertools
 import threading
 from typing import Any
 
-from ballast_policies.contract import Directive, Plan, Stage
+from ballast_policies.contract.messages import Stage
+from ballast_policies.contract.plan import Directive, Plan
 from ballast_trainer.channel.base import Messages
 
 

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from ballast_policies.protocol import Action
+from ballast_policies.protocol.observed import Action
 from ballast_policies.rounds.values import Round
 from ballast_policies.scheduling.assignments import Assignment
 from ballast_policies.scheduling.gang_spec import job_id

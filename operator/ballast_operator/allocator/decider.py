@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from typing import TypeVar
 
 from ballast_policies.allocation.problem import Entity
-from ballast_policies.contract import Plan
 from ballast_policies.contract.limits import LEAST_RATE, MOST_RATE
-from ballast_policies.protocol import Action
+from ballast_policies.contract.plan import Plan
+from ballast_policies.protocol.observed import Action
 from ballast_policies.scheduling.assignments import Assignment, assign
 from ballast_policies.scheduling.decision import (
     Decision,

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from ballast_policies.accounting import price_part
-from ballast_policies.contract import Candidate
 from ballast_policies.contract.limits import MOST_EPOCH
+from ballast_policies.contract.messages import Candidate
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE, SCHEDULES
 from ballast_policies.protocol.observed import Cause
 from ballast_policies.rounds.values import Placement, PoolPart

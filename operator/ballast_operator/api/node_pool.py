@@ -4,8 +4,8 @@ import enum
 import re
 from typing import Annotated
 
-from ballast_policies.contract import GPU_RESOURCE
 from ballast_policies.contract.conditions import Cel, Rule, absent, at, given
+from ballast_policies.contract.messages import GPU_RESOURCE
 from pydantic import Field
 
 from ballast_operator.api.base import LABEL_KEY, ApiModel, DnsLabel, GpuType, MemoryQuantity

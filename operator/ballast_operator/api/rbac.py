@@ -6,7 +6,7 @@ because it holds all that the Role grants: Kubernetes refuses to let anyone hand
 
 from typing import Any
 
-from ballast_policies.contract import lease_name, plan_config_map_name
+from ballast_policies.contract.messages import lease_name, plan_config_map_name
 
 from ballast_operator.api import meta
 

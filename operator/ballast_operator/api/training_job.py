@@ -9,10 +9,10 @@ import enum
 import math
 from typing import Annotated, Literal
 
-from ballast_policies.contract import ExitCode
 from ballast_policies.contract.conditions import Cel, Condition, Items, RowFact, Rule, absent, at, given
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.limits import LEAST_RATE, MOST_CANDIDATES
+from ballast_policies.contract.messages import ExitCode
 from ballast_policies.gpus.catalogue import gpu_named
 from ballast_policies.planning.profile import ProfiledLayer
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE, SCHEDULES

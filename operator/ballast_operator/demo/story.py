@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ballast_policies.contract import GPU_RESOURCE, JOB_LABEL, REPORT_ANNOTATION, ContractError, Report
+from ballast_policies.contract.errors import ContractError
+from ballast_policies.contract.messages import GPU_RESOURCE, JOB_LABEL, REPORT_ANNOTATION, Report
 from kubernetes import client, watch
 
 POOL_LABEL = "ballast.dev/pool"

@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ballast_policies.contract import REPORT_ANNOTATION, ContractError, Report, lease_name
+from ballast_policies.contract.errors import ContractError
+from ballast_policies.contract.messages import REPORT_ANNOTATION, Report, lease_name
 
 from ballast_operator.api.training_job_status import allocation_in
 from ballast_operator.kube.caches import Caches

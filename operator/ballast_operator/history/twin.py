@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ballast_policies.contract import ContractError
 from ballast_policies.contract.decode import decode_text
+from ballast_policies.contract.errors import ContractError
 from ballast_policies.rounds.values import Placement
 from ballast_policies.scheduling.state import ClusterJob
 from ballast_policies.simulator.replay import RecordedCluster, RecordedJob, Recording

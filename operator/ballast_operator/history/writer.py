@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ballast_policies.contract import ContractError
 from ballast_policies.contract.decode import decode_text
+from ballast_policies.contract.errors import ContractError
 
 from ballast_operator.errors import HistoryError, RowsRefused
 from ballast_operator.history.recent import Happened, Recent

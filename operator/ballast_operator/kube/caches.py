@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from ballast_policies.contract import JOB_LABEL
+from ballast_policies.contract.messages import JOB_LABEL
 
 from ballast_operator.errors import Unavailable
 from ballast_operator.kube.kept_fields import pinned_node, prune_fields

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from ballast_policies.contract import JOB_LABEL, LAUNCH_LABEL, POD_IP_ENV, RANK_LABEL
+from ballast_policies.contract.messages import JOB_LABEL, LAUNCH_LABEL, POD_IP_ENV, RANK_LABEL
 
 from ballast_operator.kube.kinds import JOB, NODE, POD, Kind, Object
 
@@ -115,7 +115,7 @@ LONGEST_SHARED = 80
 """Characters of a string that is worth a look whether an equal one is there."""
 
 _LAUNCH_AND_RANK = re.compile(r"-([0-9]{1,10})-([0-9]{1,10})")
-"""Part after the job in the name of its pod: :func:`ballast_policies.contract.pod_name`."""
+"""Part after the job in the name of its pod: :func:`ballast_policies.contract.messages.pod_name`."""
 
 _POD_STATUS = ("phase", "podIP", "reason", "message")
 _POD_SPEC = (

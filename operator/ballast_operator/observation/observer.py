@@ -5,8 +5,9 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
-from ballast_policies.contract import CONFIG_KEY, PLAN_KEY, Plan, lease_name, plan_config_map_name
 from ballast_policies.contract.limits import MOST_EPOCH_READ
+from ballast_policies.contract.messages import CONFIG_KEY, PLAN_KEY, lease_name, plan_config_map_name
+from ballast_policies.contract.plan import Plan
 
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.api.training_job_status import TrainingJobStatus

@@ -12,7 +12,8 @@ import logging
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from typing import Any
 
-from ballast_policies.contract import JOB_LABEL, Plan, plan_config_map_name
+from ballast_policies.contract.messages import JOB_LABEL, plan_config_map_name
+from ballast_policies.contract.plan import Plan
 
 from ballast_operator.desired import changed_by_admission, plan_object
 from ballast_operator.errors import Conflict, NameTaken, NotAllowed, OperatorError, Rejected

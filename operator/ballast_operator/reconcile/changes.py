@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from ballast_policies.protocol import Action
+from ballast_policies.protocol.observed import Action
 
 from ballast_operator.api.conditions import JobCondition
 from ballast_operator.errors import Conflict, Fenced, NotFound, NotLeader, Rejected, Unavailable, for_good

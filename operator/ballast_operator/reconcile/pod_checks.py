@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from ballast_policies.contract import (
+from ballast_policies.contract.messages import (
     GPU_RESOURCE,
     lease_name,
     plan_config_map_name,

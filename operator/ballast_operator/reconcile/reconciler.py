@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Callable
 
-from ballast_policies.contract import JOB_LABEL, lease_name
+from ballast_policies.contract.messages import JOB_LABEL, lease_name
 from ballast_policies.protocol.observed import Cause
 from ballast_policies.scheduling.refusals import Refusal
 

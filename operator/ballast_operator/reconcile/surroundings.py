@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-from ballast_policies.contract import ExitReason
-from ballast_policies.protocol import Action
+from ballast_policies.contract.messages import ExitReason
+from ballast_policies.protocol.observed import Action
 from ballast_policies.rounds.values import Placement
 from ballast_policies.scheduling.assignments import Assignment
 

@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ballast_policies.contract import JOB_LABEL
+from ballast_policies.contract.messages import JOB_LABEL
 
 from ballast_operator.api.conditions import NO_POLICY, JobCondition
 from ballast_operator.errors import Forbidden

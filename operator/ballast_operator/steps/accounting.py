@@ -3,7 +3,7 @@
 import math
 
 from ballast_policies.accounting import cost, isolated_seconds, price_part
-from ballast_policies.contract import Report
+from ballast_policies.contract.messages import Report
 from ballast_policies.prices.egress import GB
 from ballast_policies.scheduling.refusals import Verdict
 

@@ -4,7 +4,8 @@ import dataclasses
 import enum
 from collections.abc import Mapping
 
-from ballast_policies.contract import Plan, Proposal
+from ballast_policies.contract.messages import Proposal
+from ballast_policies.contract.plan import Plan
 from ballast_policies.protocol.moves import proposal_error
 from ballast_policies.scheduling.assignments import Assignment
 from ballast_policies.scheduling.refusals import Refusal, Verdict

@@ -4,13 +4,14 @@ import dataclasses
 import datetime
 import math
 
-from ballast_policies import protocol
-from ballast_policies.contract import Directive, Plan
-from ballast_policies.protocol import Decision, next_move
+from ballast_policies.contract.plan import Directive, Plan
+from ballast_policies.protocol import observed as protocol
+from ballast_policies.protocol.machine import next_move
 from ballast_policies.protocol.moves import (
     AbandonGrowth,
     BeginGrowth,
     CreatePods,
+    Decision,
     DeleteJob,
     End,
     GiveUp,

@@ -7,7 +7,8 @@ an address.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ballast_policies.contract import Candidate, Directive, Plan, Rank, Report, Tried
+from ballast_policies.contract.messages import Candidate, Rank, Report, Tried
+from ballast_policies.contract.plan import Directive, Plan
 from ballast_policies.protocol.moves import Wait, WaitFor
 from ballast_policies.protocol.observed import Cause, Deadline, Gang
 from ballast_policies.rounds.gangs import types_by_rank

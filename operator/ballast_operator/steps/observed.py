@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable, Collection, Iterable
 
-from ballast_policies.contract import Directive, ExitReason
+from ballast_policies.contract.messages import ExitReason
+from ballast_policies.contract.plan import Directive
 from ballast_policies.protocol.observed import (
     Action,
     Deadline,

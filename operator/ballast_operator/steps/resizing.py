@@ -5,7 +5,8 @@ the new pods, a failure of theirs aborts the growth and does not affect the gang
 like the others.
 """
 
-from ballast_policies.contract import Plan, Proposal, Stage
+from ballast_policies.contract.messages import Proposal, Stage
+from ballast_policies.contract.plan import Plan
 from ballast_policies.protocol.moves import AbandonGrowth, RecordShrink, Why
 from ballast_policies.protocol.observed import Deadline, Gang
 from ballast_policies.rounds.values import counted

@@ -4,15 +4,10 @@ import datetime
 import math
 from typing import TypeVar
 
-from ballast_policies.contract import (
-    ContractError,
-    Directive,
-    ExitReason,
-    Report,
-    lease_name,
-    plan_config_map_name,
-)
+from ballast_policies.contract.errors import ContractError
 from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.contract.messages import ExitReason, Report, lease_name, plan_config_map_name
+from ballast_policies.contract.plan import Directive
 from ballast_policies.rounds.values import counted
 
 from ballast_operator.api.conditions import JobCondition, JobReason

@@ -3,7 +3,8 @@
 import datetime
 from collections.abc import Collection
 
-from ballast_policies.contract import Directive, ExitReason
+from ballast_policies.contract.messages import ExitReason
+from ballast_policies.contract.plan import Directive
 from ballast_policies.protocol.moves import End, Why
 from ballast_policies.protocol.observed import Cause, Deadline
 

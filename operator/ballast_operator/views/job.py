@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 
-from ballast_policies.contract import Directive, Plan
 from ballast_policies.contract.errors import ContractError
 from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.contract.plan import Directive, Plan
 from ballast_policies.protocol.moves import pods_after_drain
 from ballast_policies.protocol.observed import Cause
 from ballast_policies.scheduling.refusals import Refusal

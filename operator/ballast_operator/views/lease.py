@@ -4,18 +4,19 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from ballast_policies.contract import (
+from ballast_policies.contract.errors import ContractError
+from ballast_policies.contract.messages import (
     ACK_ANNOTATION,
     END_REASON_ANNOTATION,
     FINISHED_ANNOTATION,
     PROPOSAL_ANNOTATION,
     REPORT_ANNOTATION,
     Ack,
-    ContractError,
     Proposal,
     Report,
+    read_end_reason,
+    read_finished_step,
 )
-from ballast_policies.contract.messages import read_end_reason, read_finished_step
 
 from ballast_operator.kube.kinds import Object
 

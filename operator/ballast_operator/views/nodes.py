@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from typing import Any
 
-from ballast_policies.contract import JOB_LABEL
+from ballast_policies.contract.messages import JOB_LABEL
 from ballast_policies.protocol.observed import held_pods
 from ballast_policies.rounds.values import dedupe_shared_gpus
 from ballast_policies.scheduling.gang_spec import job_id

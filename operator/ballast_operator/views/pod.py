@@ -3,10 +3,10 @@
 import dataclasses
 import re
 
-from ballast_policies.contract import (
+from ballast_policies.contract.errors import ContractError
+from ballast_policies.contract.messages import (
     LAUNCH_LABEL,
     RANK_LABEL,
-    ContractError,
     ExitCode,
     ExitReason,
     TerminationMessage,

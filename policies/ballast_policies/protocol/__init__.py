@@ -5,9 +5,3 @@ The operator observes, asks it, and carries out the move that it names; ``tests/
 every interleaving of the same function with crashes, stale views, lost answers, failing pods and a second
 leader.
 """
-
-from ballast_policies.protocol.machine import next_move, state_of
-from ballast_policies.protocol.moves import Decision, Move
-from ballast_policies.protocol.observed import Action, Cause, Observed
-
-__all__ = ["Action", "Cause", "Decision", "Move", "Observed", "next_move", "state_of"]

@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from ballast_policies.contract import Stage
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.job.pipeline import BalanceBy
+from ballast_policies.contract.messages import Stage
 from ballast_policies.planning.launch import (
     LaunchedPipeline,
     LaunchRanks,

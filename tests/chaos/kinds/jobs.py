@@ -1,14 +1,8 @@
 """Trainers hang or lie, what belongs to a job is deleted, and a job is suspended."""
 
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, ROLE
-from ballast_policies.contract import (
-    ACK_ANNOTATION,
-    PLAN_KEY,
-    Ack,
-    Plan,
-    lease_name,
-    plan_config_map_name,
-)
+from ballast_policies.contract.messages import ACK_ANNOTATION, PLAN_KEY, Ack, lease_name, plan_config_map_name
+from ballast_policies.contract.plan import Plan
 
 from tests.chaos.cluster import ChaosSimulation
 from tests.chaos.kinds.registry import job_of, kind, until

@@ -2,10 +2,7 @@
 
 from ballast_operator.errors import NotAllowed, Rejected
 from ballast_operator.kube.kinds import POD
-from ballast_policies.contract import (
-    ExitReason,
-    TerminationMessage,
-)
+from ballast_policies.contract.messages import ExitReason, TerminationMessage
 
 from tests.chaos.cluster import ChaosSimulation
 from tests.chaos.kinds.registry import kind, until

@@ -2,7 +2,7 @@
 
 import signal
 
-from ballast_policies.contract import lease_name, plan_config_map_name
+from ballast_policies.contract.messages import lease_name, plan_config_map_name
 
 from tests.chaos.processes import hostile
 from tests.chaos.processes.cluster import API_SERVER, CONTROLLERS, ETCD, NAMESPACE, REPLICAS, SCHEDULER

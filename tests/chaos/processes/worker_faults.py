@@ -6,7 +6,7 @@ import resource
 import signal
 from typing import Any
 
-from ballast_policies.contract import lease_name
+from ballast_policies.contract.messages import lease_name
 
 from tests.chaos.processes.cluster import NAMESPACE, NODES
 from tests.chaos.processes.episode import Episode

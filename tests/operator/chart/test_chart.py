@@ -14,7 +14,7 @@ import yaml
 from ballast_operator.api.rbac import kueue_rules, operator_rules, page_rules, people_roles
 from ballast_operator.api.schema.crd import custom_resource_definitions
 from ballast_operator.settings import Settings
-from ballast_policies.contract import RANK_LABEL
+from ballast_policies.contract.messages import RANK_LABEL
 
 from tests.support.control_plane import ControlPlane
 from tests.support.waiting import WAIT_SECONDS

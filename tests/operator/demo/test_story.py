@@ -5,7 +5,7 @@ import json
 import pytest
 from ballast_operator.demo.report import compare_with_agnostic, render, render_summary, summarise
 from ballast_operator.demo.story import Story
-from ballast_policies.contract import JOB_LABEL, REPORT_ANNOTATION, Report
+from ballast_policies.contract.messages import JOB_LABEL, REPORT_ANNOTATION, Report
 from rich.console import Console
 
 

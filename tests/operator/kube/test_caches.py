@@ -5,7 +5,7 @@ from ballast_operator.kube.kept_fields import pinned_node, prune_fields
 from ballast_operator.kube.kinds import JOB, NODE, POD
 from ballast_operator.views.nodes import pod_gpus, read_node
 from ballast_operator.views.pod import read_pod
-from ballast_policies.contract import JOB_LABEL
+from ballast_policies.contract.messages import JOB_LABEL
 
 
 def pod(name: str, version: int, uid: str = "u", job: str | None = None) -> dict:

@@ -16,7 +16,7 @@ from ballast_operator.errors import Conflict, Rejected
 from ballast_operator.kube.client import DroppedFields, connect
 from ballast_operator.kube.kinds import CONFIG_MAP, EVENT, JOB, LEASE, POD, POLICY
 from ballast_policies.allocation.registry import allocate
-from ballast_policies.contract import END_REASON_ANNOTATION, REPORT_ANNOTATION
+from ballast_policies.contract.messages import END_REASON_ANNOTATION, REPORT_ANNOTATION
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 

@@ -15,23 +15,22 @@ import tempfile
 import time
 from pathlib import Path
 
-from ballast_policies.contract import (
+from ballast_policies.contract.messages import (
     ACK_ANNOTATION,
     FINISHED_ANNOTATION,
     PLAN_KEY,
     PROPOSAL_ANNOTATION,
     REPORT_ANNOTATION,
     Ack,
-    Directive,
     ExitCode,
     ExitReason,
-    Plan,
     Proposal,
     Report,
     TerminationMessage,
     lease_name,
     plan_config_map_name,
 )
+from ballast_policies.contract.plan import Directive, Plan
 
 JOB, NAMESPACE, POD = (os.environ[f"BALLAST_{name}"] for name in ("JOB", "NAMESPACE", "POD_NAME"))
 SCRIPT = json.loads(os.environ["SCRIPT"])

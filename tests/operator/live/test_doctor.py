@@ -13,7 +13,7 @@ from ballast_operator.cli.live.bundle import without_secrets
 from ballast_operator.cli.live.doctor import CHECKS
 from ballast_operator.cli.main import main
 from ballast_operator.views.job import PLAN_WRITTEN_ANNOTATION
-from ballast_policies.contract import plan_config_map_name
+from ballast_policies.contract.messages import plan_config_map_name
 from click.testing import CliRunner
 from kubernetes import client
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from ballast_localcluster.certificates import Identity, write_certificates
-from ballast_policies.contract import JOB_LABEL
+from ballast_policies.contract.messages import JOB_LABEL
 from kubernetes import client
 
 from tests.operator.live.conftest import JOBS, Stage

@@ -13,7 +13,7 @@ from ballast_operator.errors import ActionRefused, Forbidden
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, NODE, POLICY
 from ballast_operator.reconcile import changes, reconciler
 from ballast_operator.waits import WaitReason
-from ballast_policies.contract import CONFIG_KEY, lease_name, plan_config_map_name
+from ballast_policies.contract.messages import CONFIG_KEY, lease_name, plan_config_map_name
 
 from tests.operator.loops.simulated.machines import node
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, fast_and_slow, job, policy

@@ -3,8 +3,8 @@
 import itertools
 
 import pytest
-from ballast_policies.contract import Plan
 from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.contract.plan import Plan
 from ballast_policies.planning.schedules.registry import SCHEDULES, build_schedule, trained_schedules
 from ballast_policies.planning.schedules.schedule import ScheduleError
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, WORKLOAD
-from ballast_policies.contract import plan_config_map_name
+from ballast_policies.contract.messages import plan_config_map_name
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 

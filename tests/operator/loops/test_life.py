@@ -7,7 +7,8 @@ import pytest
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.kube.kinds import JOB, NODE, POD
 from ballast_operator.views.clock import show
-from ballast_policies.contract import Directive, ExitCode, ExitReason, TerminationMessage
+from ballast_policies.contract.messages import ExitCode, ExitReason, TerminationMessage
+from ballast_policies.contract.plan import Directive
 from ballast_policies.protocol.observed import Cause
 
 from tests.operator.loops.simulated.machines import end_pod

@@ -16,7 +16,7 @@ from ballast_operator.errors import (
 from ballast_operator.kube.kinds import CLAIM, CONFIG_MAP, JOB, NODE, POD, STORAGE_CLASS, Kind
 from ballast_operator.kube.kinds import NAMESPACE as NAMESPACES
 from ballast_operator.reconcile.pod_checks import ANSWER_LASTS_SECONDS
-from ballast_policies.contract import JOB_LABEL, RANK_LABEL, ExitCode, ExitReason, TerminationMessage
+from ballast_policies.contract.messages import JOB_LABEL, RANK_LABEL, ExitCode, ExitReason, TerminationMessage
 
 from tests.operator.loops.simulated.machines import end_pod, node
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, at, template

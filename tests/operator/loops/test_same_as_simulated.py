@@ -21,7 +21,8 @@ from ballast_operator.api.read import read_cluster_policy
 from ballast_operator.kube.kept_fields import pinned_node
 from ballast_operator.kube.kinds import JOB, NODE, POD
 from ballast_operator.views.notices import NODE_DELETED
-from ballast_policies.contract import ExitReason, Plan, Report, TerminationMessage
+from ballast_policies.contract.messages import ExitReason, Report, TerminationMessage
+from ballast_policies.contract.plan import Plan
 from ballast_policies.rounds.values import Node, Placement, Round
 from ballast_policies.scheduling.state import ClusterJob
 from ballast_policies.simulator.clock import Answer, Clock, Event

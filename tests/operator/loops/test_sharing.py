@@ -9,7 +9,7 @@ from ballast_operator.cli.live.explain import as_text
 from ballast_operator.kube.kinds import JOB, NODE, POD
 from ballast_operator.report.explanation import explanation
 from ballast_operator.report.overview import overview
-from ballast_policies.contract import JOB_LABEL
+from ballast_policies.contract.messages import JOB_LABEL
 from ballast_policies.throughput.speeds import SpeedKey
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, throughput

@@ -11,7 +11,7 @@ from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import JOB, LEASE, POLICY
 from ballast_operator.page.access import Person
 from ballast_operator.page.server import Page
-from ballast_policies.contract import REPORT_ANNOTATION
+from ballast_policies.contract.messages import REPORT_ANNOTATION
 
 NOW = 1_900_000_000.0
 

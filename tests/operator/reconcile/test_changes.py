@@ -15,8 +15,15 @@ from ballast_operator.settings import JobSettings
 from ballast_operator.steps.context import Apply, CreatePod, DeletePod
 from ballast_operator.views import clock as clocks
 from ballast_operator.views.assignment import Decided
-from ballast_policies.contract import ACK_ANNOTATION, JOB_LABEL, REPORT_ANNOTATION, Ack, Report, lease_name
-from ballast_policies.protocol import Action
+from ballast_policies.contract.messages import (
+    ACK_ANNOTATION,
+    JOB_LABEL,
+    REPORT_ANNOTATION,
+    Ack,
+    Report,
+    lease_name,
+)
+from ballast_policies.protocol.observed import Action
 from ballast_policies.scheduling.assignments import Assignment
 
 from tests.operator.loops.simulated.simulation import job as training_job

@@ -11,9 +11,8 @@ from ballast_operator.steps.context import ReconcileContext, StepResult, Surroun
 from ballast_operator.views.job import JobView
 from ballast_operator.views.lease import LeaseView
 from ballast_operator.views.pod import PodView
-from ballast_policies.contract import Ack, Proposal, Report, Stage
-from ballast_policies.protocol import Action
-from ballast_policies.protocol.observed import Cause
+from ballast_policies.contract.messages import Ack, Proposal, Report, Stage
+from ballast_policies.protocol.observed import Action, Cause
 from ballast_policies.rounds.values import Placement
 from ballast_policies.scheduling.assignments import Assignment
 

@@ -7,7 +7,8 @@ from ballast_operator.api.training_job import FailurePolicy
 from ballast_operator.steps.decide import take_step
 from ballast_operator.steps.stopping import begin_termination, describe
 from ballast_operator.views.lease import LeaseView
-from ballast_policies.contract import Ack, Directive, ExitCode, ExitReason, TerminationMessage
+from ballast_policies.contract.messages import Ack, ExitCode, ExitReason, TerminationMessage
+from ballast_policies.contract.plan import Directive
 from ballast_policies.protocol.observed import Cause
 
 from tests.operator.steps.contexts import (

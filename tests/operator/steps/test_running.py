@@ -15,7 +15,8 @@ from ballast_operator.steps.running import (
 )
 from ballast_operator.views.assignment import PoolInfo
 from ballast_operator.views.lease import LeaseView
-from ballast_policies.contract import Ack, Directive, ExitReason, Stage, TerminationMessage
+from ballast_policies.contract.messages import Ack, ExitReason, Stage, TerminationMessage
+from ballast_policies.contract.plan import Directive
 from ballast_policies.protocol.observed import Cause
 
 from tests.operator.steps.contexts import (

@@ -16,7 +16,8 @@ from ballast_operator.steps.context import (
 from ballast_operator.steps.decide import decide, take_step
 from ballast_operator.steps.gang import LOOK_AGAIN_SECONDS, decided
 from ballast_operator.views.lease import LeaseView
-from ballast_policies.contract import Ack, Directive
+from ballast_policies.contract.messages import Ack
+from ballast_policies.contract.plan import Directive
 from ballast_policies.protocol.observed import Cause
 from ballast_policies.scheduling.refusals import Verdict
 

@@ -12,8 +12,9 @@ from ballast_operator.views.assignment import PoolInfo
 from ballast_operator.views.job import JobView
 from ballast_operator.views.pod import PodView
 from ballast_operator.views.spec import JobSpec
-from ballast_policies.contract import Directive, Plan, Rank
 from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.contract.messages import Rank
+from ballast_policies.contract.plan import Directive, Plan
 
 NOW = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
 

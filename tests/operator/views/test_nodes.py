@@ -8,7 +8,7 @@ from ballast_operator.views.assignment import MOST_EARLIER
 from ballast_operator.views.clock import show
 from ballast_operator.views.node_constraints import Taint, blocking, read_requirements, tolerates
 from ballast_operator.views.nodes import orphans, pod_requests, read_node
-from ballast_policies.contract import JOB_LABEL
+from ballast_policies.contract.messages import JOB_LABEL
 
 from tests.operator.views.builders import a_pool
 

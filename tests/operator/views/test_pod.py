@@ -2,7 +2,7 @@
 
 import pytest
 from ballast_operator.views.pod import LONGEST_DETAIL, read_pod
-from ballast_policies.contract import ExitReason, TerminationMessage
+from ballast_policies.contract.messages import ExitReason, TerminationMessage
 
 
 def ended(code: int, *, reason: str = "Error", message: str = "", **status) -> dict:

@@ -2,7 +2,7 @@
 
 import pytest
 from ballast_policies.allocation.problem import Job
-from ballast_policies.protocol import Action
+from ballast_policies.protocol.observed import Action
 from ballast_policies.rounds.gangs import ElasticGang
 from ballast_policies.scheduling.assignments import assign
 from ballast_policies.scheduling.decision import Memory, SchedulingPolicy, decide

@@ -1,6 +1,6 @@
 """A plan and the messages of its gang, as the tests of the channels send them."""
 
-from ballast_policies.contract import Ack, Proposal, Report, Stage
+from ballast_policies.contract.messages import Ack, Proposal, Report, Stage
 
 from tests.support.plans import local_plan
 

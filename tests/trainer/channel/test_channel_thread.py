@@ -4,7 +4,8 @@ import threading
 
 import pytest
 from ballast_client.api_server import ChannelError
-from ballast_policies.contract import Directive, Plan, Rank
+from ballast_policies.contract.messages import Rank
+from ballast_policies.contract.plan import Directive, Plan
 from ballast_trainer.channel import channel_thread as channel_thread_module
 from ballast_trainer.channel.base import Messages
 from ballast_trainer.channel.channel_thread import ChannelThread

@@ -9,7 +9,8 @@ import urllib.parse
 
 import pytest
 from ballast_client.api_server import ApiServer, ChannelError, NotInPodError
-from ballast_policies.contract import Ack, Directive, Proposal, Report
+from ballast_policies.contract.messages import Ack, Proposal, Report
+from ballast_policies.contract.plan import Directive
 from ballast_trainer.channel.base import DirectoryChannel, Messages, OperatorChannel, StandaloneChannel
 from ballast_trainer.channel.kubernetes import CHECK_SECONDS, WatchedObject, WatchingKubernetes
 

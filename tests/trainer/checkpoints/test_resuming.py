@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from ballast_policies.contract import ExitCode
+from ballast_policies.contract.messages import ExitCode
 from ballast_trainer.checkpoints import tensors
 from ballast_trainer.errors import CheckpointError
 from ballast_trainer.models.protocol import Model

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 import torch
-from ballast_policies.contract import ExitReason, Report
+from ballast_policies.contract.messages import ExitReason, Report
 from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.checkpoints import tensors
 from ballast_trainer.checkpoints.staging import BesideSteps, StagedCopy, Staging

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from ballast_operator.cli.main import main as ballast
-from ballast_policies.contract import ExitCode
+from ballast_policies.contract.messages import ExitCode
 from ballast_trainer.cli.main import main
 from ballast_trainer.layer_profiler import overhead_seconds
 from click.testing import CliRunner

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from ballast_policies.contract import ExitCode
+from ballast_policies.contract.messages import ExitCode
 
 from tests.support.waiting import WAIT_SECONDS, eventually, is_alive
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.processes
 BEGIN = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from ballast_policies.contract import ExitReason
+from ballast_policies.contract.messages import ExitReason
 from ballast_trainer.cli.local_ranks import run_pod_ranks
 from ballast_trainer.process_exit import end
 def body(local_rank, log):

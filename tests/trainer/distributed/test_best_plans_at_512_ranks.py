@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 import yaml
 from ballast_operator.cli.main import main
-from ballast_policies.contract import Directive, Plan, Rank
 from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.contract.messages import Rank
+from ballast_policies.contract.plan import Directive, Plan
 from ballast_policies.planning.launch import stages_over
 from ballast_policies.planning.partition import Partition
 from ballast_trainer.distributed import process_group

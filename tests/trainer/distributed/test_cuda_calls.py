@@ -7,8 +7,9 @@ import types
 import pytest
 import torch
 import torch.distributed as dist
-from ballast_policies.contract import Directive, Plan, Rank
 from ballast_policies.contract.job.training import TrainingConfig
+from ballast_policies.contract.messages import Rank
+from ballast_policies.contract.plan import Directive, Plan
 from ballast_trainer.config import read_job_config
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.mesh import Mesh

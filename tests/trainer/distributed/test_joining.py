@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from ballast_policies.contract import Directive
+from ballast_policies.contract.plan import Directive
 from ballast_trainer.distributed.joining import (
     announce_ready,
     call_new_ranks,

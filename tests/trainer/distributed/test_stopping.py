@@ -5,7 +5,7 @@ import os
 import signal
 
 import pytest
-from ballast_policies.contract import HANDOVER_ENV
+from ballast_policies.contract.messages import HANDOVER_ENV
 from ballast_trainer.distributed.stopping import (
     LEAVE_SECONDS,
     STOP_SECONDS_ENV,

@@ -1,8 +1,8 @@
 """Layers that one rank holds, and those of a small model that have computed the gradients of one batch."""
 
 import torch
-from ballast_policies.contract import Stage
 from ballast_policies.contract.job.training import TrainingConfig
+from ballast_policies.contract.messages import Stage
 from ballast_trainer.checkpoints.checkpoints import Checkpoints
 from ballast_trainer.checkpoints.manifest import Manifest
 from ballast_trainer.distributed.axis import Axis

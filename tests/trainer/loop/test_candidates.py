@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ballast_policies.contract import Candidate, Report
+from ballast_policies.contract.messages import Candidate, Report
 from ballast_trainer.models.protocol import Model
 from torch import nn
 

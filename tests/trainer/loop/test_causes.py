@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
-from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
+from ballast_policies.contract.messages import ExitCode, ExitReason, TerminationMessage
 from ballast_trainer.causes import describe, explains_itself
 from ballast_trainer.distributed.process_group import peer_failures
 from ballast_trainer.errors import ConfigurationError, PeerLost

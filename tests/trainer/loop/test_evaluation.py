@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from ballast_policies.contract import ExitReason
+from ballast_policies.contract.messages import ExitReason
 from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.data.corpus import text_batch
 from ballast_trainer.errors import TrainerError

@@ -4,8 +4,9 @@ import signal
 
 import pytest
 import torch
-from ballast_policies.contract import Ack, Directive, ExitCode
 from ballast_policies.contract.job.model import ModelConfig
+from ballast_policies.contract.messages import Ack, ExitCode
+from ballast_policies.contract.plan import Directive
 from ballast_policies.planning.launch import stages_over
 from ballast_policies.planning.partition import Partition
 from ballast_trainer.distributed.mesh import Mesh

@@ -5,7 +5,8 @@ import signal
 import socket
 
 import pytest
-from ballast_policies.contract import Ack, Directive, ExitCode, Report, Stage
+from ballast_policies.contract.messages import Ack, ExitCode, Report, Stage
+from ballast_policies.contract.plan import Directive
 from ballast_trainer.distributed.stopping import LEAVE_SECONDS
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import ValidatedJob

@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from ballast_policies.contract import POD_RANKS_ENV, RANK_RESTARTS_ENV, RENDEZVOUS_PORT, Ack, ExitCode
+from ballast_policies.contract.messages import (
+    POD_RANKS_ENV,
+    RANK_RESTARTS_ENV,
+    RENDEZVOUS_PORT,
+    Ack,
+    ExitCode,
+)
 from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.loop.in_place import best_copies, who_goes_on
 

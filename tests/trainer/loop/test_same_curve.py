@@ -3,7 +3,7 @@
 import signal
 
 import pytest
-from ballast_policies.contract import Ack, ExitCode, Proposal
+from ballast_policies.contract.messages import Ack, ExitCode, Proposal
 from ballast_policies.planning.schedules.registry import trained_schedules
 from ballast_trainer.pipeline.layout import ScheduleRequest
 

@@ -5,8 +5,8 @@ import math
 
 import pytest
 import torch
-from ballast_policies.contract import Report
 from ballast_policies.contract.limits import MOST_SLOW_RANKS
+from ballast_policies.contract.messages import Report
 from ballast_policies.planning.launch import partition_of, stages_over
 from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.profiling.meter import Meter

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy
 import pytest
 import torch
-from ballast_policies.contract import ExitCode
 from ballast_policies.contract.job.model import DataConfig, ModelConfig
 from ballast_policies.contract.job.training import TrainingConfig
+from ballast_policies.contract.messages import ExitCode
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.models import deferred

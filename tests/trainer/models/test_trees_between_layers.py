@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 import torch
-from ballast_policies.contract import Stage
+from ballast_policies.contract.messages import Stage
 from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.layers.boundaries import Boundary, wire
 from ballast_trainer.seeding import host_seeded

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from ballast_policies.contract import Ack, Stage
 from ballast_policies.contract.job.model import DataConfig, ModelConfig
 from ballast_policies.contract.job.training import TrainingConfig
+from ballast_policies.contract.messages import Ack, Stage
 from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.data.sources import ShuffledDataset

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from ballast_policies.contract import Report
+from ballast_policies.contract.messages import Report
 from ballast_policies.planning.profile import repeated_layers
 from ballast_trainer.dynamics.pruning.sparse_linear import PrunableLinear
 from ballast_trainer.layer_profiler import layer_rows

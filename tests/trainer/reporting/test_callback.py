@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from ballast_policies.contract import ExitCode, ExitReason
 from ballast_policies.contract.job.output import CallbackConfig, CallbackError
+from ballast_policies.contract.messages import ExitCode, ExitReason
 from ballast_trainer.causes import describe, explains_itself
 from ballast_trainer.distributed.activity import tell_compilations
 from ballast_trainer.errors import ConfigurationError

@@ -13,8 +13,8 @@ import urllib.request
 
 import pytest
 import torch
-from ballast_policies.contract import Report
 from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.contract.messages import Report
 from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.device import peak_memory
 from ballast_trainer.errors import ConfigurationError

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from ballast_policies.contract import Stage
 from ballast_policies.contract.job.training import TrainingConfig
+from ballast_policies.contract.messages import Stage
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import join
 from ballast_trainer.layers.layer import LayerSet

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ballast_policies.contract import Stage
+from ballast_policies.contract.messages import Stage
 from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.errors import ConfigurationError

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from ballast_policies.contract import Ack, Directive, Stage
+from ballast_policies.contract.messages import Ack, Stage
+from ballast_policies.contract.plan import Directive
 from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.distributed.mesh import Mesh, Place
 from ballast_trainer.errors import ConfigurationError

@@ -13,7 +13,10 @@ from typing import Any, Protocol
 
 from ballast_client.api_server import ChannelError
 from ballast_client.channels import Directory, Kubernetes
-from ballast_policies.contract import (
+from ballast_policies.contract.decode import decode_text
+from ballast_policies.contract.errors import ContractError
+from ballast_policies.contract.limits import OBJECT
+from ballast_policies.contract.messages import (
     ACK_ANNOTATION,
     CONFIG_KEY,
     END_REASON_ANNOTATION,
@@ -22,13 +25,10 @@ from ballast_policies.contract import (
     PROPOSAL_ANNOTATION,
     REPORT_ANNOTATION,
     Ack,
-    ContractError,
-    Plan,
     Proposal,
     Report,
 )
-from ballast_policies.contract.decode import decode_text
-from ballast_policies.contract.limits import OBJECT
+from ballast_policies.contract.plan import Plan
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

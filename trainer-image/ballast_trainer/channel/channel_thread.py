@@ -10,7 +10,8 @@ import threading
 from time import monotonic
 
 from ballast_client.api_server import ChannelError
-from ballast_policies.contract import RENEW_SECONDS, Plan, Report
+from ballast_policies.contract.messages import RENEW_SECONDS, Report
+from ballast_policies.contract.plan import Plan
 
 from ballast_trainer.channel.base import Channel, Messages
 from ballast_trainer.distributed.stopping import StopSignal

@@ -15,7 +15,7 @@ from typing import Any
 
 from ballast_client.api_server import ApiServer, ChannelError
 from ballast_client.channels import Kubernetes
-from ballast_policies.contract import plan_config_map_name
+from ballast_policies.contract.messages import plan_config_map_name
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ballast_policies.contract import Plan
+from ballast_policies.contract.plan import Plan
 
 from ballast_trainer.checkpoints import tensors
 from ballast_trainer.checkpoints.manifest import Manifest

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ballast_policies.contract import ExitCode
+from ballast_policies.contract.messages import ExitCode
 
 from ballast_trainer.cli.rank_processes import (
     ENDED_WELL,

@@ -13,17 +13,16 @@ from typing import Any
 
 import click
 from ballast_client.api_server import ApiServer, ChannelError, NotInPodError
-from ballast_policies.contract import (
+from ballast_policies.contract.limits import MOST_RANKS
+from ballast_policies.contract.messages import (
     POD_IP_ENV,
     POD_RANKS_ENV,
     RANK_RESTARTS_ENV,
     RENDEZVOUS_PORT,
-    Directive,
     ExitReason,
-    Plan,
     process_name,
 )
-from ballast_policies.contract.limits import MOST_RANKS
+from ballast_policies.contract.plan import Directive, Plan
 
 from ballast_trainer.causes import describe, explains_itself
 from ballast_trainer.channel.base import Channel, DirectoryChannel, OperatorChannel

@@ -21,7 +21,8 @@ import types
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from ballast_policies.contract import ContractError, ExitCode, ExitReason, TerminationMessage
+from ballast_policies.contract.errors import ContractError
+from ballast_policies.contract.messages import ExitCode, ExitReason, TerminationMessage
 
 from ballast_trainer.environment import RESTARTS_ENV
 from ballast_trainer.process_exit import PIPES, end_with_parent, leave, print_error, write_message

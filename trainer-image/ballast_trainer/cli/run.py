@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from ballast_policies.contract import RANK_RESTARTS, Directive, ExitCode, ExitReason, Plan, Rank
+from ballast_policies.contract.messages import RANK_RESTARTS, ExitCode, ExitReason, Rank
+from ballast_policies.contract.plan import Directive, Plan
 
 from ballast_trainer.causes import describe, explains_itself
 from ballast_trainer.cli.config_file import read_config

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ballast_policies.contract import Plan, Rank
+from ballast_policies.contract.messages import Rank
+from ballast_policies.contract.plan import Plan
 
 from ballast_trainer.distributed.process_group import World, peer_failures
 from ballast_trainer.distributed.stopping import StopSignal

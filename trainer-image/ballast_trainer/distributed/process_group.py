@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ballast_policies.contract import Plan
+from ballast_policies.contract.plan import Plan
 
 from ballast_trainer.causes import notes_of, shortage
 from ballast_trainer.distributed.axis import Axis

@@ -16,7 +16,7 @@ import time
 import types
 from collections.abc import Callable, Mapping
 
-from ballast_policies.contract import HANDOVER_ENV
+from ballast_policies.contract.messages import HANDOVER_ENV
 
 from ballast_trainer.environment import seconds_from
 from ballast_trainer.terminal import on_terminal

@@ -10,8 +10,9 @@ import logging
 import math
 import statistics
 
-from ballast_policies.contract import Candidate, ContractError, Tried
+from ballast_policies.contract.errors import ContractError
 from ballast_policies.contract.limits import LONGEST_REASON
+from ballast_policies.contract.messages import Candidate, Tried
 from ballast_policies.planning.launch import stages_over
 from ballast_policies.planning.partition import Partition
 

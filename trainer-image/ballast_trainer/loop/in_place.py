@@ -11,7 +11,7 @@ from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from ballast_client.api_server import ChannelError
-from ballast_policies.contract import Directive, Plan
+from ballast_policies.contract.plan import Directive, Plan
 
 from ballast_trainer.causes import describe
 from ballast_trainer.checkpoints.memory_copies import LostRanks, MemoryCopies

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ballast_policies.contract import Stage
+from ballast_policies.contract.messages import Stage
 
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.layers.layer import OPTIMIZER, Layer, LayerSet

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
-from ballast_policies.contract import Directive, ExitReason, Plan, Proposal, Stage
+from ballast_policies.contract.messages import ExitReason, Proposal, Stage
+from ballast_policies.contract.plan import Directive, Plan
 from ballast_policies.planning.balancers.registry import BALANCERS
 from ballast_policies.planning.launch import partition_of, stages_over, usable_stages
 from ballast_policies.planning.rebalance import RebalanceDecision, revert

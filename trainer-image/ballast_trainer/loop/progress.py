@@ -7,8 +7,8 @@ import time
 from collections import deque
 from typing import Any
 
-from ballast_policies.contract import Ack, ExitReason, Proposal, Report, Stage, Tried
 from ballast_policies.contract.limits import LONGEST_REASON
+from ballast_policies.contract.messages import Ack, ExitReason, Proposal, Report, Stage, Tried
 from ballast_policies.planning.launch import partition_of
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.planning.partition import imbalance

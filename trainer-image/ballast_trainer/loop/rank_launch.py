@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ballast_policies.contract import Plan
+from ballast_policies.contract.plan import Plan
 
 from ballast_trainer.channel.base import Channel
 from ballast_trainer.distributed.stopping import StopSignal

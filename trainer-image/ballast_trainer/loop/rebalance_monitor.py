@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import statistics
 
-from ballast_policies.contract import Stage
+from ballast_policies.contract.messages import Stage
 from ballast_policies.planning.following.looking import CheckTimer, lost_seconds, measured_worse
 from ballast_policies.planning.launch import partition_of
 from ballast_policies.planning.partition import PlanningError

@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Sequence
 
-from ballast_policies.contract import Proposal, Stage
+from ballast_policies.contract.messages import Proposal, Stage
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.balancers.registry import BalancerInput
 from ballast_policies.planning.balancers.several_stages import StagedPipeline

@@ -9,7 +9,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch.distributed as dist
-from ballast_policies.contract import Plan, Stage
+from ballast_policies.contract.messages import Stage
+from ballast_policies.contract.plan import Plan
 
 from ballast_trainer.distributed.activity import Limit
 from ballast_trainer.distributed.process_group import World, join

@@ -11,8 +11,8 @@ from statistics import median
 from typing import Any, Self
 
 import torch
-from ballast_policies.contract import ExitReason
 from ballast_policies.contract.job.output import AsyncMode
+from ballast_policies.contract.messages import ExitReason
 from ballast_policies.prices.hazard import steps_between_checkpoints
 
 from ballast_trainer.causes import describe

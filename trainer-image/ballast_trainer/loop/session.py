@@ -2,7 +2,7 @@
 
 import contextlib
 
-from ballast_policies.contract import ExitReason
+from ballast_policies.contract.messages import ExitReason
 
 from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.distributed.heartbeat import RankHeartbeat

@@ -3,9 +3,10 @@
 import dataclasses
 
 import torch
-from ballast_policies.contract import Plan, Stage
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.job.pipeline import StragglerPolicy
+from ballast_policies.contract.messages import Stage
+from ballast_policies.contract.plan import Plan
 
 from ballast_trainer.data.collate import Batch
 from ballast_trainer.data.sources import has_one_shape, is_read_in_order

@@ -4,8 +4,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from ballast_policies.contract import Stage
 from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.contract.messages import Stage
 from ballast_policies.planning.schedules.registry import DEFAULT_STAGES_PER_RANK, SCHEDULES, build_schedule
 from ballast_policies.planning.schedules.schedule import Schedule, ScheduleError
 

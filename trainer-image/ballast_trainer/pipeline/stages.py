@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
-from ballast_policies.contract import Stage
+from ballast_policies.contract.messages import Stage
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE
 from ballast_policies.planning.schedules.schedule import Kind, Schedule
 

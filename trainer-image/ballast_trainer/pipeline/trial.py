@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ballast_policies.contract import Stage
+from ballast_policies.contract.messages import Stage
 from torch import nn
 
 from ballast_trainer.causes import describe

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from ballast_policies.contract import SlowRank
 from ballast_policies.contract.limits import MOST_SLOW_RANKS
+from ballast_policies.contract.messages import SlowRank
 
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.profiling.meter import Meter

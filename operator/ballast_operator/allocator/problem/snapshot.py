@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import Any
 
 from ballast_policies.allocation.problem import Job
-from ballast_policies.contract import ContractError
 from ballast_policies.contract.decode import decode_text
+from ballast_policies.contract.errors import ContractError
 from ballast_policies.contract.limits import OBJECT
 from ballast_policies.protocol.observed import Cause
 from ballast_policies.rounds.divisions import mixtures

@@ -16,9 +16,9 @@ from ballast_policies.allocation.problem import Allocation, Configuration, Probl
 from ballast_policies.allocation.registry import POLICIES, check_shares, find_policy
 from ballast_policies.allocation.registry import allocate as solve
 from ballast_policies.allocation.solvers.linear import SolverError
-from ballast_policies.contract import ContractError
 from ballast_policies.contract import errors as contract
 from ballast_policies.contract.decode import decode, parse_json
+from ballast_policies.contract.errors import ContractError
 from ballast_policies.contract.limits import FILE
 from rich.console import Console
 from rich.markup import escape

@@ -444,7 +444,7 @@ async def _network(client: "AsyncClient") -> list[Finding]:
 async def _meets_late(client: "AsyncClient", job: Mapping[str, Any]) -> bool:
     """True if the plan by which its ranks meet is old; the condition may have been False for longer."""
     from ballast.client import Forbidden, NotFound
-    from ballast_policies.contract import plan_config_map_name
+    from ballast_policies.contract.messages import plan_config_map_name
 
     from ballast_operator.views.clock import http_date
     from ballast_operator.views.job import PLAN_WRITTEN_ANNOTATION
@@ -471,7 +471,7 @@ def _pods_of(job: Mapping[str, Any]) -> int:
 
 def _closed(job: Mapping[str, Any], policies: Sequence[Mapping[str, Any]]) -> list[str]:
     """Ways that no NetworkPolicy leaves open between two pods of the job, where one rules them at all."""
-    from ballast_policies.contract import JOB_LABEL, LAUNCH_LABEL, RANK_LABEL
+    from ballast_policies.contract.messages import JOB_LABEL, LAUNCH_LABEL, RANK_LABEL
 
     from ballast_operator.desired import MANAGED_BY
 

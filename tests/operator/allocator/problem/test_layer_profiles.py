@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from ballast_operator.allocator.decider import record
 from ballast_operator.views.lease import LeaseView
-from ballast_policies.contract import Ack, Report
+from ballast_policies.contract.messages import Ack, Report
 from ballast_policies.scheduling.measurements import MOST_LAYERS, Measurements
 
 from tests.operator.views.builders import a_config, a_plan, a_spec, a_view

@@ -7,8 +7,8 @@ import math
 import pytest
 from ballast_operator.allocator.decider import record
 from ballast_operator.views.lease import LeaseView
-from ballast_policies.contract import Ack, Report
 from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.contract.messages import Ack, Report
 from ballast_policies.scheduling.gang_speeds import GangRequest
 from ballast_policies.scheduling.measurements import Measurements
 from hypothesis import given, settings

@@ -11,7 +11,7 @@ from ballast_operator.api.job_allocation import is_coming
 from ballast_operator.kube.kept_fields import pinned_node
 from ballast_operator.kube.kinds import JOB, NODE, POD, POLICY
 from ballast_operator.report.costs import costs
-from ballast_policies.contract import JOB_LABEL
+from ballast_policies.contract.messages import JOB_LABEL
 
 from tests.operator.loops.simulated.machines import node
 from tests.operator.loops.simulated.simulation import NAMESPACE, START, Simulation, at, throughput

@@ -5,7 +5,8 @@ from ballast_operator.api.conditions import JobReason
 from ballast_operator.kube.kinds import JOB, NODE, POD
 from ballast_policies.allocation.policy import SpaceSharing, Surplus
 from ballast_policies.allocation.registry import POLICIES
-from ballast_policies.contract import Directive, ExitCode, ExitReason, TerminationMessage
+from ballast_policies.contract.messages import ExitCode, ExitReason, TerminationMessage
+from ballast_policies.contract.plan import Directive
 from ballast_policies.protocol.observed import Cause
 
 from tests.operator.loops.simulated.machines import end_pod, node

@@ -5,7 +5,7 @@ import random
 
 import pytest
 from ballast_operator.kube.kinds import NODE
-from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
+from ballast_policies.contract.messages import ExitCode, ExitReason, TerminationMessage
 from ballast_policies.rounds.memory import (
     FAILED_GROWTH_SECONDS,
     LONGEST_PAUSE_SECONDS,

@@ -11,7 +11,7 @@ from ballast_operator.steps.gang import TRIES_NONE
 from ballast_operator.views import spec
 from ballast_operator.views.planned_degrees import candidates as played
 from ballast_operator.views.spec import read_spec, spec_as_edited
-from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
+from ballast_policies.contract.messages import ExitCode, ExitReason, TerminationMessage
 from ballast_policies.planning.schedules.registry import SCHEDULES
 
 from tests.operator.loops.simulated.machines import end_pod

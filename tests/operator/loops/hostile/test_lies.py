@@ -9,7 +9,7 @@ from ballast_operator.errors import Fenced, NotAllowed, Rejected
 from ballast_operator.kube.kinds import CONFIG_MAP, EVENT, JOB, LEASE, POD, Kind
 from ballast_operator.reconcile.changes import ReconcileWorker
 from ballast_operator.views.clock import Time
-from ballast_policies.contract import (
+from ballast_policies.contract.messages import (
     ACK_ANNOTATION,
     END_REASON_ANNOTATION,
     FINISHED_ANNOTATION,

@@ -8,7 +8,7 @@ from ballast_operator.cli.live.explain import as_text
 from ballast_operator.kube.kinds import JOB, POD
 from ballast_operator.report.explanation import explanation
 from ballast_operator.views.spec import read_spec
-from ballast_policies.contract import Stage
+from ballast_policies.contract.messages import Stage
 
 from tests.operator.loops.mixed.test_life import parts_of, two_pools
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation

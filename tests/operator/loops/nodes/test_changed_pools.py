@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 from ballast_operator.kube.kinds import JOB, NODE, POLICY
 from ballast_operator.views.clock import show
-from ballast_policies.contract import GPU_RESOURCE
-from ballast_policies.protocol import Action
+from ballast_policies.contract.messages import GPU_RESOURCE
+from ballast_policies.protocol.observed import Action
 from hypothesis import example, given
 from hypothesis import strategies as st
 

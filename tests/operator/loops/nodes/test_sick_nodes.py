@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from ballast_operator.kube.kinds import JOB, NODE
-from ballast_policies.contract import ExitReason, SlowRank, TerminationMessage
+from ballast_policies.contract.messages import ExitReason, SlowRank, TerminationMessage
 
 from tests.operator.loops.simulated.machines import Trainer, end_pod
 from tests.operator.loops.simulated.simulation import NAMESPACE, START, Simulation, template

@@ -4,7 +4,7 @@ import datetime
 
 import pytest
 from ballast_operator.kube.kinds import CONFIG_MAP, LEASE, POD
-from ballast_policies.contract import FINISHED_ANNOTATION
+from ballast_policies.contract.messages import FINISHED_ANNOTATION
 from ballast_policies.protocol.observed import Cause
 
 from tests.operator.loops.simulated.machines import end_pod

@@ -5,20 +5,19 @@ from typing import Any
 
 from ballast_operator.kube.kinds import CONFIG_MAP, LEASE, POD
 from ballast_operator.views.clock import Time, show_micro
-from ballast_policies.contract import (
+from ballast_policies.contract.messages import (
     ACK_ANNOTATION,
     JOB_LABEL,
     LAUNCH_LABEL,
     PLAN_KEY,
     REPORT_ANNOTATION,
     Ack,
-    Directive,
     ExitCode,
-    Plan,
     Report,
     lease_name,
     plan_config_map_name,
 )
+from ballast_policies.contract.plan import Directive, Plan
 
 from tests.operator.loops.simulated.machines import end_pod
 from tests.operator.loops.simulated.world import World

@@ -11,15 +11,15 @@ from ballast_operator.api.read import read_job_status
 from ballast_operator.errors import Conflict, NotFound, Rejected
 from ballast_operator.kube.client import METADATA, DroppedFields
 from ballast_operator.kube.kinds import CONFIG_MAP, EVENT, JOB, LEASE, POD, Key, Kind, key_of
-from ballast_policies.contract import (
+from ballast_policies.contract.messages import (
     ACK_ANNOTATION,
     JOB_LABEL,
     LAUNCH_LABEL,
     PLAN_KEY,
     Ack,
-    Plan,
     plan_config_map_name,
 )
+from ballast_policies.contract.plan import Plan
 
 from tests.operator.loops.simulated.rights import has_right
 from tests.operator.loops.simulated.world import Crash, World, as_sent, merged

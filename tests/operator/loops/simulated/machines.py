@@ -7,7 +7,8 @@ from typing import Any
 from ballast_operator.kube.kept_fields import pinned_node
 from ballast_operator.kube.kinds import CONFIG_MAP, LEASE, NODE, POD
 from ballast_operator.views.clock import Time, parse, show, show_micro
-from ballast_policies.contract import (
+from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.contract.messages import (
     ACK_ANNOTATION,
     CONFIG_KEY,
     FINISHED_ANNOTATION,
@@ -18,10 +19,8 @@ from ballast_policies.contract import (
     PROPOSAL_ANNOTATION,
     REPORT_ANNOTATION,
     Ack,
-    Directive,
     ExitCode,
     ExitReason,
-    Plan,
     Proposal,
     Report,
     SlowRank,
@@ -31,7 +30,7 @@ from ballast_policies.contract import (
     lease_name,
     plan_config_map_name,
 )
-from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.contract.plan import Directive, Plan
 
 from tests.operator.loops.simulated.world import World
 

@@ -33,8 +33,9 @@ from ballast_operator.settings import JobSettings, SolverSettings
 from ballast_operator.views.clock import Clock, show
 from ballast_operator.waits import Waits
 from ballast_policies.allocation.registry import allocate
-from ballast_policies.contract import CONFIG_KEY, JOB_LABEL, PLAN_KEY, Plan, plan_config_map_name
 from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.contract.messages import CONFIG_KEY, JOB_LABEL, PLAN_KEY, plan_config_map_name
+from ballast_policies.contract.plan import Plan
 
 from tests.operator.loops.simulated.commands import Command
 from tests.operator.loops.simulated.fake_cluster import FakeCluster

@@ -14,7 +14,7 @@ from ballast_operator.errors import Unavailable
 from ballast_operator.kube.kept_fields import pinned_node
 from ballast_operator.kube.kinds import NODE, POD, Key, Kind
 from ballast_operator.views.nodes import pod_gpus, read_node
-from ballast_policies.contract import JOB_LABEL, LAUNCH_LABEL
+from ballast_policies.contract.messages import JOB_LABEL, LAUNCH_LABEL
 
 GPU = "nvidia.com/gpu"
 

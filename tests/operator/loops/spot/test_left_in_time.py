@@ -5,7 +5,8 @@ import datetime
 import pytest
 from ballast_operator.kube.kinds import CONFIG_MAP, NODE, POD
 from ballast_operator.views.clock import show
-from ballast_policies.contract import Directive, plan_config_map_name
+from ballast_policies.contract.messages import plan_config_map_name
+from ballast_policies.contract.plan import Directive
 
 from tests.operator.loops.simulated.machines import node
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation

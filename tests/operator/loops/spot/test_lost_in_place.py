@@ -5,7 +5,7 @@ import datetime
 import pytest
 from ballast_operator.kube.kinds import NODE, POD
 from ballast_operator.views.clock import show
-from ballast_policies.contract import Directive
+from ballast_policies.contract.plan import Directive
 
 from tests.operator.loops.simulated.machines import end_pod, evict
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation

@@ -6,7 +6,7 @@ import pytest
 from ballast_operator.kube.kept_fields import CONDITIONS, TAINTS
 from ballast_operator.kube.kinds import JOB, NODE, POD
 from ballast_operator.views.clock import show
-from ballast_policies.contract import Directive
+from ballast_policies.contract.plan import Directive
 
 from tests.operator.loops.simulated.machines import evict
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation

@@ -8,7 +8,7 @@ import pytest
 from ballast_policies.allocation.price_classes import PriceClasses, PricedPool
 from ballast_policies.allocation.problem import Configuration, Job, Pair, Problem, ProblemError
 from ballast_policies.allocation.registry import POLICIES, allocate, greedy
-from ballast_policies.contract import ContractError
+from ballast_policies.contract.errors import ContractError
 
 from tests.policies.allocation.configurations.instances import FAMILIES, problem_of
 from tests.policies.allocation.textbook import Book
