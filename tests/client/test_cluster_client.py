@@ -34,6 +34,7 @@ from ballast_operator.cli.live.connection import cluster_errors
 from ballast_operator.cli.main import main
 from ballast_operator.errors import Unreachable
 from click import ClickException
+from click.shell_completion import BashComplete
 from click.testing import CliRunner
 
 pytestmark = pytest.mark.slow
@@ -344,6 +345,7 @@ def test_a_name_that_no_object_has_is_not_sent(name, answers):
         (401, "Unauthorized", "LoggedOut", "log in"),
         (409, 'trainingjobs.ballast.dev "one" already exists', "AlreadyExists", "another name"),
         (422, "spec.totalSteps: Required value", "Refused", "spec.totalSteps"),
+        (400, 'strict decoding error: unknown field "spec.a"', "Refused", "To fix: .* `ballast doctor`"),
         (500, "etcdserver: no leader", "NotConnected", "try again"),
     ],
 )
@@ -436,6 +438,30 @@ def test_a_text_in_place_of_a_list_is_refused(argument):
     """Its letters would be the program's arguments, or types that no node has."""
     with pytest.raises(Refused, match="is one text"):
         training_job("a", image="i", steps=1, **{"command": ["true"], **argument})
+
+
+@pytest.mark.parametrize(
+    ("words", "begun", "names"),
+    [
+        (["logs"], "o", ["one"]),
+        (["explain", "-n", "team"], "", ["one", "two"]),
+        (["jobs", "-n"], "t", ["team"]),
+        (["cost", "--namespace"], "none", []),
+        (["delete", "-n", "forbidden"], "", []),
+    ],
+)
+def test_a_shell_completes_names_of_jobs_and_namespaces(words, begun, names, answers, monkeypatch):
+    """Those of the cluster; nothing where it does not tell."""
+
+    def answer(path):
+        where = path.partition("?")[0].rstrip("/").split("/")
+        there = ["one", "two"] if where[-1] == "trainingjobs" else ["default", "team"]
+        found = json.dumps({"items": [{"metadata": {"name": name}} for name in there]})
+        return (b"{}", 403) if "forbidden" in where else (found.encode(), 200)
+
+    monkeypatch.setenv("KUBECONFIG", answers(answer))
+    found = BashComplete(main, {}, "ballast", "_BALLAST_COMPLETE").get_completions(words, begun)
+    assert [one.value for one in found] == names
 
 
 @pytest.mark.parametrize("states", [["Nonsense"], ["Running", "running"], "Running"], ids=repr)

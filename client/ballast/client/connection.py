@@ -380,6 +380,8 @@ def _translated(path: str, error: Any) -> BallastError:
         return Forbidden(f"{text}. To fix: ask for the right, or name a namespace where you have it")
     if status is None or status == 429 or status >= 500:
         return NotConnected(f"{path}: {text}. To fix: try again")
+    if "strict decoding error: unknown field" in said:
+        text += ". To fix: correct its name, or the definitions are older: see `ballast doctor`"
     return Refused(text)
 
 

@@ -100,7 +100,7 @@ def main() -> None:
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the completion of commands and options for SHELL.
+    """Print the completion of commands, options, jobs and namespaces for SHELL.
 
     \b
     bash: echo 'source <(ballast completion bash)' >> ~/.bashrc

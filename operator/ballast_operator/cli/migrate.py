@@ -80,7 +80,7 @@ class _Source:
 
 
 @click.command()
-@click.argument("file")
+@click.argument("file", type=click.Path())
 @click.option("--steps", type=click.IntRange(min=1), help="spec.totalSteps, which no other operator has.")
 @click.option("--checkpoint", metavar="FOLDER", help="spec.checkpoint.path, on a volume of the pods.")
 @click.option("--image", help="Where the manifest leaves it to a runtime.")

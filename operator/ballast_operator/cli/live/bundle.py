@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
+from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option, namespace_option
 
 if TYPE_CHECKING:
     from ballast.client import AsyncClient
@@ -34,9 +34,7 @@ OBJECTS = {
 
 
 @click.command("support-bundle")
-@click.option(
-    "-n", "--namespace", default="ballast-system", show_default=True, help="Where the operator runs."
-)
+@namespace_option("Where the operator runs.", "ballast-system")
 @click.option(
     "--file",
     type=click.Path(dir_okay=False, path_type=Path),

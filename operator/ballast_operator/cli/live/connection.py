@@ -5,7 +5,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ballast_operator.kube.client import Cluster
 
 Found = TypeVar("Found")
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _of_local_cluster(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
@@ -41,6 +42,46 @@ kubeconfig_option = click.option(
     callback=_of_local_cluster,
     help="Default: $KUBECONFIG, ~/.kube/config, or the cluster of `ballast up`.",
 )
+
+
+COMPLETION_SECONDS = 2.0
+"""Time after which a shell completes no names of objects."""
+
+
+def _names_at(path: str) -> "Callable[[click.Context, click.Parameter, str], list[str]]":
+    """Completion by the names of a list of the API server; none where it does not answer."""
+
+    async def read(kubeconfig: str | None, path: str) -> list[str]:
+        from ballast.client import AsyncClient, BallastError
+
+        with contextlib.suppress(BallastError):
+            async with AsyncClient(kubeconfig, timeout=COMPLETION_SECONDS) as client:
+                return [str(item["metadata"]["name"]) async for item in client.connection.items(path)]
+        return []
+
+    def complete(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
+        given = context.params
+        at = path.format(namespace=given.get("namespace") or "default")
+        return [name for name in asyncio.run(read(given.get("kubeconfig"), at)) if name.startswith(begun)]
+
+    return complete
+
+
+job_argument = click.argument(
+    "job", shell_complete=_names_at("/apis/ballast.dev/v1alpha1/namespaces/{namespace}/trainingjobs")
+)
+
+
+def namespace_option(meaning: str, default: str | None = "") -> Callable[[Command], Command]:
+    """``--namespace`` of a command."""
+    return click.option(
+        "-n",
+        "--namespace",
+        default=default,
+        show_default=bool(default),
+        help=meaning,
+        shell_complete=_names_at("/api/v1/namespaces"),
+    )
 
 
 @contextlib.contextmanager

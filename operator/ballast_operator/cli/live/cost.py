@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ballast_operator.cli.live.connection import asked, kubeconfig_option
+from ballast_operator.cli.live.connection import asked, kubeconfig_option, namespace_option
 from ballast_operator.cli.live.history import Moment, against_text
 from ballast_operator.cli.live.history import against as against_policies
 from ballast_operator.cli.option_names import Database, import_from_here, printable
@@ -25,7 +25,7 @@ NOT_IN_TABLES = ("by_pool", "data_by_pool", "badput", "gpu_hours_by_pool")
 
 
 @click.command()
-@click.option("-n", "--namespace", default="", help="Jobs of this namespace, without pools; default: all.")
+@namespace_option("Jobs of this namespace, without pools; default: all.")
 @kubeconfig_option
 @click.option(
     "--by",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ballast_operator.api.conditions import some_of
-from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
+from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option, namespace_option
 from ballast_operator.cli.option_names import printable
 
 if TYPE_CHECKING:
@@ -47,9 +47,7 @@ class Finding:
 
 
 @click.command()
-@click.option(
-    "-n", "--namespace", default="ballast-system", show_default=True, help="Where the operator runs."
-)
+@namespace_option("Where the operator runs.", "ballast-system")
 @kubeconfig_option
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def doctor(namespace: str, kubeconfig: str | None, output: str) -> None:

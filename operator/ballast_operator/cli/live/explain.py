@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ballast_operator.cli.live.connection import asked, kubeconfig_option
+from ballast_operator.cli.live.connection import asked, job_argument, kubeconfig_option, namespace_option
 from ballast_operator.cli.option_names import printable
 
 if TYPE_CHECKING:
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("job")
-@click.option("-n", "--namespace", default="default", show_default=True, help="The job's namespace.")
+@job_argument
+@namespace_option("The job's namespace.", "default")
 @kubeconfig_option
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def explain(job: str, namespace: str, kubeconfig: str | None, output: str) -> None:

@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ballast_operator.api.conditions import JobState
-from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
+from ballast_operator.cli.live.connection import (
+    cluster_errors,
+    job_argument,
+    kubeconfig_option,
+    namespace_option,
+)
 from ballast_operator.cli.option_names import printable
 
 if TYPE_CHECKING:
     from ballast.client import Client, Jobs
 
-namespace_option = click.option(
-    "-n", "--namespace", default="default", show_default=True, help="The job's namespace."
-)
+of_job = namespace_option("The job's namespace.", "default")
 STATES = ("New", *(state.value for state in JobState))
 
 
@@ -30,7 +33,7 @@ def connected(kubeconfig: str | None, namespace: str = "default") -> Iterator["C
 
 
 @click.command()
-@click.option("-n", "--namespace", default="", help="Jobs of this namespace; default: all.")
+@namespace_option("Jobs of this namespace; default: all.")
 @click.option(
     "--state", "states", multiple=True, type=click.Choice(STATES, case_sensitive=False), help="Several: any."
 )
@@ -82,8 +85,8 @@ def _print_rows(found: "Jobs", *, wide: bool) -> None:
 
 
 @click.command()
-@click.argument("job")
-@namespace_option
+@job_argument
+@of_job
 @click.option("--rank", type=click.IntRange(min=0), help="Of the pod with this number alone.")
 @click.option("-f", "--follow", is_flag=True, help="Go on, over later launches, until the job has ended.")
 @click.option("-p", "--previous", is_flag=True, help="Of the launch before, while its pods are there.")
@@ -107,8 +110,8 @@ def logs(job: str, namespace: str, kubeconfig: str | None, output: str, **wanted
 
 
 @click.command()
-@click.argument("job")
-@namespace_option
+@job_argument
+@of_job
 @kubeconfig_option
 def suspend(job: str, namespace: str, kubeconfig: str | None) -> None:
     """Have JOB save a checkpoint and give its GPUs back until it is resumed."""
@@ -118,8 +121,8 @@ def suspend(job: str, namespace: str, kubeconfig: str | None) -> None:
 
 
 @click.command()
-@click.argument("job")
-@namespace_option
+@job_argument
+@of_job
 @kubeconfig_option
 def resume(job: str, namespace: str, kubeconfig: str | None) -> None:
     """Have JOB take part again after it was suspended."""
@@ -129,8 +132,8 @@ def resume(job: str, namespace: str, kubeconfig: str | None) -> None:
 
 
 @click.command()
-@click.argument("job")
-@namespace_option
+@job_argument
+@of_job
 @kubeconfig_option
 def delete(job: str, namespace: str, kubeconfig: str | None) -> None:
     """Delete JOB with its pods. Its checkpoints stay."""

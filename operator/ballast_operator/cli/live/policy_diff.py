@@ -18,7 +18,7 @@ def policy() -> None:
 
 
 @policy.command()
-@click.argument("file")
+@click.argument("file", type=click.Path())
 @kubeconfig_option
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def diff(file: str, kubeconfig: str | None, output: str) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ballast_operator.cli.live.connection import kubeconfig_option
+from ballast_operator.cli.live.connection import kubeconfig_option, namespace_option
 from ballast_operator.cli.live.jobs import connected, print_objects
 from ballast_operator.cli.live.manifests import read_manifests, title
 from ballast_operator.cli.option_names import Number, printable
@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("command", nargs=-1)
-@click.option("-f", "--file", metavar="FILE", help="TrainingJobs as YAML or JSON; -: standard input.")
+@click.option(
+    "-f",
+    "--file",
+    type=click.Path(),
+    metavar="FILE",
+    help="TrainingJobs as YAML or JSON; -: standard input.",
+)
 @click.option("--name", help="Of the job.")
 @click.option("--image", help="Of its container.")
 @click.option("--gpus", metavar="N|MIN-MAX", help="How many, or the fewest and the most.")
@@ -33,7 +39,7 @@ if TYPE_CHECKING:
 @click.option("--checkpoint", metavar="FOLDER", help="[default: /checkpoints/NAME with --volume]")
 @click.option("--team", help="spec.entity.")
 @click.option("--budget", type=float, help="What it may cost.")
-@click.option("-n", "--namespace", help="Where; default: the manifest's, else default.")
+@namespace_option("Where; default: the manifest's, else default.", None)
 @kubeconfig_option
 @click.option(
     "--dry-run",

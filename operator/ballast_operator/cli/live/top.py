@@ -8,7 +8,7 @@ import click
 from rich.text import Text
 
 from ballast_operator.api.conditions import NO_POLICY
-from ballast_operator.cli.live.connection import asked, followed, kubeconfig_option
+from ballast_operator.cli.live.connection import asked, followed, kubeconfig_option, namespace_option
 from ballast_operator.cli.option_names import Number, printable
 from ballast_operator.cli.text_table import NARROW_COLUMNS, WIDE_COLUMNS, stacked, text_table
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("-n", "--namespace", default="", help="Jobs of this namespace; default: all.")
+@namespace_option("Jobs of this namespace; default: all.")
 @kubeconfig_option
 @click.option("--once", is_flag=True, help="Look once and end.")
 @click.option("--every", default=1.0, show_default=True, type=Number(min=0.1), help="Seconds between looks.")

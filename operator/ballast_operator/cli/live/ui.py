@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 import click
 from ballast_policies.contract.limits import Limits
 
-from ballast_operator.cli.live.connection import asked, cluster_errors, followed, kubeconfig_option
+from ballast_operator.cli.live.connection import (
+    asked,
+    cluster_errors,
+    followed,
+    kubeconfig_option,
+    namespace_option,
+)
 
 if TYPE_CHECKING:
     from ballast_operator.page.server import Page
@@ -23,9 +29,7 @@ RESULT = Limits(most_bytes=256 * 2**20)
 
 @click.command()
 @click.argument("result", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option(
-    "-n", "--namespace", default="ballast-system", show_default=True, help="Where the operator runs."
-)
+@namespace_option("Where the operator runs.", "ballast-system")
 @click.option("--service", default="ballast-ui", show_default=True, help="Service of its page.")
 @click.option(
     "--direct", is_flag=True, help="Read the cluster with your own rights; no page is needed there."
