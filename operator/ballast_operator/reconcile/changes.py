@@ -300,7 +300,7 @@ class Changes:
         if self._turns.get(key, now) <= now:
             self._last_turn = max(self._last_turn, now) + 1 / PROGRESS_WRITES_PER_SECOND
             self._turns[key] = self._last_turn
-            self._queue.add(key, self._last_turn - now, Lane.BACKGROUND)
+        self._queue.add(key, self._turns[key] - now, Lane.BACKGROUND)
 
     def lane(self, key: Key) -> Lane:
         """Urgency of a pass over the job."""

@@ -208,6 +208,18 @@ async def test_jobs_whose_words_change_again_and_again_take_turns(bench):
     assert set(taken[:40]) == set(keys) and taken[40:80] == taken[:40]
 
 
+async def test_a_job_that_is_looked_at_before_its_turn_keeps_its_turn(bench):
+    """Its words may change once more until then."""
+    bench.asked()
+    bench.changes.again_in_turn(KEY)
+    bench.changes.again(KEY)
+    bench.queue.done(await bench.queue.take())
+    bench.changes.again_in_turn(KEY)
+    assert bench.queue.due() == 0
+    bench.clock.now += 2 / PROGRESS_WRITES_PER_SECOND
+    assert bench.queue.due() == 1
+
+
 async def test_what_gpus_wait_for_is_urgent(bench):
     """A job that has its GPUs before it runs; one that only waits is not."""
     assert bench.changes.lane(KEY) is Lane.BACKGROUND
