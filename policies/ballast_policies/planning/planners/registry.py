@@ -20,7 +20,7 @@ from ballast_policies.planning.planners.one_f_one_b import check_playable
 from ballast_policies.planning.planners.published import pipedream_layout, two_versions_layout
 from ballast_policies.planning.planners.runnable import trainer_fields
 from ballast_policies.planning.schedules.exports import timeline
-from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE, stages_of
+from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE, SCHEDULES, stages_of
 from ballast_policies.registry import Registry
 
 _MOST_COMPARED = 64
@@ -135,7 +135,7 @@ def pipeline(request: PlanRequest) -> PlannerAnswer:
         bandwidth=request.bandwidth,
     )
     layout = _pipeline_layout(request, found)
-    chunks = request.chunks if found.schedule.stages > found.schedule.ranks else None
+    stated = found.schedule.ranks > 1 and SCHEDULES[request.schedule].stages_per_rank is None
     content = {
         "schedule": found.schedule.name,
         "microbatches": found.schedule.microbatches,
@@ -152,7 +152,11 @@ def pipeline(request: PlanRequest) -> PlannerAnswer:
         ],
     }
     job = trainer_fields(
-        layout, request.model.devices, request.schedule, ranks=found.schedule.ranks, chunks=chunks
+        layout,
+        request.model.devices,
+        request.schedule,
+        ranks=found.schedule.ranks,
+        chunks=request.chunks if stated else None,
     )
     content |= {"job": job.fields, "refused": job.refused, "plans": []}
     if found.schedule.stages == found.schedule.ranks and request.schedule == DEFAULT_SCHEDULE:

@@ -7,6 +7,7 @@ import yaml
 from ballast_operator.cli.main import main
 from ballast_operator.views.spec import read_spec
 from ballast_policies.planning.planners.registry import PLANNERS
+from ballast_policies.planning.schedules.registry import trained_schedules
 from ballast_policies.planning.schedules.schedule import Action
 from click.testing import CliRunner
 
@@ -112,6 +113,15 @@ def test_the_step_is_written_as_trace_picture_and_csv(run, tmp_path):
     rows = [[Action.parse(entry) for entry in line.split(",")] for line in table.read_text().splitlines()]
     assert [{action.stage for action in row} for row in rows] == [{rank} for rank in range(len(rows))]
     assert [len(row) for row in rows] == [3 * 8] * len(rows)
+
+
+@pytest.mark.parametrize("schedule", trained_schedules())
+def test_the_trainer_runs_a_pipeline_plan_of_each_schedule(run, schedule):
+    """Its fields say how many stages a rank has where the schedule leaves that open, and there alone."""
+    cluster = "gpus: [{type: a100, count: 4}]"
+    found = json.loads(run("--schedule", schedule, "--output", "json", cluster=cluster).output)
+    assert found["refused"] is None
+    assert sum(found["job"]["plan"]["layers"]) == 12
 
 
 def test_pipedream_replicates_stages(run):
