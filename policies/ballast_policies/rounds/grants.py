@@ -135,7 +135,7 @@ def _grant(
     index, holding = {name: m for m, name in enumerate(names)}, sorted(pinned.keys() & valid.keys())
     keeping = [index[job] for job in holding]
     claims, position = claimed.claims, np.arange(len(claimed.claims))
-    open_ = ~np.isin(claims.job, [index[job] for job in pinned])
+    open_ = unpinned = ~np.isin(claims.job, [index[job] for job in pinned])
     chosen, splits = groups.select(claims.take(open_), keeping)
     granted = position[open_][chosen]
     kept_for, shut = {}, dict[int, frozenset[int]]()
@@ -143,16 +143,16 @@ def _grant(
         unhindered, there = groups.select(claims, ())
         closed = reserved_columns(
             claims,
-            np.flatnonzero(~open_ | np.isin(position, granted)),
+            np.flatnonzero(~unpinned | np.isin(position, granted)),
             unhindered,
             {job: [column for column, _ in parts] for job, parts in {**groups.held, **there}.items()},
         )
-        ahead = position < np.array([closed.get(column, len(claims)) for column in claims.column.tolist()])
+        ahead = position <= np.array([closed.get(column, len(claims)) for column in claims.column.tolist()])
         shut = {
             int(claims.job[at]): frozenset(column for column, first in closed.items() if first < at)
             for at in np.flatnonzero(claims.column == SEVERAL).tolist()
         }
-        open_ &= claims.stays | ahead
+        open_ = unpinned & (claims.stays | ahead)
         chosen, splits = groups.select(claims.take(open_), keeping, shut)
         granted = position[open_][chosen]
         kept_for = {pools.names[column]: names[claims.job[at]] for column, at in closed.items()}
@@ -174,8 +174,13 @@ def _grant(
         ledger = Ledger(question.nodes)
         protected = pinned if keep else None
         placements, kept = _assign_by_urgency(wanted, ledger, claimed.here, by_name, question, protected)
-        kept_for |= kept
+        kept_for |= {ledger.nodes[name].pool: job for job, nodes in kept.items() for name in nodes}
         _fill(placements, claimed, claims.take(open_), ledger)
+        while elsewhere := [pool for pool, job in kept_for.items() if job in placements]:
+            for pool in elsewhere:
+                ledger.undo(kept.pop(kept_for.pop(pool), ()))
+                open_ = open_ | (unpinned & (claims.column == pools.names.index(pool)))
+            _fill(placements, claimed, claims.take(open_), ledger)
     return placements, kept_for
 
 
@@ -247,8 +252,8 @@ def _assign_by_urgency(
     splits: Splits,
     question: Question,
     pinned: Collection[str] | None = None,
-) -> tuple[dict[str, Placement], dict[str, str]]:
-    """Nodes by :func:`assign_nodes`, the most urgent first: (job -> its place, pool -> job it is kept for).
+) -> tuple[dict[str, Placement], dict[str, list[str]]]:
+    """Nodes by :func:`assign_nodes`, the most urgent first: (job -> its place, job -> nodes kept for it).
 
     A gang that finds no domain, or no nodes for its pods, is given those of less urgent gangs, which move. If
     these must not be disturbed, what is free of the nodes that it would get without them is kept for it.
@@ -256,13 +261,15 @@ def _assign_by_urgency(
     ``pinned``: jobs that must not be disturbed; None: nothing is kept.
     """
     found = _Assignment(granted, ledger, running, splits, question)
-    kept: dict[str, str] = {}
+    kept: dict[str, list[str]] = {}
+    closed: set[str] = set()
     while found.movers:
         at = found.movers.pop(0)
-        if not found.place(at) and not found.make_room(at) and pinned:
-            pools = found.pools(at)
-            if not kept.keys() & pools and found.keep(at, pinned):
-                kept |= dict.fromkeys(pools, found.granted[at][0])
+        if not found.place(at) and not found.make_room(at) and pinned and not closed & found.pools(at):
+            nodes = found.keep(at, pinned)
+            if nodes:
+                closed |= found.pools(at)
+                kept[found.granted[at][0]] = nodes
     return found.placements, kept
 
 
@@ -333,7 +340,7 @@ class _Assignment:
             self._ledger.take(own)
             return found is not None
 
-        if not less or not fits(len(less)):
+        if not fits(len(less)):
             return False
         count = bisect.bisect_left(range(len(less)), True, key=fits)
         leaving = less[len(less) - count :]
@@ -349,10 +356,10 @@ class _Assignment:
                 bisect.insort(self.movers, other)
         return True
 
-    def keep(self, at: int, pinned: Collection[str]) -> bool:
+    def keep(self, at: int, pinned: Collection[str]) -> list[str]:
         """Keep for the gang what is free of the nodes that it would get without those that stay.
 
-        Whether there are such nodes. Those of more urgent gangs that may be disturbed are theirs.
+        Those of more urgent gangs that may be disturbed are theirs.
         """
         others = [
             name
@@ -363,9 +370,9 @@ class _Assignment:
         self._ledger.undo(others)
         wanted = Counter(self._packed(at) or ())
         self._ledger.take(others)
-        for name, gpus in wanted.items():
-            self._ledger.take([name] * min(gpus, self._ledger.left[name]))
-        return bool(wanted)
+        kept = [name for name, gpus in wanted.items() for _ in range(min(gpus, self._ledger.left[name]))]
+        self._ledger.take(kept)
+        return kept
 
     def pools(self, at: int) -> set[str]:
         """Pools of the gang."""
