@@ -218,41 +218,33 @@ class Estimator:
         job_type, own = self.types[job], self.own.get(job, {})
         base = self._profiled(job_type)
         # How much faster than its type the job was where it has run.
-        ratios = [
-            math.log(own[g].steps_per_second / base[g].steps_per_second)
-            for g in own
-            if g in base and base[g].steps_per_second > 0
-        ]
+        ratios = [math.log(own[g].steps_per_second / base[g]) for g in own if base.get(g, 0.0) > 0]
         scale = math.exp(sum(ratios) / len(ratios)) if ratios else 1.0
         spread = PRIOR_DEVIATION / math.sqrt(1 + len(ratios))
         found = {
-            g: dataclasses.replace(
-                estimate, steps_per_second=estimate.steps_per_second * scale, deviation=spread
-            )
-            for g, estimate in base.items()
+            g: Estimate(steps_per_second=rate * scale, deviation=spread, source="prior")
+            for g, rate in base.items()
         }
         if any(g not in base and g not in own for g in self.gpu_types):
-            known = {g: estimate.steps_per_second for g, estimate in base.items()}
-            known |= {g: estimate.steps_per_second / scale for g, estimate in own.items() if g not in base}
+            own_rates = {g: estimate.steps_per_second / scale for g, estimate in own.items() if g not in base}
             # What is completed is no more certain than what it is completed from.
             sources = [estimate.deviation for estimate in {**found, **own}.values()]
-            for g, estimate in self._completed(job_type, known, filled).items():
-                completed = dataclasses.replace(
+            completed = self._completed(job_type, base | own_rates, filled)
+            found |= {
+                g: dataclasses.replace(
                     estimate,
                     steps_per_second=estimate.steps_per_second * scale,
                     deviation=math.hypot(estimate.deviation, min(sources, default=0.0)),
                 )
-                found.setdefault(g, completed)
+                for g, estimate in completed.items()
+                if g not in found
+            }
         return {g: own.get(g) or found[g] for g in self.gpu_types}
 
-    def _profiled(self, job_type: JobType) -> dict[str, Estimate]:
-        """Profiled estimates of the type, by GPU type."""
+    def _profiled(self, job_type: JobType) -> dict[str, float]:
+        """Profiled steps/s of the type, by GPU type."""
         return {
-            gpu_type: Estimate(
-                steps_per_second=self.profiles.alone(job_type, gpu_type),
-                deviation=PRIOR_DEVIATION,
-                source="prior",
-            )
+            gpu_type: self.profiles.alone(job_type, gpu_type)
             for gpu_type in self.gpu_types
             if job_type in self.profiles.alone_rates.get(gpu_type, {})
         }
