@@ -320,9 +320,10 @@ def test_a_release_has_a_name_as_long_as_helm_takes(chart: Any, name: str) -> No
 
 @pytest.mark.slow
 def test_names_that_yaml_would_read_as_numbers_stay_names(chart: Any) -> None:
-    """Namespaces, releases and Secrets may be called 123, on or true."""
+    """Namespaces, releases and Secrets may be called 123, on or true; so may base64 look."""
     values = {
         **EVERYTHING,
+        "validation": {"enabled": True, "caBundle": "8080"},
         "watchNamespace": "123",
         "fullnameOverride": "on",
         "serviceAccount": {"name": "1e3"},
@@ -337,6 +338,9 @@ def test_names_that_yaml_would_read_as_numbers_stay_names(chart: Any) -> None:
     assert (pod["priorityClassName"], pod["serviceAccountName"]) == ("10", "1e3")
     assert environment["BALLAST_HISTORY"] == {"secretKeyRef": {"name": "true", "key": "7"}}
     assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["123"]}
+    (webhook,) = of_kind(items, "ValidatingWebhookConfiguration")[0]["webhooks"]
+    assert webhook["clientConfig"]["caBundle"] == "8080"
+    assert webhook["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "123"}}
     (binding,) = of_kind(items, "ClusterRoleBinding")
     assert binding["metadata"]["annotations"] == {"ballast.dev/watch-namespace": "123"}
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "1e3", "namespace": "34"}]
