@@ -157,6 +157,7 @@ def test_whatever_generator_a_layer_draws_from_the_curve_is_that_of_one_process(
 
 
 CHANGED = "layer 1 changes its {}.weight in a forward, and replicas, repeats"
+ONE_BUFFER = "'seen' of layer 0 and 'seen' of layer 1 are one buffer, which a forward changes"
 SHARED = {"parallelism": {"data": 2, "zeroStage": 3}}
 
 
@@ -208,8 +209,13 @@ def test_sizes_may_be_of_the_batches_or_among_integers_between_layers(gang, same
         ),
         (
             job("of_one_kind", args={"kind": "Listing"}),
-            "layer 1 changes its buffer seen by another reference than the attribute",
+            "layer 1 changes its buffer seen, and has another reference to it than the attribute",
         ),
+        (
+            job("of_one_kind", args={"kind": "Referring"}),
+            "layer 1 changes its buffer seen, and has another reference to it than the attribute",
+        ),
+        (job("that_share_a_buffer"), ONE_BUFFER),
         (job("of_one_kind", args={"kind": "Making"}), "layer 1 makes its parameter scale in a forward"),
         (job("of_a_loss_of_two"), "the loss is tuple, not a tensor. To fix: "),
         (
@@ -221,7 +227,20 @@ def test_sizes_may_be_of_the_batches_or_among_integers_between_layers(gang, same
             "adafactor ends with an error of its own where weights are complex",
         ),
     ],
-    ids=["max_norm", "versions", "zero", "data", "sparse", "listed", "made", "two", "noted", "complex"],
+    ids=[
+        "max_norm",
+        "versions",
+        "zero",
+        "data",
+        "sparse",
+        "listed",
+        "referred",
+        "shared",
+        "made",
+        "two",
+        "noted",
+        "complex",
+    ],
 )
 def test_models_that_do_not_suit_the_job_are_refused(gang, fields, told):
     running = gang(fields, ranks=2)
@@ -230,9 +249,16 @@ def test_models_that_do_not_suit_the_job_are_refused(gang, fields, told):
     assert "Traceback" not in running.errors()
 
 
-def test_one_rank_which_is_not_tried_refuses_sparse_gradients():
-    with pytest.raises(ConfigurationError, match=r"the gradient of rows of layer 1 is sparse"):
-        train_here(job("of_one_kind", args={"kind": "LookingUp"}))
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        (job("of_one_kind", args={"kind": "LookingUp"}), "the gradient of rows of layer 1 is sparse"),
+        (job("that_share_a_buffer"), ONE_BUFFER),
+    ],
+)
+def test_one_rank_refuses_what_it_would_train_otherwise(fields, told):
+    with pytest.raises(ConfigurationError, match=told):
+        train_here(fields)
 
 
 @pytest.mark.parametrize(

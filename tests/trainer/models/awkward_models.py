@@ -160,6 +160,17 @@ class Listing(Doubling):
         return super().forward(value) / self.seen
 
 
+class Referring(Counted):
+    """Reads the buffer in which it counts by another attribute."""
+
+    def __init__(self, width):
+        super().__init__(width)
+        vars(self)["counted"] = self.seen
+
+    def forward(self, value):
+        return super().forward(value) / self.counted
+
+
 class Making(Doubling):
     """Makes a parameter in its first forward."""
 
@@ -317,6 +328,13 @@ def of_one_kind(kind, layers=5, batch=batches):
     made = [globals()[kind](WIDTH) for _ in range(layers - 2)]
     ends = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
     return Model.from_layers([ends[0], *made, ends[1]], loss=nn.functional.mse_loss, batch=batch)
+
+
+def that_share_a_buffer():
+    """Two layers count in one buffer."""
+    first, second = Counted(WIDTH), Counted(WIDTH)
+    second.seen = first.seen
+    return Model.from_layers([first, second, nn.Linear(WIDTH, 1)], loss=nn.functional.mse_loss, batch=batches)
 
 
 def of_a_loss_that_notes():

@@ -135,6 +135,14 @@ def test_two_parameters_in_the_same_memory_are_refused():
         Model.from_layers([embedding, head], loss=nn.functional.cross_entropy)
 
 
+def test_a_buffer_in_the_memory_of_a_parameter_is_refused():
+    """It would keep its first values in the copy that is trained."""
+    layer = nn.Linear(4, 4)
+    layer.register_buffer("seen", layer.weight.detach())
+    with pytest.raises(ValueError, match="'weight' of layer 0 and 'seen' of layer 0 are a parameter and a"):
+        Model.from_layers([layer], loss=nn.functional.mse_loss)
+
+
 def test_a_weight_that_a_layer_hides_is_refused_when_it_is_built():
     """It would be copied with the layer, and never learn with the other."""
 

@@ -213,7 +213,8 @@ def _split(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> Iterator[torch.T
         yield part.view(one.shape)
 
 
-_STATE = frozenset({"_parameters", "_buffers", "_modules"})
+ATTRIBUTES_OF_MODULES = frozenset({"_parameters", "_buffers", "_modules"})
+"""Attributes of every module that have what it has registered."""
 
 
 class _Generators(NamedTuple):
@@ -249,7 +250,10 @@ class Attributes:
     """Attributes of modules that are no parameters, buffers or modules, as they are now."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._kept = [(part, {k: v for k, v in vars(part).items() if k not in _STATE}) for part in modules]
+        self._kept = [
+            (part, {k: v for k, v in vars(part).items() if k not in ATTRIBUTES_OF_MODULES})
+            for part in modules
+        ]
         self._generators = [
             (part, name, value, kind, kind.get(value))
             for part, attributes in self._kept
@@ -280,7 +284,7 @@ class Attributes:
         for _, _, value, kind, state in self._generators:
             kind.set(value, state)
         for part, attributes in self._kept:
-            for name in vars(part).keys() - attributes.keys() - _STATE:
+            for name in vars(part).keys() - attributes.keys() - ATTRIBUTES_OF_MODULES:
                 del vars(part)[name]
             vars(part).update(attributes)
 

@@ -541,6 +541,7 @@ class LayerSet:
     Attributes:
         device: where they live.
         seed: of their initial weights and of dropout.
+        shared_buffers: of the whole model, as :class:`Model` has them.
         under_way: wait until messages with state of layers that moved have been sent or received.
     """
 
@@ -565,6 +566,7 @@ class LayerSet:
             shards_weights: they share its weights, too (ZeRO-3).
         """
         self._model = model
+        self.shared_buffers = model.shared_buffers
         self._replicas = replicas
         self._whole = WholeWeights(replicas) if replicas is not None and shards_weights else None
         self._config = config

@@ -27,7 +27,7 @@ from ballast_trainer.distributed.activity import tell_compilations
 from ballast_trainer.errors import ConfigurationError, TrainerError
 from ballast_trainer.models.deferred import deferred_weights
 from ballast_trainer.models.loss_weights import LossWeight
-from ballast_trainer.models.ties import Tie, merged, ties_among
+from ballast_trainer.models.ties import Tie, merged, search_layers
 from ballast_trainer.seeding import host_seeded
 
 Metric = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | float]
@@ -73,6 +73,7 @@ class Model:
             samples and each token's place in its own, and that no sample attends to another.
         predicts_next: its targets are the tokens that follow its inputs; data whose targets are the inputs'
             own tokens are refused.
+        shared_buffers: buffers that are the same object in several modules, as ``tied``: no layer writes one.
 
     Raises:
         ValueError: a metric's name cannot be one of a figure.
@@ -92,6 +93,7 @@ class Model:
     loss_weight: LossWeight | None = None
     takes_positions: bool = False
     predicts_next: bool = False
+    shared_buffers: Sequence[Tie] = ()
 
     def __post_init__(self) -> None:
         """Refuse names that figures, files and dashboards cannot have, and losses that are not trained."""
@@ -159,7 +161,7 @@ class Model:
             metrics = {name: _of_output(metric) for name, metric in (metrics or {}).items()}
             loss = _TrainedLoss(loss)
         modules = {index: layer for index, layer in enumerate(layers) if isinstance(layer, nn.Module)}
-        found = ties_among(modules)
+        found = search_layers(modules)
         owners = {
             id(parameter): (index, name)
             for index, module in modules.items()
@@ -189,7 +191,8 @@ class Model:
             family=family,
             independent_layers=independent_layers,
             parameter_name=_names_in(whole, modules, with_loss),
-            tied=merged([*tied, *found]),
+            tied=merged([*tied, *found.ties()]),
+            shared_buffers=found.shared_buffers(),
             kept_layer=modules.get,
             metrics=metrics or {},
             loss_weight=loss_weight,

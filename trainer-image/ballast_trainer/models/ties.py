@@ -21,6 +21,9 @@ Member = tuple[int, str]
 
 Tie = tuple[Member, ...]
 
+_Known = dict[int, tuple[weakref.ref[torch.Tensor], list[Member]]]
+"""Tensors by identity, and the layers that have them."""
+
 _SEPARATE = "To fix: give each layer its own"
 
 
@@ -32,10 +35,11 @@ class TieSearch:
     """
 
     def __init__(self) -> None:
-        self._parameters: dict[int, tuple[weakref.ref[torch.Tensor], list[Member]]] = {}
+        self._parameters: _Known = {}
         self._memory: dict[int, tuple[weakref.ref[torch.Tensor], Member]] = {}
         self._statistics: dict[int, tuple[weakref.ref[torch.Tensor], Member]] = {}
-        self._found: tuple[list[_Seen], list[_Seen]] = ([], [])
+        self._buffers: _Known = {}
+        self._found: tuple[list[_Seen], list[_Seen], list[_Seen]] = ([], [], [])
 
     def look_at(self, module: nn.Module) -> None:
         """Note what a layer has; the caller then releases it, unless it is kept anyway."""
@@ -46,6 +50,7 @@ class TieSearch:
                 for name, part in module.named_modules()
                 if isinstance(part, _NormBase) and part.running_mean is not None
             ],
+            [_Seen(name, buffer) for name, buffer in module.named_buffers()],
         )
 
     def add(self, index: int) -> None:
@@ -54,7 +59,7 @@ class TieSearch:
         Raises:
             ValueError: it shares with another layer what cannot be tied.
         """
-        parameters, statistics = self._found
+        parameters, statistics, buffers = self._found
         for seen in statistics:
             if seen.reference() is None:
                 continue
@@ -69,10 +74,12 @@ class TieSearch:
             if seen.reference() is None:
                 continue
             self._refuse_shared_memory(index, seen)
-            parameter = self._parameters.get(seen.identity)
-            if parameter is None or parameter[0]() is None:
-                parameter = self._parameters[seen.identity] = (seen.reference, [])
-            parameter[1].append((index, seen.name))
+            _note(self._parameters, index, seen)
+        for seen in buffers:
+            if seen.reference() is None:
+                continue
+            self._refuse_memory_of_parameter(index, seen)
+            _note(self._buffers, index, seen)
 
     def _refuse_shared_memory(self, index: int, seen: "_Seen") -> None:
         if not seen.address:
@@ -86,9 +93,32 @@ class TieSearch:
             )
         self._memory[seen.address] = (seen.reference, (index, seen.name))
 
+    def _refuse_memory_of_parameter(self, index: int, seen: "_Seen") -> None:
+        known = self._memory.get(seen.address) if seen.address else None
+        if known is not None and known[0]() is not None:
+            raise ValueError(
+                f"{as_text([known[1], (index, seen.name)])} are a parameter and a buffer in the same memory: "
+                "the buffer would not learn with it. To fix: clone() it, or compute it in the forward"
+            )
+
     def ties(self) -> tuple[Tie, ...]:
         """Ties of the layers so far."""
-        return tuple(tuple(members) for _, members in self._parameters.values() if len(members) > 1)
+        return _shared(self._parameters)
+
+    def shared_buffers(self) -> tuple[Tie, ...]:
+        """Buffers that several of the layers so far have, as ties of parameters."""
+        return _shared(self._buffers)
+
+
+def _note(known: _Known, index: int, seen: "_Seen") -> None:
+    found = known.get(seen.identity)
+    if found is None or found[0]() is None:
+        found = known[seen.identity] = (seen.reference, [])
+    found[1].append((index, seen.name))
+
+
+def _shared(known: _Known) -> tuple[Tie, ...]:
+    return tuple(tuple(members) for _, members in known.values() if len(members) > 1)
 
 
 class _Seen:
@@ -102,13 +132,13 @@ class _Seen:
         self.address = address_of(tensor) if plain else 0
 
 
-def ties_among(modules: Mapping[int, nn.Module]) -> tuple[Tie, ...]:
-    """The ties of built layers, by index. Raises ValueError: two layers share what cannot be tied."""
+def search_layers(modules: Mapping[int, nn.Module]) -> TieSearch:
+    """What built layers share, by index. Raises ValueError: two layers share what cannot be tied."""
     search = TieSearch()
     for index, module in modules.items():
         search.look_at(module)
         search.add(index)
-    return search.ties()
+    return search
 
 
 def merged(ties: Iterable[Sequence[Member]]) -> tuple[Tie, ...]:

@@ -197,6 +197,7 @@ class PipelineBuilder:
             # What another stage leaves in this process counts, too.
             found = trial.run_some(list(trial.stacks) if tries else [], boundaries, first, gathered)
         known.add(self.stages, found)
+        known.refuse_written(self.layers.shared_buffers)
         known.mark(self.layers)
         if self._copies == "replicas":
             tell_of_replicas(module for layer in self.layers for module in layer.stateful)

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,10 +24,11 @@ from ballast_trainer.data.collate import Batch
 from ballast_trainer.distributed.axis import Axis, wait_for
 from ballast_trainer.errors import ConfigurationError, TrainerError
 from ballast_trainer.layers.boundaries import Boundary
-from ballast_trainer.layers.buffers import attributes_back, copies_of, in_place
+from ballast_trainer.layers.buffers import ATTRIBUTES_OF_MODULES, attributes_back, copies_of, in_place
 from ballast_trainer.layers.layer import Layer
 from ballast_trainer.layers.layer_stack import LayerStack
 from ballast_trainer.layers.precision import Loss
+from ballast_trainer.models.ties import Tie, as_text
 from ballast_trainer.seeding import host_seeded
 from ballast_trainer.trees import Tree, tensors_of
 
@@ -77,6 +79,16 @@ class PartitionCache:
             for layer, names in one.stateful.items():
                 # Replicas must agree, even where their microbatches differ.
                 self._stateful.setdefault(layer, set()).update(names)
+
+    def refuse_written(self, shared: Iterable[Tie]) -> None:
+        """Refuse layers that write buffers which others share. Raises ConfigurationError: one does."""
+        for tie in shared:
+            if any(name.rpartition(".")[0] in self._stateful.get(layer, ()) for layer, name in tie):
+                raise ConfigurationError(
+                    "model.name",
+                    f"{as_text(tie)} are one buffer, which a forward changes, and each layer has its own on "
+                    "its rank. To fix: let one layer have it and hand it on beside its output",
+                )
 
     def boundaries(self, stages: Sequence[Stage]) -> tuple[Boundary, ...] | None:
         """Boundaries between the stages; None where a layer's output is not known."""
@@ -282,6 +294,10 @@ class Trial:
             weights[layer.index] = {
                 name: (one._version, one.detach().clone()) for name, one in layer.module.named_parameters()
             }
+            copies = dict(layer.module.named_buffers())
+            buffers[layer.index] += [
+                (name, copies[name], copies[name]._version) for name in aliased[layer.index]
+            ]
 
         weights: dict[int, dict[str, tuple[int, torch.Tensor]]] = {}
         held = {layer.index: layer for stack in self.stacks.values() for layer in stack.held}
@@ -293,6 +309,7 @@ class Trial:
             ]
             for index, layer in layers.items()
         }
+        aliased = {index: _with_other_references(layer) for index, layer in layers.items()}
         with contextlib.ExitStack() as undoing:
             for index, layer in layers.items():
                 for handle in (
@@ -461,8 +478,22 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
+def _with_other_references(layer: nn.Module) -> list[str]:
+    """Names of buffers whose memory another buffer has, or a tensor among the modules' attributes."""
+    found = [(one, name) for name, one in layer.named_buffers()]
+    for part in layer.modules():
+        for attribute, value in vars(part).items():
+            if attribute not in ATTRIBUTES_OF_MODULES:
+                many = value.values() if isinstance(value, dict) else value
+                held = many if isinstance(value, (dict, list, tuple)) else [value]
+                found += [(one, "") for one in held if isinstance(one, torch.Tensor)]
+    plain = [(one.untyped_storage().data_ptr(), name) for one, name in found if one.layout is torch.strided]
+    counts = Counter(address for address, _ in plain)
+    return [name for address, name in plain if name and address and counts[address] > 1]
+
+
 def _refuse_other_references(layer: Layer, buffers: Sequence[tuple[str, torch.Tensor, int]]) -> None:
-    """Refuse a forward that writes a buffer whose place a copy has taken: it has another reference to it.
+    """Refuse a forward that writes a buffer to which it has another reference, or by that.
 
     ``buffers``: name, tensor, and its version before.
 
@@ -473,9 +504,9 @@ def _refuse_other_references(layer: Layer, buffers: Sequence[tuple[str, torch.Te
         if buffer._version != version:
             raise ConfigurationError(
                 "model.name",
-                f"layer {layer.index} changes its buffer {name} by another reference than the attribute, "
-                "such as one in a list, which does not follow where copies take the buffer's place. "
-                f"To fix: self.{name.rpartition('.')[2]} of the module that registers it",
+                f"layer {layer.index} changes its buffer {name}, and has another reference to it than the "
+                "attribute, such as one in a list, which does not follow where copies take the buffer's "
+                f"place. To fix: self.{name.rpartition('.')[2]} of the module that registers it alone",
             )
 
 
