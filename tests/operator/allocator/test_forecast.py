@@ -15,6 +15,7 @@ from ballast_operator.api.costs import BudgetPeriod, OnLimit, OnTeamLimit, TeamB
 from ballast_operator.api.node_pool import CapacityType
 from ballast_operator.api.read import read_cluster_policy
 from ballast_operator.api.training_job_status import TrainingJobStatus
+from ballast_operator.cli.live.whatif import LiveCluster
 from ballast_operator.cli.live.whatif_over_time import OverTime, changed, over_time, with_spot_limits
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.allocation.problem import Job, ProblemError
@@ -67,6 +68,10 @@ def cluster(*jobs, gpus=2, price=3.0):
     pool = PricedPool(pool="fast", gpu_type="v100", price=price, gpus=gpus)
     capacity = ClusterCapacity(gpu_types=("v100",), nodes=(node,), pools=(pool,))
     return Snapshot(capacity=capacity, jobs=jobs)
+
+
+def live(snapshot):
+    return LiveCluster(at=AT, policy=policy(), snapshot=snapshot, resizable=frozenset())
 
 
 def forecasts(snapshot, *, hours=10.0, **how):
@@ -122,7 +127,7 @@ def test_no_more_is_decided_than_was_asked_and_can_be(monkeypatch, of, most, hou
     if most == 100:
         same = Setup(policy=BY_AGE)
         with pytest.raises(ProblemError, match=r"10 h of 2 jobs .* To fix: --over-time 0.81"):
-            over_time(snapshot, policy(), (same, same), hours=10.0, now=NOW, live=())
+            over_time(live(snapshot), (same, same), hours=10.0)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +260,7 @@ def test_a_policy_that_no_cluster_can_have_is_refused():
     """It shares GPUs in a way that rounds of the operator do not."""
     setups = Setup(policy=BY_AGE), Setup(policy="gandiva")
     with pytest.raises(ProblemError, match="--over-time: policy gandiva puts any two jobs on the same GPUs"):
-        over_time(cluster(job("one", steps=10)), policy(), setups, hours=1.0, now=NOW, live=())
+        over_time(live(cluster(job("one", steps=10))), setups, hours=1.0)
 
 
 def test_gpus_that_are_added_and_taken_away():
@@ -276,7 +281,7 @@ def test_both_setups_side_by_side():
     """With two more GPUs no job waits; text and JSON agree."""
     snapshot = cluster(job("runs", steps=36_000, runs=True), job("waits", steps=36_000))
     setups = Setup(policy=BY_AGE), Setup(policy=BY_AGE, more={"v100": 2})
-    found = over_time(snapshot, policy(), setups, hours=10.0, now=NOW, live=())
+    found = over_time(live(snapshot), setups, hours=10.0)
     content = found.to_json()
     assert [row["job"] for row in content["jobs"]] == ["team/runs", "team/waits"]
     waits = content["jobs"][1]
@@ -317,6 +322,6 @@ def test_limits_of_spot_machines_hold_for_those_under_which_is_asked():
     snapshot = Snapshot(capacity=capacity, jobs=(job("waits", steps=10),))
     same = Setup(policy=BY_AGE)
     then = with_spot_limits(policy(), "onDemandShare=0.5")
-    found = over_time(snapshot, policy(), (same, same), hours=10.0, now=NOW, live=(), then=then)
+    found = over_time(live(snapshot), (same, same), hours=10.0, then=then)
     (row,) = found.to_json()["jobs"]
     assert (row["before"]["begins_seconds"], row["after"]["begins_seconds"]) == (0.0, None)

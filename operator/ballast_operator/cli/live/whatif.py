@@ -79,6 +79,7 @@ def whatif(
 ) -> None:
     """Show which jobs would gain and which would lose; nothing is changed on the cluster."""
     from ballast_policies.allocation.problem import ProblemError
+    from ballast_policies.simulator.whatif import Setup
 
     output = other.pop("output")
     if is_folder_of_prices(prices):
@@ -96,14 +97,20 @@ def whatif(
         return
     if start is not None:
         raise click.UsageError("--start: for --prices FOLDER. To fix: leave it out, or name a folder of logs")
-    other["more"] = {} if other["more"] is None else read_amounts(other["more"], "--add", int)
-    other["prices"] = {} if prices is None else read_amounts(prices, "--prices", float)
+    more = {} if other["more"] is None else read_amounts(other["more"], "--add", int)
+    amounts = {} if prices is None else read_amounts(prices, "--prices", float)
     import_from_here(policy or "")
     try:
         live = asked(kubeconfig, lambda cluster: read_cluster(cluster, cluster_policy))
         with progress_bar(output) as progress:
+            after = Setup(
+                policy=policy or live.policy.spec.objective.policy,
+                agnostic=other["agnostic"],
+                more=more,
+                prices=amounts,
+            )
             content, text = _compared(
-                live, policy or live.policy.spec.objective.policy, progress=progress, **other
+                live, after, spot=other["spot"], hours=other["hours"], progress=progress
             )
     except ProblemError as error:
         raise click.UsageError(with_option(str(error), {"more": "--add"})) from error
@@ -112,16 +119,13 @@ def whatif(
 
 def _compared(
     live: "LiveCluster",
-    policy: str,
+    after: "Setup",
     *,
-    agnostic: bool,
-    more: Mapping[str, int],
-    prices: Mapping[str, float],
     spot: str | None,
     hours: float | None,
     progress: "OnProgress | None",
 ) -> tuple[dict[str, Any], str]:
-    """(as JSON, as text) ``live`` under ``policy``; ``more`` GPUs, ``prices`` (USD of a GPU hour): by type.
+    """(as JSON, as text) ``live``, and as it would be ``after``.
 
     ``spot``: limits of spot machines, as text; None: those in force. ``hours``: for which is simulated; None:
     only shares are compared.
@@ -132,10 +136,10 @@ def _compared(
     from ballast_policies.simulator.whatif import Setup, compare
 
     snapshot, objective = live.snapshot, live.policy.spec.objective
-    problem, notes = pose(snapshot, objective, policy, prices=prices)
+    problem, notes = pose(snapshot, objective, after.policy, prices=after.prices)
     limits = live.policy if spot is None else with_spot_limits(live.policy, spot)
     gpus = {} if spot is None else {p.pool: p.gpus for p in limited(snapshot, limits).usable_pools}
-    after = Setup(policy=policy, agnostic=agnostic, more=more, prices=prices, gpus=gpus)
+    after = dataclasses.replace(after, gpus=gpus)
     before = Setup(policy=objective.policy, agnostic=objective.heterogeneity_agnostic)
     problem, more_notes = _with_large_gangs(problem, snapshot, (before, after))
     notes += more_notes
@@ -145,16 +149,7 @@ def _compared(
     if hours is not None:
         from ballast_operator.cli.live.whatif_over_time import over_time
 
-        courses = over_time(
-            snapshot,
-            live.policy,
-            (before, after),
-            hours=hours,
-            now=live.at.timestamp(),
-            live=live.resizable,
-            then=limits,
-            progress=progress,
-        )
+        courses = over_time(live, (before, after), hours=hours, then=limits, progress=progress)
         content |= {"over_time": courses.to_json()}
         text += f"\n\n{courses.as_text()}"
     return content | {"twin": live.twin}, f"{text}\n{_error_bar(live.twin)}"

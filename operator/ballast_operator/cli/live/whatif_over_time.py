@@ -106,20 +106,16 @@ class OverTime:
 
 
 def over_time(
-    snapshot: "Snapshot",
-    policy: "ClusterPolicy",
+    live: "LiveCluster",
     setups: "tuple[Setup, Setup]",
     *,
     hours: float,
-    now: float,
-    live: Collection[str],
     then: "ClusterPolicy | None" = None,
     progress: "OnProgress | None" = None,
 ) -> OverTime:
     """The forecasts under both ``setups``.
 
-    ``setups``: now, and then. ``now``: epoch seconds. ``live``: jobs that change their size without a
-    restart. ``then``: the policy of the second setup; None: the same.
+    ``setups``: now, and then. ``then``: the policy of the second setup; None: the same.
 
     Raises:
         ProblemError: a policy cannot be used on what is there at some moment, or ``hours`` are too many.
@@ -129,13 +125,13 @@ def over_time(
     from ballast_operator.allocator.forecast import forecast
 
     sides = []
-    for setup, under in zip(setups, (policy, then or policy), strict=True):
+    for setup, under in zip(setups, (live.policy, then or live.policy), strict=True):
         jobs, seconds = forecast(
-            limited(changed(snapshot, setup), under),
+            limited(changed(live.snapshot, setup), under),
             _under(under, setup.policy, agnostic=setup.agnostic),
-            now=now,
+            now=live.at.timestamp(),
             seconds=hours * HOUR,
-            live=live,
+            live=live.resizable,
             progress=progress,
         )
         if seconds < hours * HOUR:
@@ -148,7 +144,7 @@ def over_time(
     return OverTime(
         hours=hours,
         jobs=tuple(zip(before, after, strict=True)),
-        left_out=tuple(f"{'/'.join(one.view.key)}: {one.refusal.message}" for one in snapshot.refused),
+        left_out=tuple(f"{'/'.join(one.view.key)}: {one.refusal.message}" for one in live.snapshot.refused),
     )
 
 
