@@ -13,6 +13,7 @@ from ballast_operator.cli.simulate.input import (
     WorkloadOptions,
     progress_bar,
     read_amounts,
+    refuse,
     table_of,
     window_of,
 )
@@ -25,33 +26,22 @@ if TYPE_CHECKING:
     from ballast_lab.spot.result import SpotResult
     from ballast_lab.spot.settings import SpotJob
 
-LEFT_OUT: dict[str, Any] = {
-    "elastic": None,
-    "workload": None,
-    "gpus_per_node": None,
-    "agnostic": False,
-    "space_sharing": False,
-    "ideal": False,
-    "weights": False,
-    "stop_seconds": 0.0,
-    "min_run_seconds": 0.0,
-    "max_moves_per_hour": None,
-    "pause_seconds": 1.0,
-    "growth_seconds": 0.0,
-    "end_seconds": 0.0,
-    "plot": None,
-}
-"""Options that have no meaning in a replay of prices, and their values where they are left out."""
+NOT_WITH_PRICES = (
+    *("elastic", "workload", "gpus_per_node", "agnostic", "space_sharing", "ideal", "weights", "plot"),
+    *("stop_seconds", "min_run_seconds", "max_moves_per_hour"),
+    *("pause_seconds", "growth_seconds", "end_seconds"),
+)
+"""Options that have no meaning in a replay of prices."""
 
 OPTIONS = {**workload_input.OPTIONS, "review_seconds": "--round"}
 
 
-def simulate_spot(options: Mapping[str, Any], *, given: set[str]) -> None:
+def simulate_spot(options: Mapping[str, Any], *, given: Mapping[str, str]) -> None:
     """Replay and print the result.
 
     Args:
         options: of ``ballast simulate``.
-        given: those that stand on the command line.
+        given: those that stand on the command line, as they are called there.
 
     Raises:
         UsageError: the logs or an option cannot be used.
@@ -66,12 +56,7 @@ def simulate_spot(options: Mapping[str, Any], *, given: set[str]) -> None:
     from ballast_lab.spot.settings import SpotSettings
 
     prices = options["prices"]
-    for name, left_out in LEFT_OUT.items():
-        if options.get(name, left_out) != left_out:
-            option = "--" + name.replace("_", "-")
-            raise click.UsageError(
-                f"{option}: not with --prices FOLDER, which replays prices. To fix: leave it out"
-            )
+    refuse(given, NOT_WITH_PRICES, "not with --prices FOLDER, which replays prices. To fix: leave it out")
     jobs = WorkloadOptions.of(options)
     chosen: dict[str, Any] = {
         name: options[name] for name in ("checkpoint_seconds", "hysteresis") if options[name] is not None

@@ -138,6 +138,7 @@ RULES = ["--rules", "ballast", "--policy", "makespan"]
         (["--policy", "sia", "--round", "0"], "--round: 0 s must be above 0"),
         (["--policy", "sia", "--min-run-seconds", "60"], "--min-run-seconds"),
         (["--policy", "sia", "--launch-seconds", "60"], "--launch-seconds"),
+        (["--policy", "sia", "--stop-seconds", "0"], "--stop-seconds: not with --elastic"),
         (["--policy", "sia", "--end-seconds", "1"], "--end-seconds"),
         (["--policy", "sia", "--sizes", "0"], "'0' is not stated, all, requested or a number of GPUs"),
         (["--policy", "sia", "--sizes", "four"], "'four' is not stated"),

@@ -16,6 +16,7 @@ from ballast_operator.cli.simulate.elastic import elastic_options, simulate_elas
 from ballast_operator.cli.simulate.input import (
     ONLY_A_REPLAY,
     is_folder_of_prices,
+    refuse,
     seconds,
     spot_options,
     workload_options,
@@ -23,6 +24,7 @@ from ballast_operator.cli.simulate.input import (
 from ballast_operator.cli.simulate.trace import simulate_trace, trace_options
 
 COMMANDLINE = click.core.ParameterSource.COMMANDLINE
+ONLY_ELASTIC = ("workload", "until", "pause_seconds", "growth_seconds", "end_seconds")
 
 
 @click.command()
@@ -69,19 +71,17 @@ def simulate(context: click.Context, /, **options: Any) -> None:
 
     For example: ballast simulate --policy makespan --static 100 --cluster v100=36,p100=36,k80=36
     """
-    given = {name for name in options if context.get_parameter_source(name) == COMMANDLINE}
+    given = {
+        option.name: option.opts[0]
+        for option in context.command.params
+        if context.get_parameter_source(option.name) == COMMANDLINE
+    }
     if options["prices"] is not None and is_folder_of_prices(options["prices"]):
         from_lab("prices", "--prices FOLDER")(options, given=given)
         return
-    _only_with("--prices FOLDER, a replay of price logs", given, ONLY_A_REPLAY)
+    refuse(given, ONLY_A_REPLAY, "only with --prices FOLDER, a replay of price logs")
     if options["elastic"] is not None:
-        simulate_elastic(options)
+        simulate_elastic(options, given=given)
         return
-    _only_with("--elastic", given, ("workload", "until", "pause_seconds", "growth_seconds", "end_seconds"))
+    refuse(given, ONLY_ELASTIC, "only with --elastic")
     simulate_trace(options)
-
-
-def _only_with(what: str, given: set[str], names: tuple[str, ...]) -> None:
-    for name in names:
-        if name in given:
-            raise click.UsageError(f"--{name.replace('_', '-')}: only with {what}")

@@ -9,43 +9,24 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from ballast_operator.cli.laboratory import lab_is_missing
-from ballast_operator.cli.simulate.input import all_of, progress_bar, seconds
+from ballast_operator.cli.simulate.input import all_of, progress_bar, refuse, seconds
 
 if TYPE_CHECKING:
     from ballast_policies.simulator.elastic import ElasticResult, OperatorRules
     from ballast_policies.simulator.elastic_file import Sizes
 
-ONLY_WITHOUT = {
-    "cluster": None,
-    "prices": None,
-    "gpus_per_node": None,
-    "agnostic": False,
-    "space_sharing": False,
-    "ideal": False,
-    "measure": None,
-    "plot": None,
-    "trace": None,
-    "generate": None,
-    "rate": None,
-    "static_jobs": None,
-    "weights": False,
-    "deadlines": False,
-    "launch_seconds": 0.0,
-    "stop_seconds": 0.0,
-    "notice_seconds": 0.0,
-}
-"""Options that have no meaning for elastic jobs, and their values where they are left out."""
+NOT_WITH_ELASTIC = (
+    *("cluster", "prices", "gpus_per_node", "agnostic", "space_sharing", "ideal", "measure", "plot"),
+    *("trace", "generate", "rate", "static_jobs", "weights", "deadlines"),
+    *("launch_seconds", "stop_seconds", "notice_seconds"),
+)
+"""Options that have no meaning for elastic jobs."""
 
-ONLY_WITH_RULES = {
-    "min_run_seconds": 0.0,
-    "max_moves_per_hour": None,
-    "pause_seconds": 1.0,
-    "growth_seconds": 0.0,
-    "end_seconds": 0.0,
-}
-"""Options that need ``--rules ballast``, and their values where they are left out."""
-
-OPTION_OF = {"static_jobs": "--static"}
+ONLY_WITH_RULES = (
+    *("min_run_seconds", "max_moves_per_hour"),
+    *("pause_seconds", "growth_seconds", "end_seconds"),
+)
+"""Options that need ``--rules ballast``."""
 
 
 def _sizes(_context: click.Context, _option: click.Parameter, value: str) -> "Sizes":
@@ -96,8 +77,16 @@ elastic_options = all_of(
 """The options of elastic jobs."""
 
 
-def simulate_elastic(options: Mapping[str, Any]) -> None:
-    """Run one workload of the file and print it. Raises UsageError: the file or an option cannot be used."""
+def simulate_elastic(options: Mapping[str, Any], *, given: Mapping[str, str]) -> None:
+    """Run one workload of the file and print it.
+
+    Args:
+        options: of ``ballast simulate``.
+        given: those that stand on the command line, as they are called there.
+
+    Raises:
+        UsageError: the file or an option cannot be used.
+    """
     from ballast_policies.allocation.problem import ProblemError
     from ballast_policies.contract.errors import ContractError
     from ballast_policies.contract.limits import FILE
@@ -108,13 +97,9 @@ def simulate_elastic(options: Mapping[str, Any]) -> None:
     from ballast_policies.simulator.elastic_file import read_workload
 
     path, policy, round_seconds = options["elastic"], options["policy"], options["round_seconds"]
-    for name, left_out in ONLY_WITHOUT.items():
-        if options.get(name, left_out) != left_out:
-            option = OPTION_OF.get(name, "--" + name.replace("_", "-"))
-            raise click.UsageError(
-                f"{option}: not with --elastic, whose file has cluster and jobs. To fix: leave it out"
-            )
-    rules = _rules(policy, round_seconds, options)
+    why = "not with --elastic, whose file has cluster and jobs. To fix: leave it out"
+    refuse(given, NOT_WITH_ELASTIC, why)
+    rules = _rules(policy, round_seconds, options, given)
     if rules is None and policy == "sia" and policy not in ELASTIC_POLICIES:
         raise lab_is_missing("--policy sia", instead="--policy completion-time")
     if rules is None and policy not in ELASTIC_POLICIES:
@@ -144,7 +129,9 @@ def simulate_elastic(options: Mapping[str, Any]) -> None:
         _print(result, per_job=options["per_job"])
 
 
-def _rules(policy: str, round_seconds: float | None, options: Mapping[str, Any]) -> "OperatorRules | None":
+def _rules(
+    policy: str, round_seconds: float | None, options: Mapping[str, Any], given: Mapping[str, str]
+) -> "OperatorRules | None":
     """The operator's rules; None: ``--rules`` was left out."""
     from ballast_policies.allocation.policy import SpaceSharing
     from ballast_policies.allocation.problem import ProblemError
@@ -153,12 +140,8 @@ def _rules(policy: str, round_seconds: float | None, options: Mapping[str, Any])
 
     if options["rules"] in ("published", "whole-rounds"):
         raise click.UsageError(f"--rules {options['rules']}: not with --elastic. To fix: --rules ballast")
-    own = {name: options[name] for name in ONLY_WITH_RULES}
     if options["rules"] != "ballast":
-        for name, left_out in ONLY_WITH_RULES.items():
-            if own[name] != left_out:
-                option = "--" + name.replace("_", "-")
-                raise click.UsageError(f"{option}: with --elastic only together with --rules ballast")
+        refuse(given, ONLY_WITH_RULES, "with --elastic only together with --rules ballast")
         return None
     try:
         row = find_policy(policy)
@@ -166,6 +149,7 @@ def _rules(policy: str, round_seconds: float | None, options: Mapping[str, Any])
         raise click.UsageError(f"--policy: {error}") from error
     if row.space_sharing is SpaceSharing.ALWAYS:
         raise click.UsageError(f"--policy: {policy} always shares GPUs; the operator's rounds do not")
+    own = {name: options[name] for name in ONLY_WITH_RULES}
     try:
         return OperatorRules(
             policy=policy, round_seconds=360.0 if round_seconds is None else round_seconds, **own

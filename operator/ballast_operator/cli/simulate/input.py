@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -78,6 +78,13 @@ def all_of(*options: Callable[[Command], Command]) -> Callable[[Command], Comman
 def seconds(name: str, help_text: str, *, default: float = 0.0) -> Callable[[Command], Command]:
     """An option that takes seconds, and shows its default."""
     return click.option(name, type=float, default=default, show_default=True, help=help_text)
+
+
+def refuse(given: Mapping[str, str], names: Iterable[str], why: str) -> None:
+    """Raises UsageError: one of the options ``names`` is ``given``, so stands on the command line."""
+    for name in names:
+        if name in given:
+            raise click.UsageError(f"{given[name]}: {why}")
 
 
 workload_options = all_of(
