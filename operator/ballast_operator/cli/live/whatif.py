@@ -143,6 +143,8 @@ def _compared(
     before = Setup(policy=objective.policy, agnostic=objective.heterogeneity_agnostic)
     problem, more_notes = _with_large_gangs(problem, snapshot, (before, after))
     notes += more_notes
+    if hours is None:
+        notes += tuple(f"left out: {line}" for line in live.left_out)
     found = compare(problem, before, after, *priced_pools(snapshot))
     content = {**found.to_json(), "notes": list(notes)}
     text = "\n".join([as_text(found), *(f"note: {note}" for note in notes)])
@@ -180,6 +182,11 @@ class LiveCluster:
     snapshot: "Snapshot"
     resizable: frozenset[str]
     twin: Mapping[str, Any] | None = None
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Jobs that want GPUs and cannot have them, with the reason."""
+        return tuple(f"{'/'.join(one.view.key)}: {one.refusal.message}" for one in self.snapshot.refused)
 
 
 async def read_cluster(

@@ -144,7 +144,7 @@ def over_time(
     return OverTime(
         hours=hours,
         jobs=tuple(zip(before, after, strict=True)),
-        left_out=tuple(f"{'/'.join(one.view.key)}: {one.refusal.message}" for one in live.snapshot.refused),
+        left_out=live.left_out,
     )
 
 

@@ -72,8 +72,8 @@ def test_the_problem_is_the_operators_with_the_pools_prices():
     assert notes == ()
 
 
-def test_what_the_operator_knows_of_budgets_and_spot_pools_is_decided_on_too():
-    """A team that has spent its budget has no part in it; preemptions and start-up times count."""
+def test_what_the_operator_knows_of_budgets_and_spot_pools_is_decided_on_too(monkeypatch):
+    """Teams that have spent their budget are left out, which is told; preemptions and start-ups count."""
     found = cluster()
     (item,) = found.world.items(POLICY)
     at = "2026-11-27T12:00:00Z"
@@ -85,6 +85,10 @@ def test_what_the_operator_knows_of_budgets_and_spot_pools_is_decided_on_too():
     recurrent["spec"] = {**recurrent["spec"], "entity": "audio"}
     snapshot = asyncio.run(read_cluster(found)).snapshot
     assert {job.name for job in snapshot.jobs} == {"default/transformer", "default/recommender"}
+    serve(monkeypatch, found)
+    said = "left out: default/recurrent: the jobs of team audio have cost its budget of 10. To fix: "
+    for options in ((), ("--over-time", "1")):
+        assert CliRunner().invoke(whatif, options).stdout.count(said) == 1
     assert snapshot.preempted["p100-spot"].preemptions == 3
     prices = {pool.pool: pool.price for pool in snapshot.useful_prices}
     assert prices["p100-spot"] > 0.43 and prices["p100"] == 1.46
