@@ -10,7 +10,6 @@ listens, or the pod's environment differs in variables that torch reads at impor
 """
 
 import contextlib
-import gc
 import importlib
 import json
 import os
@@ -212,10 +211,8 @@ def _become(request: dict[str, object], streams: list[int], parent: int) -> None
 def main() -> None:
     """Listen on the socket named by the first argument, import torch, then serve."""
     server = WarmStartServer(sys.argv[1])
-    for module in ("ballast_trainer.preload", "ballast_trainer.cli.pod", "torch.distributed.checkpoint"):
+    for module in ("ballast_trainer.cli.pod", "torch.distributed.checkpoint", "ballast_trainer.preload"):
         importlib.import_module(module)
-    # A search for garbage, or for tensors, in a fork would touch, and so copy, all that is imported.
-    gc.freeze()
     server.serve()
 
 
