@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,14 @@ from tests.support.waiting import eventually
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
-def test_the_commands_of_the_quick_start(tmp_path):
+@pytest.fixture
+def state():
+    """A folder whose path leaves room for a socket's, from which pods are forked."""
+    with tempfile.TemporaryDirectory(prefix="ballast-") as name:
+        yield Path(name)
+
+
+def test_the_commands_of_the_quick_start(state):
     """All but `make demo` (test_demo_story.py), in order, in a state folder of their own.
 
     The cluster outlives its command, is found again, and goes with everything that it had.
@@ -25,7 +33,6 @@ def test_the_commands_of_the_quick_start(tmp_path):
     page = [b for b in blocks("console") if b.where.startswith("docs/quickstart.md")]
     commands = [command for block in page for command in block.commands if not command.startswith("make ")]
     assert commands[1] == "ballast up" and "ballast down" in commands
-    state = tmp_path / "state"
     environment = {**os.environ, "XDG_STATE_HOME": str(state), "COLUMNS": "80"}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
 
@@ -43,10 +50,6 @@ def test_the_commands_of_the_quick_start(tmp_path):
                 continue
             if re.match(r"ballast(-train)? simulate", command):
                 continue  # tests/docs/test_commands.py
-            if command == "ballast down":
-                again = json.loads(run("ballast up --output json").stdout)
-                assert again["wasRunning"] is True
-                _its_operator_comes_back(again)
             if " logs " in command:
                 # The pod has to run before it has logs.
                 done = eventually(lambda command=command: _succeeded(run(command)), command)
@@ -60,6 +63,10 @@ def test_the_commands_of_the_quick_start(tmp_path):
                     assert f"\n  {line}" in done.stdout
                 folder = Path(kubectl[1]).parent
                 environment["PATH"] = f"{folder}{os.pathsep}{environment['PATH']}"
+                # Before the job's ranks take the processors.
+                again = json.loads(run("ballast up --output json").stdout)
+                assert again["wasRunning"] is True
+                _its_operator_comes_back(again)
         mark = f"{MARK_VARIABLE}={again['folder']}"
         eventually(lambda: not marked_processes(mark), "every process to end")
         assert not Path(again["folder"]).exists()
