@@ -197,18 +197,18 @@ def values(policy: str, problem: Problem) -> list[list[object]]:
     for job in problem.jobs:
         entry: list[object] = [
             {gpu_type: f"{rate:.1e}" for gpu_type, rate in sorted(job.throughput.items())},
-            f"{job.steps_remaining:.1e}" if steps else None,
+            _digits(job.steps_remaining) if steps else None,
             *(f"{each.throughput:.1e}" for each in job.configurations),
         ]
         if job.usd_per_step:
             entry.append({column: f"{usd:.1e}" for column, usd in sorted(job.usd_per_step.items())})
         entry += [f"{each.usd_per_step:.1e}" for each in job.configurations if each.usd_per_step]
         if Reads.BUDGETS in row.reads:
-            entry.append(None if job.budget is None else f"{job.budget:.1e}")
-        for field in CLOCK:
-            if field not in row.reads:
-                continue
-            value = getattr(job, field)
-            entry.append(None if value is None else f"{value:.2e}")
+            entry.append(_digits(job.budget))
+        entry += [_digits(getattr(job, field), 2) for field in CLOCK if field in row.reads]
         jobs.append(entry)
     return jobs
+
+
+def _digits(value: float | None, after_the_first: int = 1) -> str | None:
+    return None if value is None else f"{value:.{after_the_first}e}"

@@ -118,8 +118,9 @@ def test_a_question_is_asked_again_only_where_the_policy_reads_what_has_changed(
     """Time alone makes no work for policies that do not read the clock."""
     fields = dict.fromkeys(("elapsed", "isolated_elapsed", "deadline", "budget"), 10.0)
     before, _ = question(job("a", **fields))
-    after, _ = question(job("a", **{**fields, field: 500.0}))
-    assert (values(policy, before) != values(policy, after)) is asked_again
+    for value in (500.0, None) if field in ("steps_remaining", "deadline", "budget") else (500.0,):
+        after, _ = question(job("a", **{**fields, field: value}))
+        assert (values(policy, before) != values(policy, after)) is asked_again
 
 
 @pytest.mark.parametrize(
