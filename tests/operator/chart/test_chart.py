@@ -435,7 +435,10 @@ def test_the_image_and_the_chart_agree(chart: Any) -> None:
 def test_the_chart_installs_upgrades_and_leaves_nothing_behind(
     control_plane: ControlPlane, namespace: str
 ) -> None:
-    """On a real API server: all objects are taken, an upgrade changes them, and nothing stays behind."""
+    """On a real API server: all objects are taken, an upgrade changes them, a rollback takes that back.
+
+    Nothing stays behind, so that it can be installed again.
+    """
     from kubernetes import client
 
     values = {
@@ -453,6 +456,8 @@ def test_the_chart_installs_upgrades_and_leaves_nothing_behind(
         assert apps.read_namespaced_deployment(f"ballast-{namespace}", namespace).spec.replicas == 2
         release.upgrade(str(CHART), "one", {**values, "replicas": 3}, namespace=namespace, timeout=LIMIT)
         assert apps.read_namespaced_deployment(f"ballast-{namespace}", namespace).spec.replicas == 3
+        release.rollback("one", version=1, timeout=LIMIT)
+        assert apps.read_namespaced_deployment(f"ballast-{namespace}", namespace).spec.replicas == 2
         more = {**values, "fullnameOverride": f"more-{namespace}", "watchNamespace": "elsewhere"}
         with pytest.raises(Exception, match=f"release one has the operator of namespace {namespace}"):
             release.install(str(CHART), "two", more, namespace=namespace, timeout=LIMIT)
@@ -465,6 +470,8 @@ def test_the_chart_installs_upgrades_and_leaves_nothing_behind(
                     second.install(str(CHART), "two", both, namespace=other, timeout=LIMIT)
             second.install(str(CHART), "two", more, namespace=other, timeout=LIMIT)
             second.uninstall("two", timeout=LIMIT)
+        release.uninstall("one", timeout=LIMIT)
+        release.install(str(CHART), "one", values, namespace=namespace, timeout=LIMIT)
         release.uninstall("one", timeout=LIMIT)
         left = [
             role.metadata.name for role in rbac.list_cluster_role().items if namespace in role.metadata.name
