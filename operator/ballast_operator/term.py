@@ -124,6 +124,7 @@ class LeaderTerm:
         if self._history is not None:
             self._history.compare(self._caches[JOB], self._informers.namespace)
         self._reconciler.has_pod_groups = await self._cluster.serves(POD_GROUP)
+        await self._decoded.catch_up()  # what listens now asks for all of them in one turn
         self._caches.listen(self._changes.changed)
         self._decoded.listeners.append(self._changes.planned)
         self._throttle.request()

@@ -49,7 +49,7 @@ class _Version(NamedTuple):
 
 
 class DecodedJobs:
-    """Jobs, decoded when asked for or by :meth:`run`; ``listeners`` hear of planned degrees."""
+    """Jobs, decoded when asked for or ahead; ``listeners`` hear of planned degrees."""
 
     def __init__(self, caches: Caches, read_planned: ReadPlanned | None = None) -> None:
         """``read_planned``: reads specs with ``planner`` elsewhere, while :meth:`plan` runs; None: here."""
@@ -202,15 +202,19 @@ class DecodedJobs:
         return key in self._specs and self._specs[key][0] == version
 
     async def run(self) -> None:
-        """Decode what is new, a slice at a time, until cancelled."""
+        """Decode what is new, until cancelled."""
         while True:
             await self._arrived.wait()
             self._arrived.clear()
-            while self._waiting:
-                until = time.monotonic() + SLICE_SECONDS
-                while self._waiting and time.monotonic() < until:
-                    self._decode(next(iter(self._waiting)))
-                await asyncio.sleep(0)
+            await self.catch_up()
+
+    async def catch_up(self) -> None:
+        """Decode what is new, a slice at a time."""
+        while self._waiting:
+            until = time.monotonic() + SLICE_SECONDS
+            while self._waiting and time.monotonic() < until:
+                self._decode(next(iter(self._waiting)))
+            await asyncio.sleep(0)
 
     def _decode(self, key: Key) -> None:
         del self._waiting[key]

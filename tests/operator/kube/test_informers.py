@@ -2,14 +2,16 @@
 
 import asyncio
 import functools
+import itertools
 import types
 
 import pytest
 from ballast_operator.errors import NotLeader
 from ballast_operator.kube import informers as informers_module
 from ballast_operator.kube.informers import LEAST_GROWTH, MOST_READ_SINGLY, Informers
-from ballast_operator.kube.kinds import JOB, NODE
+from ballast_operator.kube.kinds import JOB, NODE, key_of
 from ballast_operator.metrics import Metrics
+from ballast_operator.observation import decoded as decoded_jobs
 from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.observation.observer import Observer
 from ballast_operator.settings import ApiSettings
@@ -186,6 +188,33 @@ async def test_jobs_with_equal_specs_share_one_value_and_a_bad_name_is_refused_a
     bad = {**one, "metadata": {**one["metadata"], "name": "Bad_Name"}}
     spec, problem = decoded.spec((NAMESPACE, "Bad_Name"), bad)
     assert spec is None and "metadata.name" in problem
+    await known.stop()
+
+
+async def test_what_is_decoded_ahead_leaves_the_loop_to_others_and_is_not_decoded_again(monkeypatch):
+    """A new leader of thousands of jobs renews its Lease meanwhile, and then asks for all of them at once."""
+    world, turns = World(), itertools.count()
+    for number in range(5):
+        world.put(JOB, job(f"j{number}", totalSteps=number + 1))
+    known = informers(FakeCluster(world))
+    decoded = DecodedJobs(known.caches)
+    await known.refresh()
+    seconds = itertools.count(step=0.75 * decoded_jobs.SLICE_SECONDS)
+    clock = types.SimpleNamespace(monotonic=lambda: next(seconds))
+    monkeypatch.setattr(decoded_jobs, "time", clock)
+
+    async def others() -> None:
+        while True:
+            next(turns)
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(others())
+    await decoded.catch_up()
+    beside.cancel()
+    assert next(turns) >= 5
+    monkeypatch.setattr(decoded_jobs, "read_spec", None)
+    found = [decoded.spec(key_of(item), item)[0] for item in known.caches[JOB]]
+    assert sorted(spec.config.total_steps for spec in found) == [1, 2, 3, 4, 5]
     await known.stop()
 
 
