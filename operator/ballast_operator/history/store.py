@@ -73,7 +73,7 @@ class History:
             return self.where
         with contextlib.suppress(HistoryError):
             url = _address(self.where)
-            return f"PostgreSQL's {url.database} on {url.host}"
+            return f"PostgreSQL's {url.database or url.username} on {url.host}"
         return "PostgreSQL"
 
     @property
@@ -295,7 +295,12 @@ def _tls(query: Mapping[str, Any]) -> dict[str, Any]:
         )
     if mode in simple:
         return {"ssl_context": simple[mode]}
-    context = ssl.create_default_context(cafile=None if authorities == "system" else authorities)
+    try:
+        context = ssl.create_default_context(cafile=None if authorities == "system" else authorities)
+    except OSError as error:
+        reason = f"PostgreSQL's sslrootcert={authorities} cannot be read: {error.strerror or error}"
+        fix = "name a file of this pod with certificates as PEM, or leave it out for the system's"
+        raise HistoryError(f"{reason}. To fix: {fix}") from error
     context.check_hostname = mode == "verify-full"
     return {"ssl_context": context}
 
@@ -328,6 +333,7 @@ def _refuses_rows(error: Exception, cause: Any) -> bool:
 
 
 def _said(cause: Any) -> str:
-    """Text of an error; of PostgreSQL's fields, its message."""
+    """Text of an error; of PostgreSQL's fields, its message; of its driver's, that of what it came from."""
+    cause = cause.__cause__ or cause
     first = cause.args[0] if cause.args else ""
     return str(first.get("M", first) if isinstance(first, dict) else cause).rstrip(".")

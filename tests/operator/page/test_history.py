@@ -448,7 +448,7 @@ def test_a_server_that_is_away_at_first_and_later_costs_nothing(
     """What happens meanwhile waits for it."""
     server.stop()
     kept = Kept(server.address(database))
-    told_and_kept(kept, "Can't create a connection", caplog, server.start)
+    told_and_kept(kept, "Connection refused", caplog, server.start)
     server.stop()
     kept.train("two")
     server.start()
@@ -482,8 +482,12 @@ def test_the_servers_certificate_is_verified_where_the_address_asks_for_it(
         ("", "this is neither"),
         ("postgresql://ann:s3cret@host/history?sslmode=s3cret", "has sslmode"),
         ("postgresql://ann:s3cret@host/history?password=s3cret", "has password"),
-        ("postgresql://ann:s3cret@host/history?sslmode=verify-full&sslrootcert=/none.pem", "No such file"),
-        ("postgresql://ann:s3cret@127.0.0.1:1/history?sslmode=require", "Can't create a connection"),
+        (
+            "postgresql://ann:s3cret@host/history?sslmode=verify-full&sslrootcert=/none.pem",
+            "sslrootcert=/none.pem cannot be read: No such file",
+        ),
+        ("postgresql://ann:s3cret@127.0.0.1:1/history?sslmode=require", "Connection refused"),
+        ("postgresql://ann:s3cret@127.0.0.1:1", "PostgreSQL's ann on 127.0.0.1"),
     ],
 )
 def test_a_wrong_address_is_told_without_its_password(
