@@ -459,7 +459,7 @@ class Reconciler:
                 return again.within(wait)
             written = await self._write_status(view.key, item, new)
             self._progress_written[view.key] = self._observer.clock.seconds()
-            if new.observed_generation != old.observed_generation:
+            if 0 < old.observed_generation < new.observed_generation:
                 del self._progress_written[view.key]  # what is decided on an edit comes afterwards
             again = dataclasses.replace(again, others=frozenset(jobs_to_requeue(old, new)))
             self._count(result)

@@ -142,7 +142,7 @@ async def waiting_for_the_first() -> tuple[Simulation, list[str]]:
     simulation = Simulation(nodes={"fast-0": ("fast", 2)}, roundSeconds=80_000)
     simulation.by_queue = True
     simulation.add_job("first", totalSteps=10**6)
-    simulation.trainers["first"].start_seconds = 5
+    simulation.trainers["first"].start_seconds = 30
     await simulation.ticks(2)
     waiting = [f"w{number}" for number in range(5)]
     for name in waiting:
@@ -182,8 +182,13 @@ async def test_the_words_of_jobs_that_wait_are_written_at_a_rate_that_all_of_the
 async def test_a_node_that_comes_and_goes_costs_no_write_of_each_waiting_job_each_time(one_rate):
     """They have another reason each time, and share the rate of their words; an edit is answered at once."""
     simulation, waiting = await waiting_for_the_first()
-    await simulation.running("first")
     one_rate(len(simulation.present()) / 20)
+    simulation.world.log.clear()
+    for unschedulable in (True, False):
+        simulation.world.patch(NODE, "", "fast-0", {"spec": {"unschedulable": unschedulable}})
+        await simulation.tick()
+    assert not any(writes_of(simulation, name) for name in waiting)
+    await simulation.running("first")
     await simulation.ticks(20)
     simulation.world.log.clear()
     for number in range(40):
