@@ -6,7 +6,6 @@ an edited source is another folder, and a finished folder is never written again
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import os
 import platform
@@ -49,7 +48,7 @@ def find_binaries(progress: Progress = print_progress) -> Binaries:
         BinariesError: ``BALLAST_CONTROLPLANE`` lacks a program, or the build is not possible or fails.
     """
     folder = _folder()
-    build_once(folder, _WHAT, functools.partial(_build, progress=progress), progress)
+    build_once(folder, _WHAT, _build, progress)
     return Binaries(folder=folder)
 
 

@@ -55,7 +55,7 @@ def user_folder(variable: str, at_home: str) -> Path:
         raise BinariesError(f"there is no home folder. To fix: set HOME or {variable}") from error
 
 
-def build_once(folder: Path, what: str, build: Callable[[Path], None], progress: Progress) -> None:
+def build_once(folder: Path, what: str, build: Callable[[Path, Progress], None], progress: Progress) -> None:
     """Make ``folder`` by ``build`` unless it is there; of several processes one builds, the others wait.
 
     It appears whole, after ``build`` has filled the folder that it is given. ``what`` is built, for people.
@@ -76,7 +76,7 @@ def build_once(folder: Path, what: str, build: Callable[[Path], None], progress:
         for leftover in folder.parent.glob(folder.name + ".building-*"):  # of a build that was killed
             shutil.rmtree(leftover)
         with tempfile.TemporaryDirectory(prefix=folder.name + ".building-", dir=folder.parent) as scratch:
-            build(Path(scratch))
+            build(Path(scratch), progress)
             Path(scratch).chmod(0o755)
             os.rename(scratch, folder)  # noqa: PTH104 - the rename of a folder is what makes it appear whole
             Path(scratch).mkdir()  # what TemporaryDirectory removes

@@ -5,7 +5,6 @@ this file pins its version.
 """
 
 import dataclasses
-import functools
 import hashlib
 import json
 import os
@@ -82,7 +81,7 @@ def present_karpenter() -> Karpenter | None:
 def find_karpenter(progress: Progress = print_progress) -> Karpenter:
     """The present one, else a new build. Raises BinariesError: it lacks something, or the build fails."""
     found = present_karpenter() or Karpenter(folder=_cache_folder())
-    build_once(found.folder, _WHAT, functools.partial(_build, progress=progress), progress)
+    build_once(found.folder, _WHAT, _build, progress)
     return found
 
 

@@ -4,7 +4,6 @@ kubelet, kube-proxy, a device plugin, CoreDNS, kube-router (for NetworkPolicies)
 once into the user's cache folder; the Go module beside this file pins their versions.
 """
 
-import functools
 import hashlib
 import shutil
 import subprocess
@@ -52,7 +51,7 @@ def present_kubelets() -> Path | None:
 def find_kubelets(progress: Progress = print_progress) -> Path:
     """The present folder, else a new build. Raises BinariesError: it lacks one, or the build fails."""
     folder = present_kubelets() or _cache_folder()
-    build_once(folder, _WHAT, functools.partial(_build, progress=progress), progress)
+    build_once(folder, _WHAT, _build, progress)
     return folder
 
 

@@ -152,12 +152,12 @@ class Replay:
         """Error of the sum of costs; None: nothing was paid."""
         return _error(sum(job.cost for job in self.jobs), sum(job.recorded_cost for job in self.jobs))
 
-    def agrees(self, within: float = WITHIN) -> bool | None:
-        """True if all jobs end, and both sums are off by at most ``within``; None: no job to compare."""
+    def agrees(self) -> bool | None:
+        """True if all jobs end, and both sums are off by at most WITHIN; None: no job to compare."""
         errors = [error for error in (self.time_error, self.cost_error) if error is not None]
         if not self.jobs:
             return None
-        return not self.unfinished and all(abs(error) <= within for error in errors)
+        return not self.unfinished and all(abs(error) <= WITHIN for error in errors)
 
     def to_json(self) -> dict[str, Any]:
         """The form of ``ballast twin --output json``."""

@@ -250,14 +250,13 @@ class Generated:
     """A sequence of jobs that can be drawn again.
 
     Attributes:
-        table: gives the steps that last as long as the drawn duration on the reference GPU type.
+        table: gives the steps that last as long as the drawn duration on a V100.
         seed: of all streams.
         mean_gap_seconds: mean time between arrivals, exponentially distributed; 0: all arrive at 0.
         several_gpus: 30 % of the jobs are gangs of 2, 4 or 8; else all run on one GPU.
         weights: 20 % of the jobs have weight 5.
         deadlines: jobs have one of :data:`DEADLINE_FACTORS`.
         count: number of jobs; None: endless.
-        reference_type: GPU type on which a duration is meant.
         job_table: the types, in the order from which they are drawn.
     """
 
@@ -268,7 +267,6 @@ class Generated:
     weights: bool = False
     deadlines: bool = False
     count: int | None = None
-    reference_type: str = "v100"
     job_table: JobTable = DISTRIBUTED
 
     def __iter__(self) -> Iterator[TraceJob]:
@@ -289,7 +287,7 @@ class Generated:
         while gpus > 1 and not distributed:
             name, distributed = jobs.choice(self.job_table)
         job_type = JobType(name=name, gpus=gpus)
-        steps = duration * self.table.alone(job_type, self.reference_type)
+        steps = duration * self.table.alone(job_type, "v100")
         weight = 5.0 if self.weights and jobs.uniform(0, 1) <= 0.2 else 1.0
         factor = None
         if self.deadlines:
@@ -308,7 +306,7 @@ def _draw_gpus(jobs: random.Random) -> int:
 
 
 def _draw_duration(jobs: random.Random) -> float:
-    """Seconds alone on the reference GPU: 80 % between half an hour and 17 hours, 20 % up to a week."""
+    """Seconds alone on a V100: 80 % between half an hour and 17 hours, 20 % up to a week."""
     if jobs.random() >= 0.8:
         return float(60 * 10 ** jobs.uniform(3, 4))
     return float(60 * 10 ** jobs.uniform(1.5, 3))

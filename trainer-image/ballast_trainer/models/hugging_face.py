@@ -256,13 +256,12 @@ def _routed_loss(output: Mapping[str, torch.Tensor], targets: torch.Tensor, *, w
     return cross_entropy(output["logits"], targets) + weight * output["router_loss"]
 
 
-def decoder(model: Any, *, tried: bool = True) -> Model:
+def decoder(model: Any) -> Model:
     """A model of transformers as a list of layers, e.g. a ``...ForCausalLM``.
 
     Args:
         model: whose forward runs the modules of one list, one after the other; also in a ``PeftModel``, of
             which the adapters are exported alone.
-        tried: whether what its parts compute is compared with what it computes itself.
 
     Raises:
         ValueError: its layers are no chain, or compute something else than itself.
@@ -310,8 +309,7 @@ def decoder(model: Any, *, tried: bool = True) -> Model:
             # Layers without attention carry a state from sample to sample.
             attends = all(any(hasattr(layer, part) for part in ATTENTION) for layer in chain.layers)
             packs = attends and name.endswith(_PREDICT_NEXT) and "position_ids" in taken
-        if tried:
-            packs = _try(model, layers, loss, inputs, options, labelled="labels" in taken, packs=packs)
+        packs = _try(model, layers, loss, inputs, options, labelled="labels" in taken, packs=packs)
     except NoChainError as error:
         raise ValueError(f"{name} is no chain of layers: {error}. {_FIX}") from error
     finally:
