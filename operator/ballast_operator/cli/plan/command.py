@@ -21,11 +21,13 @@ from ballast_policies.planning.schedules.schedule import ScheduleError
 from ballast_operator.cli.option_names import with_option
 from ballast_operator.cli.plan.input import (
     ClusterInput,
+    GivenPlan,
+    given_layout,
     known_tensor,
     read_cluster,
     read_config,
+    read_given,
     read_gpu_profiles,
-    read_layout,
     read_profile,
     reduced_bytes,
     step_microbatches,
@@ -158,8 +160,11 @@ def plan(
     if (trial is None) != (config is None):
         raise click.UsageError("--trial needs --config, a trainer's configuration, and nothing else does")
     options["top"] = options["top"] if trial is None else max(trial, options["top"] or 1)
+    there = None if given is None else read_given(given)
+    if there is not None:
+        options["zero_stage"] = options["zero_stage"] or there.job.parallelism.zero_stage
     try:
-        chosen = _chosen(planner, given, measured=measured is not None)
+        chosen = _chosen(planner, there, measured=measured is not None)
         if options["zero_stage"] and not chosen.shards:
             names = ", ".join(PLANNERS.own(lambda row: row.shards))
             raise click.UsageError(
@@ -200,7 +205,7 @@ def plan(
     click.echo(json.dumps({"planner": planner, **answer}) if output == "json" else text)
 
 
-def _chosen(name: str, given: Path | None, *, measured: bool) -> Planner:
+def _chosen(name: str, given: GivenPlan | None, *, measured: bool) -> Planner:
     """The planner, or what predicts the given plan.
 
     Raises:
@@ -212,7 +217,8 @@ def _chosen(name: str, given: Path | None, *, measured: bool) -> Planner:
         return dataclasses.replace(
             planner,
             simulates=False,
-            plan=lambda asked: layouts_answer(asked.model, [read_layout(given, asked.model)]),
+            shards=True,
+            plan=lambda asked: layouts_answer(asked.model, [given_layout(given, asked.model)]),
         )
     if measured and not planner.measured:
         names = ", ".join(PLANNERS.own(lambda row: row.measured))

@@ -183,6 +183,18 @@ class _GivenStage(_Input):
     gpus: Annotated[list[Annotated[list[int], pydantic.Field(min_length=1)]], pydantic.Field(min_length=1)]
 
 
+class _GivenParallelism(_Input):
+    model_config = pydantic.ConfigDict(extra="ignore")
+
+    zero_stage: Annotated[int, pydantic.Field(ge=0, le=3)] = 0
+
+
+class _GivenJob(_Input):
+    model_config = pydantic.ConfigDict(extra="ignore")
+
+    parallelism: _GivenParallelism = _GivenParallelism()
+
+
 class GivenPlan(_Input):
     """A plan as ``--output json`` prints it; what is predicted of it is ignored."""
 
@@ -194,6 +206,7 @@ class GivenPlan(_Input):
     recompute: bool = False
     recompute_every: Annotated[int, pydantic.Field(ge=1, le=MOST_LAYERS)] = 1
     schedule: str = DEFAULT_SCHEDULE
+    job: _GivenJob = _GivenJob()
 
 
 def step_microbatches(profile: ProfileFile, microbatches: int, batch_size: int | None) -> int:
@@ -268,16 +281,20 @@ def _in_folder(folder: Path) -> list[Path]:
     return sorted(file for file in folder.iterdir() if file.suffix in (".json", ".yaml", ".yml"))
 
 
-def read_layout(path: Path, model: CostModel) -> FoundPlan:
+def read_given(path: Path) -> GivenPlan:
     """Read a plan: the output of ``--output json``, whose first plan it is, or one of its ``plans``.
 
     Raises:
-        ClickException: it cannot be read, or is no plan for the model's layers and GPUs.
+        ClickException: it cannot be read.
     """
     value = _content(path)
     if isinstance(value, dict) and value.get("plans"):
         value = value["plans"][0]
-    given = _validated(path, GivenPlan, value)
+    return _validated(path, GivenPlan, value)
+
+
+def given_layout(given: GivenPlan, model: CostModel) -> FoundPlan:
+    """Plan for the model. Raises ClickException: it is none for the model's layers and GPUs."""
     stages = tuple(
         PlacedStage(first_layer=s.first_layer, end_layer=s.end_layer, groups=tuple(map(tuple, s.gpus)))
         for s in given.stages
@@ -290,7 +307,7 @@ def read_layout(path: Path, model: CostModel) -> FoundPlan:
     )
     reason = layout.unsuited(model.layers, model.devices.count)
     if reason is not None:
-        raise click.ClickException(f"{path}: stages: {reason}")
+        raise click.ClickException(f"--given: stages: {reason}")
     return FoundPlan(layout, given.schedule)
 
 
