@@ -172,10 +172,7 @@ class PriceClasses:
     def _whole(self, name: str) -> str:
         """The name of a configuration, without the columns that its GPUs are of."""
         whole, found, columns = name.rpartition(IN_COLUMNS)
-        parts = columns.split(AND)
-        split = (
-            found and set(parts) <= self.gpu_type.keys() and not self.split_columns.keys().isdisjoint(parts)
-        )
+        split = found and not self.split_columns.keys().isdisjoint(columns.split(AND))
         return whole if split else name
 
 

@@ -228,6 +228,8 @@ def test_pools_at_several_prices_are_columns_of_their_own_for_configurations_too
     assert cheapest.allocation["one"]["n4 in v100 at 0.5"] == pytest.approx(1.0)
     assert classes.merge(cheapest).allocation["one"] == pytest.approx({"n4": 1.0, "n8": 0.0, "both": 0.0})
     assert classes.merge(allocate("max-throughput", split)).allocation["one"]["n8"] == pytest.approx(1.0)
+    without_k80 = PriceClasses.of(pools[:2], {})
+    assert without_k80.merge(cheapest).allocation == classes.merge(cheapest).allocation
 
 
 def test_a_configuration_is_a_value():
