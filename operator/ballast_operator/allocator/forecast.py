@@ -108,6 +108,11 @@ class ForecastJob(ClusterGang):
         if self.placement is not None:
             self.stops, self.stopped_by = None, ""
 
+    @property
+    def stopped_for_good(self) -> bool:
+        """True if its team's budget is spent, and does not begin again."""
+        return self.stops is not None and self.team is not None and math.isinf(self.team.again)
+
     def pays(self) -> float:
         """Cost of a second, with its data."""
         return self._uses()["budget"]
@@ -154,18 +159,18 @@ def forecast(
 
     A round begins ``now`` (epoch seconds). ``seconds``: how far to look ahead; less where that is more than
     MOST_WORK. ``live``: names of the jobs that change their size without a restart. ``of``: nothing is
-    decided after these jobs have ended; empty: all.
+    decided after these jobs have ended, or stopped for good; empty: all.
 
     Raises:
         ProblemError: the policy cannot be used on what is there at some moment.
     """
     jobs = _active_jobs(snapshot, now, live)
-    awaited = {job.name for job in jobs if not of or job.name in of}
+    awaited = {job.name: job for job in jobs if not of or job.name in of}
     work, reach = 0, seconds
 
     def ended(job: ForecastJob, at: float) -> None:
         job.end(at)
-        awaited.discard(job.name)
+        awaited.pop(job.name, None)
         clock.over = not awaited
 
     def passed(moment: SimulationProgress) -> None:
@@ -173,6 +178,7 @@ def forecast(
         work += moment.present + DECISION_WORK
         if work > MOST_WORK and not clock.over:
             clock.over, reach = True, moment.seconds
+        clock.over = clock.over or all(job.stopped_for_good for job in awaited.values())
         if progress is not None:
             progress(moment)
 

@@ -198,7 +198,9 @@ def test_jobs_of_a_team_stop_while_its_budget_is_spent(period, on_exhausted, sto
         admitted=tuple(admitted),
         budgets={"ours": BudgetLeft(team="ours", budget=budget, left=3.0)},
     )
-    found = forecasts(snapshot, hours=17 * 24)
+    found, moments = forecasts(snapshot, hours=17 * 24), []
+    forecasts(snapshot, hours=17 * 24, of=("team/one", "team/three"), progress=moments.append)
+    assert (len(moments) < 100) == (period is not BudgetPeriod.MONTH)
     for name in ("one", "two", "three"):
         assert (found[name].stopped_by, found[name].stops) == (stopped[0], pytest.approx(stopped[1]))
     assert [found[name].ends for name in ("two", "three", "other")] == [pytest.approx(end) for end in ends]
