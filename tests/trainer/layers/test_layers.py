@@ -406,6 +406,7 @@ class Counting(nn.Linear):
     def forward(self, value):
         self.seen += 1
         self.scale *= 1.5
+        self.last = value.detach()
         return super().forward(value) * sum(self.numbers())
 
 
@@ -435,7 +436,7 @@ def test_a_trial_leaves_what_a_layer_counts_and_tells_that_it_does_not_travel(ca
     layers = all_layers(model)
     builder_of_one_stage(model, layers, 2).probe_partition((torch.ones(4, 3), torch.ones(4, 3)))
     assert layers[0].module.numbers() == Counting(3, 3).numbers()
-    for name in ("seen", "scale", "of_torch", "of_numpy", "of_python"):
+    for name in ("seen", "scale", "last", "of_torch", "of_numpy", "of_python"):
         assert f"Counting.{name} changes in a forward" in caplog.text
 
 

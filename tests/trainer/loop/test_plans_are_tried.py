@@ -204,6 +204,10 @@ def test_sizes_may_be_of_the_batches_or_among_integers_between_layers(gang, same
         (job("of_one_kind", args={"kind": "Clamped"}, **SHARED), CHANGED.format("linear")),
         (job("of_one_kind", args={"kind": "Clamped"}), CHANGED.format("linear")),
         (
+            job("of_one_kind", args={"kind": "Freezing"}),
+            "changes requires_grad of its linear.bias in a forward, and replicas, repeats",
+        ),
+        (
             job("of_one_kind", args={"kind": "LookingUp"}),
             "the gradient of rows of layer 1 is sparse, and norms and sums over ranks are of dense",
         ),
@@ -232,6 +236,7 @@ def test_sizes_may_be_of_the_batches_or_among_integers_between_layers(gang, same
         "versions",
         "zero",
         "data",
+        "learns",
         "sparse",
         "listed",
         "referred",

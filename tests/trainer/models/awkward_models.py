@@ -261,6 +261,14 @@ class Clamped(Doubling):
         return super().forward(value)
 
 
+class Freezing(Doubling):
+    """Chooses in a forward what learns."""
+
+    def forward(self, value):
+        self.linear.bias.requires_grad_(bool(value.sum() > 0))
+        return super().forward(value)
+
+
 class Bounded(Doubling):
     """Looks up rows of a bounded norm, which it changes in a forward."""
 

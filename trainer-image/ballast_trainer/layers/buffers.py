@@ -241,6 +241,11 @@ _GENERATORS = (
 )
 
 
+def _version(value: object) -> int | None:
+    """Count of a tensor's changes in place; None: it is none, or has no count."""
+    return value._version if isinstance(value, torch.Tensor) and not value.is_inference() else None
+
+
 def _is_still(number: float, now: object) -> bool:
     # A tensor in its place has no truth, and a NaN that is still there differs from itself.
     return now is number or (type(now) is type(number) and now == number)
@@ -262,21 +267,31 @@ class Attributes:
             # A system's generator has no state.
             if isinstance(value, kind.of) and not isinstance(value, random.SystemRandom)
         ]
+        self._versions = [{k: _version(v) for k, v in attributes.items()} for _, attributes in self._kept]
 
     def tell_changed(self) -> None:
-        """Warn, once a class, of numbers that have changed and generators that were drawn from."""
+        """Warn, once a class, of numbers and tensors that have changed, and generators drawn from."""
         numbers = [
             (part, name)
             for part, attributes in self._kept
             for name, value in attributes.items()
             if type(value) in (int, float) and not _is_still(value, vars(part).get(name))
         ]
+        tensors = [
+            (part, name)
+            for (part, attributes), versions in zip(self._kept, self._versions, strict=True)
+            for name, now in vars(part).items()
+            # Torch's own modules have weights there that hooks compute before each forward.
+            if _version(now) is not None and not now.requires_grad
+            if not type(part).__module__.startswith("torch.")
+            if now is not attributes.get(name) or _version(now) != versions[name]
+        ]
         drawn = [
             (part, name)
             for part, name, value, kind, state in self._generators
             if pickle.dumps(kind.get(value)) != pickle.dumps(state)
         ]
-        for part, name in numbers + drawn:
+        for part, name in numbers + tensors + drawn:
             _tell_changed(type(part).__module__, type(part).__name__, name)
 
     def restore(self) -> None:

@@ -292,14 +292,15 @@ class Trial:
         def keep(layer: Layer, module: nn.Module, given: Any) -> None:
             # Of one layer at a time, since they take its memory once more.
             weights[layer.index] = {
-                name: (one._version, one.detach().clone()) for name, one in layer.module.named_parameters()
+                name: (one._version, one.requires_grad, one.detach().clone())
+                for name, one in layer.module.named_parameters()
             }
             copies = dict(layer.module.named_buffers())
             buffers[layer.index] += [
                 (name, copies[name], copies[name]._version) for name in aliased[layer.index]
             ]
 
-        weights: dict[int, dict[str, tuple[int, torch.Tensor]]] = {}
+        weights: dict[int, dict[str, tuple[int, bool, torch.Tensor]]] = {}
         held = {layer.index: layer for stack in self.stacks.values() for layer in stack.held}
         layers = {index: layer.module for index, layer in held.items()}
         stateful: dict[int, tuple[str, ...]] = {}
@@ -348,8 +349,12 @@ class Trial:
         runs.append((stack, source, result, stage > 0))
         return Boundary.of(result, examples=True)
 
-    def _refuse_changed_weights(self, layer: Layer, before: Mapping[str, tuple[int, torch.Tensor]]) -> None:
-        """Refuse a forward that has changed or made parameters; ``before``: version and value, by name.
+    def _refuse_changed_weights(
+        self, layer: Layer, before: Mapping[str, tuple[int, bool, torch.Tensor]]
+    ) -> None:
+        """Refuse a forward that has changed or made parameters.
+
+        ``before``: version, ``requires_grad`` and value, by name.
 
         No backward needs the rows that an Embedding with ``max_norm`` has found and changed.
 
@@ -363,17 +368,19 @@ class Trial:
                     f"layer {layer.index} makes its parameter {name} in a forward, and its optimizer has "
                     "none that was not there before. To fix: make it where the layer is built",
                 )
-            version, value = before[name]
+            version, learns, value = before[name]
             part = layer.module.get_submodule(name.rpartition(".")[0])
             bounded = getattr(part, "max_norm", None) is not None and self.copies is None
             # Through ``.data`` a value changes without its version.
-            if not bounded and (parameter._version != version or not _equal(parameter.detach(), value)):
+            written = parameter._version != version or not _equal(parameter.detach(), value)
+            if parameter.requires_grad != learns or (written and not bounded):
+                what = f"its {name}" if written else f"requires_grad of its {name}"
                 raise ConfigurationError(
                     "model.name",
-                    f"layer {layer.index} changes its {name} in a forward, and replicas, repeats "
+                    f"layer {layer.index} changes {what} in a forward, and replicas, repeats "
                     "(training.recompute) and backwards that follow other forwards would have another one. "
-                    "To fix: change weights in the optimizer (an Embedding without max_norm), or let a "
-                    "buffer have what does not learn",
+                    "To fix: change weights in the optimizer (an Embedding without max_norm), choose those "
+                    "that learn where the layer is built, or let a buffer have what does not learn",
                 )
 
     def _backward(self, stack: LayerStack, source: Tree, result: Tree, halves: bool) -> None:
