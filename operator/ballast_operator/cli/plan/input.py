@@ -288,8 +288,13 @@ def read_given(path: Path) -> GivenPlan:
         ClickException: it cannot be read.
     """
     value = _content(path)
-    if isinstance(value, dict) and value.get("plans"):
-        value = value["plans"][0]
+    if isinstance(value, dict) and isinstance(plans := value.get("plans"), list):
+        if not plans:
+            raise click.ClickException(
+                f"{path}: plans is empty: --planner pipeline lists those of 1F1B alone. To fix: make the "
+                "plan without --schedule"
+            )
+        value = plans[0]
     return _validated(path, GivenPlan, value)
 
 

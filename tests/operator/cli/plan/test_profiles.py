@@ -152,6 +152,7 @@ def test_a_plan_made_from_profiles_is_predicted_alike_when_it_is_given(run, tmp_
             {"stages": []},
             "stages: List should have",
         ),
+        ({"M_fast.json": sailor(1)}, (), {"plans": []}, "To fix: make the plan without --schedule"),
         ({}, (), GIVEN, "--profiles: no profile in"),
     ],
 )
