@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import sqlite3
 import ssl
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -251,9 +252,10 @@ def _engine(where: str, mode: str) -> sa.Engine:
         limits = {"timeout": WRITTEN_SECONDS if mode == "rwc" else ANSWER_SECONDS}
         given = {"connect_args": limits | _tls(url.query), "pool_size": 1, "pool_pre_ping": True}
         return sa.create_engine(url.set(query={}), hide_parameters=True, **given)
-    url = sa.URL.create(
-        "sqlite", database=Path(where).absolute().as_uri(), query={"mode": mode, "uri": "true"}
-    )
+    path, query = Path(where).absolute(), {"mode": mode, "uri": "true"}
+    if mode == "ro" and not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists():
+        query["immutable"] = "1"  # a copy on a disk for reading: else SQLite makes files beside it
+    url = sa.URL.create("sqlite", database=path.as_uri(), query=query)
     pool = sa.NullPool if mode != "rwc" else sa.QueuePool
     engine = sa.create_engine(
         url, hide_parameters=True, connect_args={"timeout": BUSY_SECONDS}, poolclass=pool

@@ -322,6 +322,15 @@ def test_a_disk_that_takes_nothing_drops_rows_and_counts_them(in_file: Kept) -> 
     assert len(in_file.world.caches[JOB]) == 20
 
 
+def test_a_copy_on_a_disk_for_reading_is_read(in_file: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without files beside it, which SQLite would make."""
+    in_file.train("one")
+    in_file.close()
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert in_file.names() == ["one"]
+    assert list(in_file.path.parent.iterdir()) == [in_file.path]
+
+
 def test_the_thread_ends_when_it_is_told_and_writes_what_waits(kept: Kept) -> None:
     """Nothing is lost at an orderly end."""
     kept.writer.start()
