@@ -30,6 +30,13 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
+def small_config(small_config):
+    """Of five layers: as many as four ranks need, and one that has several."""
+    model = {**small_config()["model"], "layers": 5}
+    return functools.partial(small_config, model=model)
+
+
+@pytest.fixture
 def local_ranks(gang):
     """``ballast-train run --ranks``: its process and what it prints."""
     return functools.partial(gang, local=True)
