@@ -112,8 +112,8 @@ def pack(
 
     On as few nodes as hold the gang (:func:`_on_fewest_nodes`), of these in as few domains as possible, the
     widest first, and where one domain holds it in the fullest. A gang that prefers a level has fewest domains
-    of it first, and one that requires it all nodes in one. Nodes that do not exist yet are taken only where
-    those that do have no room.
+    down to it first, and one that requires it all nodes in one. Nodes that do not exist yet are taken only
+    where those that do have no room.
     """
     there = [node for node in members if not node.provisionable]
     if len(there) < len(members) and (found := pack(gpus, there, free, gpus_per_pod, asked)) is not None:
