@@ -24,11 +24,6 @@ RESERVE = 0.1
 later changes between spot machines and others. From 0.1 to 0.2 it makes no
 difference that could be told, on every third of the first 75 windows of "Can't Be Late"."""
 
-THERE = 0.5
-"""Part of the time in which a pool is expected to have spot machines, whether or not others have them. The
-zones of "Can't Be Late" had them for 0.30 to 0.63 of it; between these values the mean score changes by less
-than 0.003."""
-
 SETTLED_HOURS = 1.0
 """Hours: what came back less than this ago is expected to last as long again as it has; later, at least as
 long as its rate of preemptions says."""
@@ -306,8 +301,7 @@ def _worth_moving(
     )
     if situation.seconds_to_deadline is not None and options.spot[best]:
         sure = np.where(options.spot, np.inf, cost).min(initial=math.inf)
-        on_spot = float(cost[at if options.spot[at] else best])
-        premium = max(0.0, float(sure) - on_spot) * rate[best] * 3600.0
+        premium = max(0.0, float(sure - cost[at])) * rate[best] * 3600.0
         moving += _scarce_slack_usd(situation, options, preferences, premium=premium, left=left)
     back = options.usd_per_hour[at] * startup if lasts < left else 0.0
     return bool(saving > preferences.hysteresis * moving + back)
@@ -328,12 +322,10 @@ def _scarce_slack_usd(
 ) -> float:
     """USD that a start is expected to cost before a deadline by the slack it takes from later ones.
 
-    With slack for m starts, and losses that come as a Poisson process of rate r while there are spot
-    machines, the job runs on demand from the m-th loss to its end. One start less brings that forward to the
-    loss before: at each of the hours h of spot machines the ``premium``, USD that an hour on demand costs
-    more, is paid with probability P(N(t) = m - 1), whose integral is the regularized incomplete gamma
-    function P(m, r * h) / r. h: of the ``left`` hours of work as many as spot machines are there until the
-    deadline.
+    With slack for m starts, and losses that come as a Poisson process of rate r, the job runs on demand
+    from the m-th loss to its end. One start less brings that forward to the loss before: at each hour t of
+    the hours ``left`` the ``premium``, USD that an hour on demand costs more, is paid with probability
+    P(N(t) = m - 1), whose integral is the regularized incomplete gamma function P(m, r * left) / r.
     """
     hazard = float(options.hazard_per_hour[options.spot].mean())
     if not math.isfinite(premium) or hazard <= _NEVER:
@@ -344,9 +336,7 @@ def _scarce_slack_usd(
     starts = _slack_seconds(situation, options, preferences) / (
         restart.startup_seconds + restart.checkpoint_seconds
     )
-    any_there = 1 - (1 - THERE) ** int((options.spot & (options.speed > 0)).sum())
-    hours = min(left, any_there * (situation.seconds_to_deadline or 0.0) / 3600.0)
-    return float(premium * gammainc(max(starts, 1e-9), hazard * hours) / hazard)
+    return float(premium * gammainc(max(starts, 1e-9), hazard * left) / hazard)
 
 
 def _lifetime_hours(options: Options, preferences: Preferences, k: int) -> float:
