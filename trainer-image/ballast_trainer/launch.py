@@ -113,10 +113,8 @@ class ValidatedJob:
             ConfigurationError: some rank would have no layer, or ``plan`` is of another model or other ranks.
         """
         stages, plan = len(self.placement(ranks)), self.config.plan
-        if (
-            plan is not None
-            and not cut
-            and (sum(plan.layers), len(plan.layers)) != (self.model.layer_count, stages)
+        if plan is not None and (
+            sum(plan.layers) != self.model.layer_count or (len(plan.layers) != stages and not cut)
         ):
             reason = (
                 f"has {sum(plan.layers)} layers in {len(plan.layers)} stages; {self.config.model_name!r} has "

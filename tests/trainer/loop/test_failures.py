@@ -217,14 +217,17 @@ def test_a_gang_starts_with_exactly_the_planned_layers(gang, small_config, tmp_p
     assert [stage.end_layer for stage in report.stages] == [1, 6, 8]
 
 
-@pytest.mark.parametrize(("layers", "ranks"), [([1, 5, 1], 3), ([1, 7], 3), ([1, 5, 2], 2)])
-def test_a_plan_of_another_model_or_other_ranks_is_refused(small_config, layers, ranks):
+@pytest.mark.parametrize(
+    ("layers", "ranks", "cut"),
+    [([1, 5, 1], 3, False), ([1, 5, 1], 3, True), ([1, 7], 3, False), ([1, 5, 2], 2, False)],
+)
+def test_a_plan_of_another_model_or_other_ranks_is_refused(small_config, layers, ranks, cut):
     """With what the plan and the model have, where the configuration alone does not know the layers."""
     config = small_config(plan={"layers": layers})
     del config["model"]["layers"]
     config["model"]["args"]["layers"] = 8
     with pytest.raises(ConfigurationError, match=r"plan\.layers: has \d layers in \d stages; 'gpt' has 8"):
-        ValidatedJob.from_mapping(config).check_ranks(ranks)
+        ValidatedJob.from_mapping(config).check_ranks(ranks, cut=cut)
 
 
 def test_stages_of_other_layers_than_the_models_are_refused(small_config):
