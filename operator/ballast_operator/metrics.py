@@ -100,6 +100,11 @@ class Metrics:
             "ballast_team_cost", "What a team's jobs have cost, deleted ones included.", ["team"]
         )
         self.team_budget = gauge("ballast_team_budget", "What a team's jobs may cost.", ["team", "period"])
+        self.team_budget_spent = gauge(
+            "ballast_team_budget_spent",
+            "What counts against it: the cost of this month, or of all time.",
+            ["team", "period"],
+        )
         self.wasted_cost = gauge(
             "ballast_wasted_cost",
             "Cost of idle GPUs, of start-ups and lost steps of the jobs that are not deleted, and of data "

@@ -6,7 +6,7 @@ from typing import Any
 
 from ballast_policies.rounds.values import Round
 
-from ballast_operator.allocator.costs.bill import brought_up_to
+from ballast_operator.allocator.costs.bill import brought_up_to, budgets_left
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus, team_costs
@@ -87,13 +87,17 @@ def set_cost_gauges(
     data = sum(entry.data_cost for entry in bill)
     ages = {(price.pool,): max(0.0, (now - price.time).total_seconds()) for price in known.prices}
     replace_series(metrics.price_age_seconds, ages)
-    replace_series(
-        metrics.team_cost, {(team.team or NO_TEAM,): team.cost for team in team_costs(status, now)}
-    )
+    teams = team_costs(status, now)
+    replace_series(metrics.team_cost, {(team.team or NO_TEAM,): team.cost for team in teams})
     budgets = policy.spec.budgets.items()
     replace_series(
         metrics.team_budget, {(name, str(budget.period)): budget.amount for name, budget in budgets}
     )
+    spent = {
+        (name, str(each.budget.period)): each.budget.amount - each.left
+        for name, each in budgets_left(policy, teams).items()
+    }
+    replace_series(metrics.team_budget_spent, spent)
     startup = sum(entry.startup_cost for view in jobs for entry in view.status.pool_costs)
     metrics.wasted_cost.labels("idle").set(idle)
     metrics.wasted_cost.labels("data").set(data)

@@ -114,9 +114,10 @@ async def test_a_budget_that_only_warns_lets_the_jobs_continue():
     assert simulation.condition("one", "BudgetExhausted").reason == "TeamBudgetSpent"
 
 
-async def test_the_metrics_have_costs_by_pool_team_and_kind_of_waste():
+@pytest.mark.parametrize("period", ["Total", "Month"])
+async def test_the_metrics_have_costs_by_pool_team_and_kind_of_waste(period: str):
     """They agree with the statuses, as of each decision."""
-    simulation = cluster(vision={"amount": 1000.0})
+    simulation = cluster(vision={"amount": 1000.0, "period": period})
     add(simulation, "one")
     await simulation.ticks(99)
     simulation.asked_to_decide()
@@ -126,7 +127,9 @@ async def test_the_metrics_have_costs_by_pool_team_and_kind_of_waste():
         return simulation.metrics.registry.get_sample_value(name, labels)
 
     assert value("ballast_team_cost", team="vision") == pytest.approx(spent(simulation)["vision"])
-    assert value("ballast_team_budget", team="vision", period="Total") == 1000.0
+    assert value("ballast_team_budget", team="vision", period=period) == 1000.0
+    used = value("ballast_team_budget_spent", team="vision", period=period)
+    assert used == pytest.approx(spent(simulation)["vision"])
     assert value("ballast_pool_price_per_gpu_hour", pool="fast") == PRICE
     cost, idle = value("ballast_pool_cost", pool="fast"), value("ballast_pool_idle_cost", pool="fast")
     assert cost == pytest.approx(4 * PRICE / 3600 * 99, rel=0.05)
