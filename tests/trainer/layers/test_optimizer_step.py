@@ -1,5 +1,6 @@
 """The optimizer step: clipping over all ranks, and the learning rate of each step."""
 
+import itertools
 import math
 
 import pytest
@@ -191,6 +192,13 @@ def own_schedule(step, total_steps):
     return {0: 0.5, 1: 2.0, 2: -1.0}.get(step, step / total_steps)
 
 
+CALLS = itertools.count(1)
+
+
+def counting_schedule(step, total_steps):
+    return 1 / next(CALLS)
+
+
 def test_a_schedule_of_the_user_s_own_sets_the_rate():
     """A function of the step and ``totalSteps``, in place of warm-up and decay."""
     config = TrainingConfig(learning_rate=0.1, rate_factor=f"{__name__}:own_schedule")
@@ -201,6 +209,7 @@ def test_a_schedule_of_the_user_s_own_sets_the_rate():
     ("name", "step", "words"),
     [
         ("own_schedule", 2, "returns -1.0 at step 2 of 10. To fix"),
+        ("counting_schedule", 0, "returns 1.0, then 0.5 at step 0 of 10. To fix"),
         ("no_such_schedule", 0, "cannot load"),
         ("test_a_schedule_of_the_user_s_own_sets_the_rate", 0, "raised TypeError"),
     ],

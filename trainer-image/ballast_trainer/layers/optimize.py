@@ -72,12 +72,16 @@ def _own_factor(name: str, step: int, total_steps: int) -> float:
     wanted = "To fix: return a number from 0 on, for a step from 0 and totalSteps"
     try:
         with host_seeded():
-            factor = float(called(step, total_steps))
+            factor, again = (float(called(step, total_steps)) for _ in range(2))
     except Exception as error:
         reason = f"{name} raised {type(error).__name__}: {error} at step {step} of {total_steps}. {wanted}"
         raise ConfigurationError(field, reason) from error
     if not (math.isfinite(factor) and factor >= 0):
         raise ConfigurationError(field, f"{name} returns {factor} at step {step} of {total_steps}. {wanted}")
+    if factor != again:
+        reason = f"{name} returns {factor}, then {again} at step {step} of {total_steps}"
+        remedy = "To fix: a function of these two alone, since a restart has nothing that it remembers"
+        raise ConfigurationError(field, f"{reason}. {remedy}")
     return factor
 
 
