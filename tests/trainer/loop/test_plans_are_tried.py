@@ -221,6 +221,7 @@ def test_sizes_may_be_of_the_batches_or_among_integers_between_layers(gang, same
         ),
         (job("that_share_a_buffer"), ONE_BUFFER),
         (job("of_one_kind", args={"kind": "Making"}), "layer 1 makes its parameter scale in a forward"),
+        (job("of_one_kind", args={"kind": "Remaking"}), "layer 1 makes its parameter linear.weight in a "),
         (job("of_a_loss_of_two"), "the loss is tuple, not a tensor. To fix: "),
         (
             job("of_one_kind", args={"kind": "Noting"}),
@@ -242,6 +243,7 @@ def test_sizes_may_be_of_the_batches_or_among_integers_between_layers(gang, same
         "referred",
         "shared",
         "made",
+        "made_anew",
         "two",
         "noted",
         "complex",

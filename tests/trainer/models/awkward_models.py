@@ -180,6 +180,14 @@ class Making(Doubling):
         return super().forward(value) * self.scale
 
 
+class Remaking(Doubling):
+    """Puts a new parameter, of the same value, in the place of its own in each forward."""
+
+    def forward(self, value):
+        self.linear.weight = nn.Parameter(self.linear.weight.detach().clone())
+        return super().forward(value)
+
+
 class Clipping(Doubling):
     """Clips what its weight's gradient has added up to."""
 

@@ -119,6 +119,9 @@ Problem = str | ConfigurationError
 _Run = tuple[LayerStack, Tree, Tree, bool]
 """A forward: stage, input, output, and whether its backward may be split."""
 
+_Weight = tuple[nn.Parameter, int, bool, torch.Tensor]
+"""A parameter before a forward: itself, its version, whether it learns, and its value."""
+
 BackwardTrial = Callable[
     [LayerStack, Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor | None]], None
 ]
@@ -292,7 +295,7 @@ class Trial:
         def keep(layer: Layer, module: nn.Module, given: Any) -> None:
             # Of one layer at a time, since they take its memory once more.
             weights[layer.index] = {
-                name: (one._version, one.requires_grad, one.detach().clone())
+                name: (one, one._version, one.requires_grad, one.detach().clone())
                 for name, one in layer.module.named_parameters()
             }
             copies = dict(layer.module.named_buffers())
@@ -300,7 +303,7 @@ class Trial:
                 (name, copies[name], copies[name]._version) for name in aliased[layer.index]
             ]
 
-        weights: dict[int, dict[str, tuple[int, bool, torch.Tensor]]] = {}
+        weights: dict[int, dict[str, _Weight]] = {}
         held = {layer.index: layer for stack in self.stacks.values() for layer in stack.held}
         layers = {index: layer.module for index, layer in held.items()}
         stateful: dict[int, tuple[str, ...]] = {}
@@ -349,12 +352,8 @@ class Trial:
         runs.append((stack, source, result, stage > 0))
         return Boundary.of(result, examples=True)
 
-    def _refuse_changed_weights(
-        self, layer: Layer, before: Mapping[str, tuple[int, bool, torch.Tensor]]
-    ) -> None:
-        """Refuse a forward that has changed or made parameters.
-
-        ``before``: version, ``requires_grad`` and value, by name.
+    def _refuse_changed_weights(self, layer: Layer, before: Mapping[str, _Weight]) -> None:
+        """Refuse a forward that has changed or made parameters; ``before``: them, by name.
 
         No backward needs the rows that an Embedding with ``max_norm`` has found and changed.
 
@@ -362,13 +361,13 @@ class Trial:
             ConfigurationError: it has.
         """
         for name, parameter in layer.module.named_parameters():
-            if name not in before:
+            known, version, learns, value = before.get(name, (None, 0, False, parameter))
+            if known is not parameter:
                 raise ConfigurationError(
                     "model.name",
                     f"layer {layer.index} makes its parameter {name} in a forward, and its optimizer has "
                     "none that was not there before. To fix: make it where the layer is built",
                 )
-            version, learns, value = before[name]
             part = layer.module.get_submodule(name.rpartition(".")[0])
             bounded = getattr(part, "max_norm", None) is not None and self.copies is None
             # Through ``.data`` a value changes without its version.
