@@ -443,12 +443,6 @@ class JobView:
         return lease.end_reason or ""
 
     @property
-    def released(self) -> tuple[PodView, ...]:
-        """Pods of the gang that the newest plan leaves out."""
-        plan = self.launched_plan
-        return () if plan is None else tuple(pod for pod in self.gang if plan.rank_of(pod.name) is None)
-
-    @property
     def kept(self) -> tuple[PodView, ...]:
         """Pods of the gang that the newest plan names."""
         plan = self.launched_plan

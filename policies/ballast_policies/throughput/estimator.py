@@ -172,7 +172,7 @@ ROWS_TO_FIT_BY = 30
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Estimator:
-    """Estimates of one cluster; a value: :meth:`observe` returns the next one.
+    """Estimates of one cluster.
 
     Attributes:
         profiles: profiled job types, the prior; those of one GPU type or several.
@@ -186,23 +186,8 @@ class Estimator:
     types: Mapping[str, JobType] = dataclasses.field(default_factory=dict)
     own: Mapping[str, Mapping[str, Estimate]] = dataclasses.field(default_factory=dict)
 
-    def observe(self, job: str, gpu_type: str, steps_per_second: float) -> "Estimator":
-        """The estimator after one report of ``job`` running alone on ``gpu_type``.
-
-        Raises:
-            KeyError: the job is not known.
-            ValueError: the report is not positive and finite.
-        """
-        before = self.alone(job)[gpu_type]
-        row = {**self.own.get(job, {}), gpu_type: before.measured(steps_per_second)}
-        return dataclasses.replace(self, own={**self.own, job: row})
-
-    def alone(self, job: str) -> dict[str, Estimate]:
-        """GPU type -> estimate for ``job`` on GPUs of its own."""
-        return self._alone(job, {})
-
     def every_job_alone(self) -> dict[str, dict[str, Estimate]]:
-        """Job -> what :meth:`alone` says, with one completion of the profiles for all of them."""
+        """Job -> GPU type -> estimate on GPUs of its own; with one completion of the profiles for all."""
         filled: dict[int, _Filled] = {}
         # Jobs of one type that have not reported are alike, and there may be thousands.
         known: dict[tuple[JobType, tuple[tuple[str, Estimate], ...]], dict[str, Estimate]] = {}

@@ -48,9 +48,16 @@ def without(name):
     )
 
 
+def observed(estimator, job, gpu_type, rate):
+    """The estimator after one report of a job that runs alone."""
+    before = estimator.every_job_alone()[job][gpu_type]
+    row = {**estimator.own.get(job, {}), gpu_type: before.measured(rate)}
+    return dataclasses.replace(estimator, own={**estimator.own, job: row})
+
+
 def test_a_new_job_of_a_profiled_type_starts_at_its_profile():
     """Before any report: the table's rates, called a prior."""
-    found = Estimator(profiles=PROFILES, gpu_types=TYPES, types={"a": RESNET}).alone("a")
+    found = Estimator(profiles=PROFILES, gpu_types=TYPES, types={"a": RESNET}).every_job_alone()["a"]
     for gpu_type in TYPES:
         assert found[gpu_type].steps_per_second == PROFILES.alone(RESNET, gpu_type)
         assert found[gpu_type].source == "prior"
@@ -60,8 +67,8 @@ def test_reports_take_the_priors_place_and_scale_the_other_types():
     """A job that runs at half its type's speed on one GPU type is expected to do so on the others."""
     estimator = Estimator(profiles=PROFILES, gpu_types=TYPES, types={"a": RESNET})
     for _ in range(6):
-        estimator = estimator.observe("a", "v100", 0.5 * PROFILES.alone(RESNET, "v100"))
-    found = estimator.alone("a")
+        estimator = observed(estimator, "a", "v100", 0.5 * PROFILES.alone(RESNET, "v100"))
+    found = estimator.every_job_alone()["a"]
     assert found["v100"].source == "measured"
     assert found["v100"].steps_per_second == pytest.approx(0.5 * PROFILES.alone(RESNET, "v100"), rel=0.03)
     assert found["k80"].steps_per_second == pytest.approx(0.5 * PROFILES.alone(RESNET, "k80"), rel=0.03)
@@ -101,10 +108,10 @@ def test_a_type_never_profiled_is_completed_from_one_measurement():
         if job_type.gpus > 1:
             continue
         estimator = Estimator(profiles=without(job_type.name), gpu_types=TYPES, types={"a": job_type})
-        before = estimator.alone("a")
+        before = estimator.every_job_alone()["a"]
         assert {estimate.source for estimate in before.values()} == {"unknown"}
         measured = PROFILES.alone(job_type, "v100")
-        found = estimator.observe("a", "v100", measured).alone("a")
+        found = observed(estimator, "a", "v100", measured).every_job_alone()["a"]
         assert found["v100"].steps_per_second == pytest.approx(measured, rel=0.01)
         for gpu_type in ("p100", "k80"):
             assert found[gpu_type].source == "completed"
@@ -129,8 +136,8 @@ def test_senseless_speeds_of_one_job_say_nothing_of_another(v100, k80):
         table = ThroughputTable(source="test", alone_rates=alone_rates)
         return Estimator(profiles=table, gpu_types=("v100", "k80"), types={"o": other, "l": liar})
 
-    assert found(rates).alone("o") == found(honest).alone("o")
-    told = found(rates).alone("l")
+    assert found(rates).every_job_alone()["o"] == found(honest).every_job_alone()["o"]
+    told = found(rates).every_job_alone()["l"]
     assert all(told[g].steps_per_second == rate for g, rate in stated.items() if rate)
 
 
@@ -177,15 +184,16 @@ def test_on_a_gpu_type_never_seen_the_catalogue_says_how_much_faster():
         gpu_types=tuple(rates),
         types={"job": types[1]},
     )
-    found = estimator.alone("job")
+    found = estimator.every_job_alone()["job"]
     ratio = math.sqrt(312 * 1555 / (125 * 900))
     assert found["a100-sxm4-40gb"].steps_per_second == pytest.approx(ratio * 20, rel=0.1)
     assert found["x"].steps_per_second == pytest.approx(20, rel=0.1)
     assert found["a100-sxm4-40gb"].deviation > found["v100-sxm2-16gb"].deviation
-    new = dataclasses.replace(estimator, types={"new": JobType(name="new")}).observe(
-        "new", "v100-sxm2-16gb", 50.0
+    new = dataclasses.replace(estimator, types={"new": JobType(name="new")})
+    new = observed(new, "new", "v100-sxm2-16gb", 50.0)
+    assert new.every_job_alone()["new"]["a100-sxm4-40gb"].steps_per_second == pytest.approx(
+        ratio * 50, rel=0.1
     )
-    assert new.alone("new")["a100-sxm4-40gb"].steps_per_second == pytest.approx(ratio * 50, rel=0.1)
 
 
 @given(st.lists(st.floats(0.01, 10.0), min_size=2, max_size=12), st.integers(1, 16), st.data())
