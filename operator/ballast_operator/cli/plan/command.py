@@ -110,9 +110,7 @@ class _OptionalPicture(click.Command):
 @click.option(
     "--zero-stage",
     type=click.IntRange(0, 3),
-    default=0,
-    show_default=True,
-    help="best, megatron, amp: what replicas share, as parallelism.zeroStage.",
+    help="best, megatron, amp: what replicas share, as parallelism.zeroStage; default: 0, or the plan's.",
 )
 @click.option("--evaluations", type=click.IntRange(1), default=200, show_default=True, help="amp: to try.")
 @click.option("--seed", type=int, default=0, show_default=True, help="amp: of its search.")
@@ -161,8 +159,8 @@ def plan(
         raise click.UsageError("--trial needs --config, a trainer's configuration, and nothing else does")
     options["top"] = options["top"] if trial is None else max(trial, options["top"] or 1)
     there = None if given is None else read_given(given)
-    if there is not None:
-        options["zero_stage"] = options["zero_stage"] or there.job.parallelism.zero_stage
+    if options["zero_stage"] is None:
+        options["zero_stage"] = 0 if there is None else there.job.parallelism.zero_stage
     try:
         chosen = _chosen(planner, there, measured=measured is not None)
         if options["zero_stage"] and not chosen.shards:

@@ -108,13 +108,17 @@ def test_bytes_that_were_measured_at_the_degree_count(run):
 
 @pytest.mark.parametrize("shared", ["0", "3"])
 def test_a_plan_made_from_profiles_is_predicted_alike_when_it_is_given(run, tmp_path, shared):
-    """The output of one call is the input of the next; what replicas share is the plan's own."""
+    """The output of one call is the input of the next; what replicas share is the plan's unless asked."""
     files = {"M_fast.json": sailor(1.0, tensor="1"), "M_slow.json": sailor(3.0, tensor="1")}
     made = run(files, "--planner", "best", "--zero-stage", shared, "--output", "json")
     assert made.exit_code == 0, made.output
     assert ('"zeroStage": 3' in made.output) == (shared == "3")
     again = json.loads(run(files, "--output", "json", given=json.loads(made.output)).output)
     assert again["plans"][0] == {**json.loads(made.output)["plans"][0], "predictedSeconds": None}
+    for other in ("0", "3"):
+        options = ("--zero-stage", other, "--output", "json")
+        said = run(files, *options, given=json.loads(made.output)).output
+        assert ('"zeroStage": 3' in said) == (other == "3")
 
 
 @pytest.mark.parametrize(
