@@ -261,6 +261,7 @@ def test_models_that_do_not_suit_the_job_are_refused(gang, fields, told):
     [
         (job("of_one_kind", args={"kind": "LookingUp"}), "the gradient of rows of layer 1 is sparse"),
         (job("that_share_a_buffer"), ONE_BUFFER),
+        (job("that_share_a_bounded_weight"), "layer 0 changes its rows.weight in a forward, and replicas"),
     ],
 )
 def test_one_rank_refuses_what_it_would_train_otherwise(fields, told):

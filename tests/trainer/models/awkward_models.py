@@ -353,6 +353,13 @@ def that_share_a_buffer():
     return Model.from_layers([first, second, nn.Linear(WIDTH, 1)], loss=nn.functional.mse_loss, batch=batches)
 
 
+def that_share_a_bounded_weight():
+    """Two layers look up rows of one weight, whose norms they bound."""
+    first, second = Bounded(WIDTH), Bounded(WIDTH)
+    second.rows.weight = first.rows.weight
+    return Model.from_layers([first, second, nn.Linear(WIDTH, 1)], loss=nn.functional.mse_loss, batch=batches)
+
+
 def of_a_loss_that_notes():
     """Its loss keeps what it has computed last."""
 

@@ -238,7 +238,8 @@ class ModelState:
             TrialFailed: on every rank; a stage cannot run.
         """
         alone = (positions or self.world.positions) == 1 and self.world.size == 1
-        if alone and not self.config.training.recompute and not self.definition.shared_buffers:
+        shares = self.definition.shared_buffers or self.definition.tied
+        if alone and not self.config.training.recompute and not shares:
             self.untried = Attributes(part for layer in self.layers for part in layer.module.modules())
             return ()
         self.meter.start_step(step)

@@ -369,7 +369,8 @@ class Trial:
                     "none that was not there before. To fix: make it where the layer is built",
                 )
             part = layer.module.get_submodule(name.rpartition(".")[0])
-            bounded = getattr(part, "max_norm", None) is not None and self.copies is None
+            alone = self.copies is None and name not in layer.tied.values()
+            bounded = getattr(part, "max_norm", None) is not None and alone
             # Through ``.data`` a value changes without its version.
             written = parameter._version != version or not _equal(parameter.detach(), value)
             if parameter.requires_grad != learns or (written and not bounded):
@@ -377,7 +378,8 @@ class Trial:
                 raise ConfigurationError(
                     "model.name",
                     f"layer {layer.index} changes {what} in a forward, and replicas, repeats "
-                    "(training.recompute) and backwards that follow other forwards would have another one. "
+                    "(training.recompute), tied layers and backwards that follow other forwards would have "
+                    "another one. "
                     "To fix: change weights in the optimizer (an Embedding without max_norm), choose those "
                     "that learn where the layer is built, or let a buffer have what does not learn",
                 )
