@@ -407,6 +407,7 @@ each_kind = pytest.mark.parametrize(
 @example(seed=300086)  # pods: what is free is kept for a gang that has room in it
 @example(seed=300125)  # taints and pods: a gang has room in two groups of nodes, and its pods not in one
 @example(seed=80151)  # taints and pods: a pool is kept for a gang that finds nodes for its pods elsewhere
+@example(seed=80113)  # pods: GPUs kept for a gang that finds nodes for its pods elsewhere come free
 @given(seed=seeds)
 def test_rounds_one_after_the_other_keep_every_law(kinds, seed):
     """With each kind of gang, node and limit alone, and with all of them."""
