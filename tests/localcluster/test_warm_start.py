@@ -85,7 +85,11 @@ async def test_a_server_that_was_killed_is_started_again(tmp_path):
         await warm.close()
 
 
-async def test_where_the_server_cannot_listen_pods_start_as_usual(tmp_path):
-    """A socket's path that is too long for the kernel, for one."""
+async def test_where_the_server_cannot_listen_pods_start_as_usual(tmp_path, caplog):
+    """A socket's path that is too long for the kernel, for one; the log says so, once."""
     warm = WarmStart(tmp_path / ("x" * 100), tmp_path / "log")
-    assert await warm.variables(("ballast-train", "pod"), {}) == {}
+    for _ in range(2):
+        assert await warm.variables(("ballast-train", "pod"), {}) == {}
+    assert [record.message for record in caplog.records if "over 100 bytes. To fix" in record.message] == [
+        f"{tmp_path / ('x' * 100)} has over 100 bytes. To fix: a cluster's folder nearer to /"
+    ]

@@ -39,7 +39,7 @@ class WarmStart:
         self._log_file = log_file
         self._process: asyncio.subprocess.Process | None = None
         self._starting = asyncio.Lock()
-        self._works = len(os.fsencode(socket)) <= _LONGEST_SOCKET_PATH
+        self._works = True
 
     @property
     def process_id(self) -> int | None:
@@ -64,10 +64,16 @@ class WarmStart:
             if self._works and (self._process is None or self._process.returncode is not None):
                 self._works = await self._start()
                 if not self._works:
-                    log.warning("no warm start, pods import torch themselves; see %s", self._log_file)
+                    log.warning(
+                        "no warm start, pods import torch themselves; see above, or %s", self._log_file
+                    )
             return self._works
 
     async def _start(self) -> bool:
+        if len(os.fsencode(self._socket)) > _LONGEST_SOCKET_PATH:
+            longest = _LONGEST_SOCKET_PATH
+            log.warning("%s has over %d bytes. To fix: a cluster's folder nearer to /", self._socket, longest)
+            return False
         self._socket.unlink(missing_ok=True)
         # -P: no folder of the moment among those that modules are searched in, as for an installed program.
         command = [sys.executable, "-P", "-m", "ballast_trainer.warm_start", str(self._socket)]
