@@ -467,7 +467,7 @@ def test_checkpoints_and_copies_have_what_a_forward_writes_to():
 
 
 @pytest.mark.parametrize("before", [None, torch.zeros(2)], ids=["made", "same"])
-def test_a_trial_sees_which_modules_write_buffers_and_leaves_these_as_they_were(before):
+def test_a_trial_sees_which_buffers_are_written_and_leaves_these_as_they_were(before):
     """One that the first forward makes; a running mean of the zeros that a trial sends to later stages."""
     layer = nn.Linear(1, 1)
     layer.register_buffer("seen", before)
@@ -478,5 +478,5 @@ def test_a_trial_sees_which_modules_write_buffers_and_leaves_these_as_they_were(
         assert changed() == []
         assert layer.inner.scale is layer.scale
         layer.seen = torch.ones(2) if before is None else layer.seen.mul_(0.9)
-        assert changed() == [layer]
+        assert changed() == [(layer, "seen")]
     assert layer.seen is before

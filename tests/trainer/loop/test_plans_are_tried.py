@@ -171,7 +171,7 @@ SHARED = {"parallelism": {"data": 2, "zeroStage": 3}}
         ("Normed", 2, {"training": {"recompute": True}}),
         ("Watching", 2, {}),
         ("Bounded", 2, {"training": {"recompute": True}}),
-        ("Counted", 2, {}),
+        ("Masked", 2, {}),
         ("Doubling", 4, {"schedule": "LoopedBFS", "parallelism": {"data": 2}}),
         ("Doubling", 6, {"pipeline": {"replicas": [2, 2, 2], "microbatches": 4, "globalBatchSize": 16}}),
     ],

@@ -147,6 +147,19 @@ class Counted(Doubling):
         return super().forward(value) / self.seen
 
 
+class Masked(Counted):
+    """Counts its forwards, and reads a mask that all such layers share."""
+
+    MASK = torch.ones(())
+
+    def __init__(self, width):
+        super().__init__(width)
+        self.register_buffer("mask", self.MASK)
+
+    def forward(self, value):
+        return super().forward(value) * self.mask
+
+
 class Listing(Doubling):
     """Counts its forwards in a buffer that it finds in a list."""
 

@@ -200,7 +200,7 @@ def test_modules_with_state_are_known_on_the_rank_that_receives_them():
     known, layers = PartitionCache(), Job().layers
     module = layers[2].module
     name = next(name for name, _ in module.named_modules() if name)
-    known.add(stages_at(BEFORE), [Findings({}, {2: (name,)}), Findings({}, {})])
+    known.add(stages_at(BEFORE), [Findings({}, {2: (f"{name}.seen",)}), Findings({}, {})])
     known.mark(layers)
     assert [layer.stateful for layer in layers] == [
         (module.get_submodule(name),) if layer.index == 2 else () for layer in layers

@@ -53,12 +53,12 @@ def renew(modules: Iterable[nn.Module]) -> None:
 
 
 @contextlib.contextmanager
-def in_place(copies: Buffers) -> Iterator[Callable[[], list[nn.Module]]]:
+def in_place(copies: Buffers) -> Iterator[Callable[[], list[tuple[nn.Module, str]]]]:
     """Let the modules work on copies; their buffers come back as they were.
 
     Yields:
-        Which modules have written buffers so far, whatever the values: of some inputs, such as the zeros of a
-        trial, a running mean comes out as it was.  Running statistics count in any case.
+        Which buffers were written so far (module, name), whatever the values: of some inputs, such as the
+        zeros of a trial, a running mean comes out as it was.  Running statistics count in any case.
     """
     originals = [(module, dict(module._buffers)) for module, _ in copies]
     versions = {id(copy): copy._version for _, held in copies for copy in held.values() if copy is not None}
@@ -70,12 +70,13 @@ def in_place(copies: Buffers) -> Iterator[Callable[[], list[nn.Module]]]:
             return False
         return before is None or versions.get(id(now)) != now._version or not torch.equal(before, now)
 
-    def changed() -> list[nn.Module]:
+    def changed() -> list[tuple[nn.Module, str]]:
         return [
-            module
+            (module, name)
             for module, before in originals
+            for name, value in before.items()
             if isinstance(module, _NormBase)
-            or any(was_written(before[name], now) for name, now in _own(module).items() if name in before)
+            or ((now := module._buffers.get(name)) is not None and was_written(value, now))
         ]
 
     try:

@@ -38,10 +38,10 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Findings:
-    """Findings of a rank on layers it tried: tensor outputs, and modules whose buffers forwards write."""
+    """Findings of a rank on layers it tried: tensor outputs, and names of buffers that forwards write."""
 
     outputs: Mapping[int, Boundary]
-    stateful: Mapping[int, tuple[str, ...]]
+    written: Mapping[int, tuple[str, ...]]
 
 
 class PartitionCache:
@@ -52,7 +52,7 @@ class PartitionCache:
 
     def __init__(self) -> None:
         self._outputs: dict[int, Boundary] = {}
-        self._stateful: dict[int, set[str]] = {}
+        self._written: dict[int, set[str]] = {}
         self._cuts: set[int] = set()
         self.shape: Shapes | None = None
         """Shape of the inputs that the trials have run; None: there is but one."""
@@ -66,7 +66,7 @@ class PartitionCache:
     def forget(self) -> None:
         """The layers have changed."""
         self._outputs.clear()
-        self._stateful.clear()
+        self._written.clear()
         self._cuts.clear()
 
     def add(self, stages: Sequence[Stage], found: Iterable[Findings]) -> None:
@@ -76,14 +76,14 @@ class PartitionCache:
             self._cuts.update(stage.first_layer for stage in stages)
         for one in found:
             self._outputs.update(one.outputs)
-            for layer, names in one.stateful.items():
+            for layer, names in one.written.items():
                 # Replicas must agree, even where their microbatches differ.
-                self._stateful.setdefault(layer, set()).update(names)
+                self._written.setdefault(layer, set()).update(names)
 
     def refuse_written(self, shared: Iterable[Tie]) -> None:
         """Refuse layers that write buffers which others share. Raises ConfigurationError: one does."""
         for tie in shared:
-            if any(name.rpartition(".")[0] in self._stateful.get(layer, ()) for layer, name in tie):
+            if any(name in self._written.get(layer, ()) for layer, name in tie):
                 raise ConfigurationError(
                     "model.name",
                     f"{as_text(tie)} are one buffer, which a forward changes, and each layer has its own on "
@@ -107,7 +107,7 @@ class PartitionCache:
     def mark(self, layers: Iterable[Layer]) -> None:
         """Tell layers which of their modules have state."""
         for layer in layers:
-            names = self._stateful.get(layer.index, set())
+            names = {name.rpartition(".")[0] for name in self._written.get(layer.index, ())}
             layer.stateful = tuple(m for name, m in layer.module.named_modules() if name in names)
 
 
@@ -306,7 +306,7 @@ class Trial:
         weights: dict[int, dict[str, _Weight]] = {}
         held = {layer.index: layer for stack in self.stacks.values() for layer in stack.held}
         layers = {index: layer.module for index, layer in held.items()}
-        stateful: dict[int, tuple[str, ...]] = {}
+        written: dict[int, tuple[str, ...]] = {}
         buffers = {
             index: [
                 (name, one, one._version) for name, one in layer.named_buffers() if not one.is_inference()
@@ -326,13 +326,16 @@ class Trial:
             changed = undoing.enter_context(in_place(copies_of(whole)))
             attributes = undoing.enter_context(attributes_back(whole))
             undoing.enter_context(host_seeded())
-            yield lambda: Findings(outputs, stateful)
+            yield lambda: Findings(outputs, written)
             attributes.tell_changed()
-            modules = {id(module) for module in changed()}
+            found = changed()
             for index, layer in layers.items():
-                names = tuple(name for name, module in layer.named_modules() if id(module) in modules)
+                paths = {module: path for path, module in layer.named_modules()}
+                names = tuple(
+                    f"{paths[module]}.{name}".removeprefix(".") for module, name in found if module in paths
+                )
                 if names:
-                    stateful[index] = names
+                    written[index] = names
 
     def _forward(
         self,
