@@ -76,6 +76,7 @@ class ApiServer:
     def request(self, method: str, path: str, body: Any = None) -> Mapping[str, Any] | None:
         """One request; None: no such object. Raises ChannelError: no connection, or another bad answer."""
         data = None if body is None else json.dumps(body)
+        kept = self._connection is not None
         try:
             self._connection = self._connection or self._connect()
             self._send(self._connection, method, path, data)
@@ -89,6 +90,9 @@ class ApiServer:
             answer = json.loads(text)
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.close()
+            if kept and isinstance(error, ConnectionError):
+                # A server or proxy may end what is idle; what is asked for may be done twice.
+                return self.request(method, path, body)
             raise ChannelError(f"{method} {path}: {error!r}") from error
         return answer if isinstance(answer, dict) else None
 

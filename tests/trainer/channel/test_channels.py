@@ -31,7 +31,7 @@ class FakeApiServer(http.server.ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), FakeHandler)
         self.objects, self.requests, self.watches = {}, [], []
-        self.refuse_watch, self.down = 0, False
+        self.refuse_watch, self.down, self.keeps = 0, False, True
 
     def set(self, version, *, tell=True):
         """A new version of the ConfigMap; ``tell``: to those who watch."""
@@ -86,6 +86,7 @@ class FakeHandler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
+        self.close_connection = not self.server.keeps
 
     def _watch(self, query):
         events = queue.Queue()
@@ -186,6 +187,14 @@ def test_what_cannot_be_reached_is_a_channel_error(server, kubernetes_channel, m
         server.down = True
     with pytest.raises(ChannelError):
         kubernetes_channel.write(Messages(report=REPORT))
+
+
+def test_a_connection_that_was_ended_meanwhile_is_opened_again(server, kubernetes_channel):
+    """A script's last message is sent once."""
+    server.keeps, server.objects[LEASE] = False, {}
+    for step in range(3):
+        kubernetes_channel.write(Messages(finished_step=step))
+    assert server.objects[LEASE]["metadata"]["annotations"] == {"ballast.dev/finished-step": "2"}
 
 
 def test_the_kubernetes_channel_outside_of_a_cluster_is_refused_with_a_fix():
