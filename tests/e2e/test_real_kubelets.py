@@ -211,7 +211,7 @@ class RealBallast(Ballast):
         if archive := os.environ.get("BALLAST_TRAINER_ARCHIVE"):
             container["image"] = image or f"{REGISTRY}/{Path(archive).stem}:{VERSION}"
             return job
-        paths = [SITE, ROOT / "policies", ROOT / "trainer-image"]
+        paths = [SITE, *(ROOT / folder for folder in ("client", "policies", "trainer-image"))]
         mounts = container.setdefault("volumeMounts", [])
         for number, path in enumerate(paths):
             source = {"name": f"path{number}", "hostPath": {"path": str(path)}}

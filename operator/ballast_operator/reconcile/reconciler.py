@@ -458,9 +458,10 @@ class Reconciler:
             if wait > 0:
                 return again.within(wait)
             written = await self._write_status(view.key, item, new)
-            self._progress_written[view.key] = self._observer.clock.seconds()
             if 0 < old.observed_generation < new.observed_generation:
-                del self._progress_written[view.key]  # what is decided on an edit comes afterwards
+                self._progress_written.pop(view.key, None)  # what is decided on an edit comes afterwards
+            else:
+                self._progress_written[view.key] = self._observer.clock.seconds()
             again = dataclasses.replace(again, others=frozenset(jobs_to_requeue(old, new)))
             self._count(result)
             notices = flips(old.conditions, written.conditions)
