@@ -467,7 +467,7 @@ def test_a_shell_completes_names_of_jobs_and_namespaces(words, begun, names, ans
 @pytest.mark.parametrize("states", [["Nonsense"], ["Running", "running"], "Running"], ids=repr)
 def test_a_state_that_there_is_not_is_refused_at_once(states, answers):
     """It would be waited for until the job has ended, and no job is listed under it."""
-    from ballast_operator.cli.live.jobs import STATES
+    from ballast_operator.api.conditions import STATES
 
     with Client(answers(b"{}")) as client:
         for call in (client.list, functools.partial(client.wait, "one")):

@@ -177,6 +177,10 @@ class JobState(enum.StrEnum):
     """It failed for good."""
 
 
+STATES = ("New", *(state.value for state in JobState))
+"""States of a TrainingJob as they are shown; New: no operator has looked at it yet."""
+
+
 class JobCondition(enum.StrEnum):
     """Types of ``TrainingJob.status.conditions``."""
 

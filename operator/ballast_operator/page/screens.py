@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 import yaml
 from ballast_policies.rounds.values import dedupe_shared_gpus
 
-from ballast_operator.api.conditions import NO_POLICY, JobState
+from ballast_operator.api.conditions import NO_POLICY, STATES, JobState
 from ballast_operator.api.training_job_status import allocation_in
 from ballast_operator.history.recent import DecisionLine, Recent, RoundLine, partition_now
 from ballast_operator.kube.kinds import JOB, POD, POLICY, Key, Object, key_of, spec_of
@@ -272,7 +272,7 @@ def jobs(view: View, chosen: Filter) -> dict[str, Any]:
         "pages": pages,
         "chosen": chosen,
         "namespaces": _options(chosen.namespace, sorted({line.namespace for line in lines})),
-        "states": _options(chosen.state, ["New", *JobState]),
+        "states": _options(chosen.state, [*STATES]),
         "reasons": _options(chosen.reason, sorted({line.reason for line in lines if line.reason})),
     }
 

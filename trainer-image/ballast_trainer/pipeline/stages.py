@@ -183,7 +183,7 @@ class PipelineBuilder:
             backward=backward_in_halves if self._splits_backward else None,
             device=self.layers.device,
             shared=self.shared,
-            copies=self._copies,
+            copies=self._copies is not None,
         )
         inputs, targets = batch() if callable(batch) else batch
         count = self.schedule.microbatches

@@ -191,7 +191,7 @@ class Trial:
         backward: of a stage that is not the first; None: all at once.
         device: where this rank computes.
         shared: the axes over which ranks wait for each other inside a stage.
-        copies: kind of the copies of a layer's weights; None: they are in one place.
+        copies: a layer's weights are in several places, as replicas or as versions.
     """
 
     stacks: Mapping[int, LayerStack]
@@ -201,7 +201,7 @@ class Trial:
     backward: BackwardTrial | None
     device: torch.device
     shared: tuple[Axis, ...] = ()
-    copies: str | None = None
+    copies: bool = False
 
     def run(self, batch: Batch, gather: Gather) -> tuple[tuple[Boundary, ...], list[Findings]]:
         """Try all stages, one after the other; collective over all ranks.
@@ -372,7 +372,7 @@ class Trial:
                     "none that was not there before. To fix: make it where the layer is built",
                 )
             part = layer.module.get_submodule(name.rpartition(".")[0])
-            alone = self.copies is None and name not in layer.tied.values()
+            alone = not self.copies and name not in layer.tied.values()
             bounded = getattr(part, "max_norm", None) is not None and alone
             # Through ``.data`` a value changes without its version.
             written = parameter._version != version or not _equal(parameter.detach(), value)

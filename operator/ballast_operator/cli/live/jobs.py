@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ballast_operator.api.conditions import JobState
+from ballast_operator.api.conditions import STATES
 from ballast_operator.cli.live.connection import (
     cluster_errors,
     job_argument,
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ballast.client import Client, Jobs
 
 of_job = namespace_option("The job's namespace.", "default")
-STATES = ("New", *(state.value for state in JobState))
 
 
 @contextlib.contextmanager
