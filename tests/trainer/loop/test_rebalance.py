@@ -164,13 +164,19 @@ def test_memory_that_is_too_small_for_any_partition_is_logged(caplog):
     assert "800 bytes do not fit 2 ranks" in caplog.text
 
 
-def test_a_repack_is_offered_only_where_the_ranks_that_stay_can_hold_the_layers():
-    """One rank would keep the pace that was; with too little memory it is not offered."""
-    offered = proposed(job((0, 4, 8)))
-    assert offered is not None
-    assert offered.kept_pods == ("rank-0",)
-    full = job((0, 4, 8), memoryBytes=799)
-    assert proposed(full) is None
+@pytest.mark.parametrize(
+    ("bounds", "schedule", "kept"),
+    [((0, 4, 8), "1F1B", 1), ((0, 2, 4, 6, 8), "Interleaved1F1B", 2)],
+)
+def test_a_repack_is_offered_only_where_the_ranks_that_stay_can_hold_the_layers(bounds, schedule, kept):
+    """Fewer ranks would keep the pace that was; with too little memory they are not offered."""
+
+    def offered(memory):
+        repack = {"targetStages": kept}
+        return proposed(job(bounds, schedule=schedule, repack=repack, memoryBytes=memory))
+
+    assert len(offered(800 // kept + 100).kept_pods) == kept
+    assert offered(799 // kept) is None
 
 
 def test_a_repack_to_a_target_offers_that_many_ranks():

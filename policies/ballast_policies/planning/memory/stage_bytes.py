@@ -133,8 +133,8 @@ def _moments(form: PipelineForm) -> Moments:
         for position in range(form.positions)
     ]
     flying = np.array([count / len(stages) for count, stages in zip(facts.in_flight, own, strict=True)])
-    numbers = np.zeros((form.positions, 1, 5))
-    numbers[:, 0, 0], numbers[:, 0, 4] = flying, 1
+    numbers = np.zeros((form.positions, 1, 4))
+    numbers[:, 0, 0], numbers[:, 0, 3] = flying, 1
     versions = np.array([max(facts.versions_held[stage] for stage in stages) for stages in own], dtype=float)
     return Moments(numbers, flying, versions)
 
