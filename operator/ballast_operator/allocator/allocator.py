@@ -28,7 +28,7 @@ from ballast_operator.allocator.solver import LastAnswer, Solver
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.conditions import NO_POLICY, PolicyReason
 from ballast_operator.api.read import InvalidObject, read_cluster_policy
-from ballast_operator.errors import Conflict, NotFound, NotLeader, Rejected, Unavailable
+from ballast_operator.errors import NotLeader, Unavailable
 from ballast_operator.kube.kinds import POD, POLICY, Key, Object
 from ballast_operator.metrics import Metrics, Stopwatch
 from ballast_operator.observation.observer import Observer
@@ -191,11 +191,9 @@ class Allocator:
         try:
             await self.decide()
             self._failures.end()
-        except (Conflict, NotFound, Unavailable) as error:
+        except Unavailable as error:
             logger.info("round repeated: %s", error)
             self._next_round = self._clock().timestamp() + 1.0
-        except Rejected as error:
-            logger.error("round not reported: %s", error)
         except NotLeader:
             raise
         except Exception as error:  # a bug in a decision must not end the operator or what runs
@@ -210,14 +208,16 @@ class Allocator:
             self._observer.caches[POLICY],
             key=lambda item: (item["metadata"].get("creationTimestamp", ""), item["metadata"]["name"]),
         )
-        jobs, self._next_read, self._next_growth = self._observer.jobs(), None, None
+        jobs = self._observer.jobs()
+        self._next_read = self._next_growth = self.decider.budgets_at = None
         await self._load(jobs)
         self._in_force, problem = None, NO_POLICY
         for item in items:
             try:
                 policy = read_cluster_policy({**item, "status": {}})
             except InvalidObject as error:
-                problem = f"ClusterPolicy {item['metadata']['name']} cannot be used: {error}"
+                if self._in_force is None:
+                    problem = f"ClusterPolicy {item['metadata']['name']} cannot be used: {error}"
                 self._reporter.report(item, PolicyReport(misconfigured=str(error)))
                 continue
             if self._in_force is not None:

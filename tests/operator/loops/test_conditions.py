@@ -271,17 +271,28 @@ async def test_decisions_that_fail_twice_are_told_and_recover():
     assert not simulation.waits.broken
 
 
-async def test_the_older_of_two_policies_is_in_force():
-    """There is one at a time; the other says which."""
+CIRCLE = {"entities": {"vision": {"parent": "speech"}, "speech": {"parent": "vision"}}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "reason", "words"),
+    [
+        ({}, "Ready", PolicyReason.ANOTHER_POLICY_IN_FORCE, "default"),
+        ({"objective": CIRCLE}, "Valid", PolicyReason.MISCONFIGURED, "circle"),
+    ],
+)
+async def test_the_older_of_two_policies_is_in_force(spec, kind, reason, words):
+    """There is one at a time, whether the other can be used or not; the other says why it is not that one."""
     simulation = fast_and_slow()
-    second = policy("fast")
+    second = policy("fast", **spec)
     second["metadata"] = {"name": "second", "creationTimestamp": "2026-06-01T00:00:00Z"}
     simulation.world.put(POLICY, second)
-    await simulation.tick()
-    ready = simulation.policy_condition("Ready", "second")
-    assert (ready["status"], ready["reason"]) == ("False", PolicyReason.ANOTHER_POLICY_IN_FORCE)
-    assert "default" in ready["message"]
+    await simulation.run_job("one")
+    told = simulation.policy_condition(kind, "second")
+    assert (told["status"], told["reason"]) == ("False", reason)
+    assert words in told["message"]
     assert simulation.policy_condition("Ready")["reason"] == PolicyReason.IN_FORCE
+    assert simulation.waits.ready and simulation.waits.lines() == []
 
 
 async def test_a_dry_run_says_what_it_would_do_and_does_nothing():

@@ -4,7 +4,7 @@ import datetime
 
 import pytest
 from ballast_operator.api.cluster_policy_status import team_costs
-from ballast_operator.kube.kinds import JOB
+from ballast_operator.kube.kinds import JOB, POLICY
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 
@@ -102,6 +102,20 @@ async def test_a_monthly_budget_begins_again_with_the_month():
     assert simulation.state("one") == "Suspended"
     await simulation.running("one")
     assert simulation.allocator.next_at is not None
+
+
+async def test_the_budget_of_a_policy_that_is_gone_asks_for_no_decision():
+    """When it would have been spent: there is nothing to decide by until another one comes."""
+    simulation = cluster(vision={"amount": 2.0})
+    add(simulation, "one")
+    await simulation.running("one")
+    await simulation.ticks(25)
+    spent_at = simulation.allocator.decider.budgets_at
+    simulation.world.drop(POLICY, "", "default")
+    await simulation.until(lambda: simulation.now.timestamp() > spent_at, ticks=1000)
+    decisions = simulation.decisions
+    await simulation.ticks(10)
+    assert simulation.decisions == decisions
 
 
 async def test_a_budget_that_only_warns_lets_the_jobs_continue():
