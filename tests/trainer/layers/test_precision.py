@@ -88,9 +88,10 @@ def learnt_layer(training):
 @pytest.mark.parametrize("saved", BY_TYPE)
 @pytest.mark.parametrize("now", BY_TYPE)
 def test_a_layer_continues_with_weights_of_another_type(saved, now):
-    """Bit for bit where the types are the same; masters have all that fp32 weights had."""
+    """Bit for bit where the types are the same; masters have all that fp32 weights had; updates count on."""
     before, after = (learnt_layer(TrainingConfig(**BY_TYPE[types])) for types in (saved, now))
     state = {name: value.clone() for name, value in before.state().items()}
+    counts = {name: value.fill_(1024) for name, value in state.items() if name.endswith(".step")}
     after.load(state)
     found = after.state()
     for name, value in state.items():
@@ -104,6 +105,7 @@ def test_a_layer_continues_with_weights_of_another_type(saved, now):
     for parameter in after.module.parameters():
         parameter.grad = torch.ones_like(parameter)
     update([after])
+    assert counts and all(after.state()[name].item() == 1025 for name in counts)
     assert all(torch.isfinite(value).all() for value in after.state().values())
 
 

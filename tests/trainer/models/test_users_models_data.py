@@ -374,14 +374,18 @@ class Failing:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("data", [Failing(), lambda seed, step, size: (1, 2)])
+@pytest.mark.parametrize(
+    "data", [Failing(), lambda seed, step, size: (torch.zeros(size),) * 2 if step else (1, 2)]
+)
 def test_what_a_worker_cannot_read_is_told_as_without_it(ahead, data):
-    """Broken samples, and what is no batch."""
+    """Broken samples, and what is no batch; each time, as a move may ask for it before the step does."""
     with pytest.raises((DataError, ConfigurationError)) as plain:
         read_batch(batches_from(data), 7, 0, 4, field="data.name", name="mine:data", what="batch 0")
-    with pytest.raises(type(plain.value)) as found:
-        ahead(data).batch(0)
-    assert str(found.value) == str(plain.value)
+    reader = ahead(data)
+    for _ in range(2):
+        with pytest.raises(type(plain.value)) as found:
+            reader.batch(0)
+        assert str(found.value) == str(plain.value)
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ def numbers(kind="dataset", length=10, size=4, **settings):
     return {
         "dataset": lambda: samples,
         "loader": lambda: DataLoader(samples, batch_size=size, drop_last=True, **settings),
+        "ragged": lambda: DataLoader(samples, batch_size=size),
         "stream": lambda: DataLoader(Stream(), batch_size=size, drop_last=True),
         "samples": Stream,
         "function": lambda: lambda seed, number, size: (torch.full((size,), number), torch.rand(size)),
@@ -54,9 +55,9 @@ def read(data):
     return [data.batch(data.seed, number, 4)[0].tolist() for number in range(data.count)]
 
 
-@pytest.mark.parametrize("kind", ["dataset", "loader"])
+@pytest.mark.parametrize("kind", ["dataset", "loader", "ragged"])
 def test_all_whole_batches_are_read_in_their_order(kind):
-    """Where the data has a length, ``batches`` may be left out; the same each time."""
+    """Where the data has a length, ``batches`` may be left out; what fills no batch is, each time."""
     data = data_of(kind=kind)
     assert read(data) == read(data) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
@@ -111,6 +112,7 @@ def test_the_model_s_own_data_is_drawn_by_another_seed():
     ("batches", "args", "message"),
     [
         (3, {"kind": "dataset"}, "evaluation.batches: 3, and evaluation.data has 2 whole batches of 4"),
+        (3, {"kind": "ragged"}, "evaluation.batches: 3, and evaluation.data has 2 whole batches of 4"),
         (None, {"kind": "dataset", "length": 3}, "evaluation.data.name: has no whole batch of 4 samples"),
         (None, {"kind": "function"}, "evaluation.batches: missing: evaluation.data has no length"),
         (None, {"kind": "stream"}, "evaluation.batches: missing"),

@@ -69,10 +69,11 @@ class ReadAhead:
                 f"training.dataloaderNumWorkers: a process that reads the data has ended: {error}. "
                 "To fix: more memory, fewer workers, or 0, which reads the data in the training process"
             ) from error
+        # Also of one that cannot be read: if it is asked for again, it is read again.
+        self._next += 1
         if isinstance(found, TrainerError):
             raise found
         self._recent[step] = found
-        self._next += 1
         for old in sorted(self._recent)[:-_RECENT_BATCHES]:
             del self._recent[old]
         return self._recent[step]

@@ -128,7 +128,14 @@ def batches_from(source: Any, form: BatchForm | None = None) -> BatchFunction:
     if is_dataset(source):
         return ShuffledDataset(source, form)
     if is_loader(source):
-        _tell_ragged(source)
+        if rest := incomplete_batch(source):
+            logger.warning(
+                "%s: the last batch of an epoch has %d samples, not %d, and the job ends there. "
+                "To fix: drop_last=True",
+                FIELD,
+                rest,
+                source.batch_size,
+            )
         return ReplayedLoader(source, form)
     if callable(source):
         refuse_form(source, form)
@@ -136,22 +143,14 @@ def batches_from(source: Any, form: BatchForm | None = None) -> BatchFunction:
     raise no_source(source)
 
 
-def _tell_ragged(source: Any) -> None:
-    """Warn of a loader whose epochs end in a batch of fewer samples, which ends the job."""
+def incomplete_batch(source: Any) -> int:
+    """Samples of the last batch of a loader's epoch, if they are fewer than in the others; else 0."""
     if not isinstance(source, torch.utils.data.DataLoader) or source.drop_last or not source.batch_size:
-        return
+        return 0
     dataset: Any = source.dataset
     sampled: Any = source.sampler  # perhaps a part of the dataset, or some of it twice
     has_length = is_dataset(dataset) and hasattr(sampled, "__len__")
-    rest = length_of(sampled) % source.batch_size if has_length else 0
-    if rest:
-        logger.warning(
-            "%s: the last batch of an epoch has %d samples, not %d, and the job ends there. "
-            "To fix: drop_last=True",
-            FIELD,
-            rest,
-            source.batch_size,
-        )
+    return length_of(sampled) % source.batch_size if has_length else 0
 
 
 def _checked(batch: BatchFunction, form: BatchForm, seed: int, step: int, size: int) -> Batch:

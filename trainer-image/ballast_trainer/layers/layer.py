@@ -388,7 +388,9 @@ class Layer:
                         held.detach().copy_(value)
                     continue
                 of = tensors.get(f"{OPTIMIZER}{parameter}.{MASTER}", module.get(parameter, held)).dtype
-                if value.dtype is of is not held.dtype:
+                # Not of counts, which have a type of their own: bf16 counts to 256.
+                of_values = value.dim() > 0 or (held.dim() == 0 and key != "step")
+                if value.dtype is of is not held.dtype and of_values:
                     # Of a job whose weights had another type.
                     plain, restored = key, laid_out_as(held, value, held.dtype)
                 else:

@@ -16,6 +16,7 @@ from ballast_trainer.data.sources import (
     OrderedDataset,
     OrderedLoader,
     batches_from,
+    incomplete_batch,
     is_dataset,
     is_loader,
     length_of,
@@ -70,21 +71,17 @@ def validation_data(config: JobConfig, model: Model) -> ValidationData | None:
     source = data_source(evaluation.data, "evaluation.data", seed=seed)
     form = batch_form(evaluation.data, model, config.pipeline.microbatches, "evaluation.data")
     size = config.pipeline.global_batch_size
+    batch: BatchFunction
     available = None
     if is_dataset(source):
-        available = length_of(source, FIELD) // size
+        available, batch = length_of(source, FIELD) // size, OrderedDataset(source, form)
     elif is_loader(source):
-        available = _length(source, size)
-    elif not callable(source):
+        available, batch = _length(source, size), OrderedLoader(source, form)
+    elif callable(source):
+        batch = functools.partial(_seeded, batches_from(source, form))
+    else:
         raise no_source(source, FIELD)
     count = _count(evaluation, available, size)
-    batch: BatchFunction
-    if is_dataset(source):
-        batch = OrderedDataset(source, form)
-    elif is_loader(source):
-        batch = OrderedLoader(source, form)
-    else:
-        batch = functools.partial(_seeded, batches_from(source, form))
     return ValidationData(batch=batch, count=count, seed=seed, name=evaluation.data.name)
 
 
@@ -110,11 +107,12 @@ def _count(evaluation: EvaluationConfig, available: int | None, size: int) -> in
 
 def _length(loader: Any, size: int) -> int | None:
     try:
-        return len(loader) // (size if yields_samples(loader) else 1)
+        batches = len(loader) // (size if yields_samples(loader) else 1)
     except TypeError:  # it has none
         return None
     except Exception as error:
         raise no_length(loader, error, FIELD) from error
+    return batches - bool(incomplete_batch(loader))
 
 
 def _seeded(batch: BatchFunction, seed: int, number: int, size: int) -> Batch:
