@@ -94,20 +94,20 @@ class Partition:
 
 
 class Curve:
-    """Step, loss and steps/s of a job; of a long life every second point, every fourth, and so on."""
+    """Loss and steps/s of a job; of a long life every second point, every fourth, and so on."""
 
     def __init__(self) -> None:
         self._at, self._values = array("d"), array("f")
         self._every, self._skipped = 1, 0
 
-    def add(self, at: float, step: float, loss: float, speed: float) -> None:
+    def add(self, at: float, loss: float, speed: float) -> None:
         """Add a point; NaN: not known."""
         self._skipped += 1
         if self._skipped < self._every:
             return
         self._skipped = 0
         self._at.append(at)
-        self._values.extend((step, loss, speed))
+        self._values.extend((loss, speed))
         if len(self._at) > MOST_POINTS:
             kept = list(self)[::2]
             self._at, self._values = array("d"), array("f")
@@ -116,11 +116,9 @@ class Curve:
                 self._values.extend(point[1:])
             self._every *= 2
 
-    def __iter__(self) -> Iterator[tuple[float, float, float, float]]:
-        """(time, step, loss, steps/s), oldest first."""
-        values = self._values
-        for number, at in enumerate(self._at):
-            yield at, values[3 * number], values[3 * number + 1], values[3 * number + 2]
+    def __iter__(self) -> Iterator[tuple[float, float, float]]:
+        """(time, loss, steps/s), oldest first."""
+        return zip(self._at, self._values[::2], self._values[1::2], strict=True)
 
 
 @dataclasses.dataclass(slots=True)
@@ -269,7 +267,7 @@ class Recent:
             )
         progress = after.get("progress") or {}
         if progress and progress != before.get("progress"):
-            numbers = (progress.get(name) for name in ("step", "loss", "stepsPerSecond"))
+            numbers = (progress.get(name) for name in ("loss", "stepsPerSecond"))
             job.curve.add(at, *(math.nan if number is None else float(number) for number in numbers))
         if not job.partitions or any(before.get(name) != after.get(name) for name in RESHAPES):
             self._partition(at, job)
@@ -310,7 +308,8 @@ class Recent:
             self._happened(at, item, "Grown" if more else "Shrunk", text)
         ending = held.get("ending") or {}
         if ending and not was.get("ending"):
-            self._happened(at, item, str(ending.get("cause", "Ending")), ending.get("message", ""))
+            since = seconds_of(ending.get("since"), at)
+            self._happened(since, item, str(ending.get("cause", "Ending")), ending.get("message", ""))
         for name, what in (("rebalances", "LayersMoved"), ("repacks", "Repacked")):
             known = _settled(before, name)
             for entry in [e for e in _settled(after, name) if e not in known]:

@@ -17,7 +17,7 @@ from ballast_operator.api.training_job_status import allocation_in
 from ballast_operator.history.recent import DecisionLine, Recent, RoundLine, partition_now
 from ballast_operator.kube.kinds import JOB, POD, POLICY, Key, Object, key_of, spec_of
 from ballast_operator.page import pictures
-from ballast_operator.report.costs import Costs, costs
+from ballast_operator.report.costs import costs
 from ballast_operator.report.explanation import Explanation, explanation
 from ballast_operator.report.overview import JobLine, Overview, overview
 
@@ -89,12 +89,6 @@ class View:
         """The job, where there is one that may be seen."""
         return self.seen.jobs.get(key) if key[0] in self.namespaces else None
 
-    def costs(self) -> Costs:
-        """Costs of the jobs that may be seen, and of pools and budgets where those may be."""
-        jobs = [job for key, job in self.seen.jobs.items() if key[0] in self.namespaces]
-        everything = self.policies and self.seen.namespaces <= self.namespaces
-        return costs(jobs, self.seen.policies, now=self.seen.now, all_jobs=everything)
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRow:
@@ -146,7 +140,7 @@ def cluster(view: View, window: str) -> dict[str, Any]:
             (name, pictures.timeline(spans.get(name, ()), start=start, end=seen.at)) for name in names[:32]
         ],
         "more_pools": max(0, len(names) - 32),
-        "states": [(state, states[state]) for state in JobState if states[state]],
+        "states": [(state, states[state]) for state in STATES if states[state]],
         "reasons": Counter(line.reason for line in lines if line.state == JobState.WAITING).most_common(8),
         "jobs": len(lines),
         "window": window,
@@ -329,18 +323,16 @@ def job(view: View, item: Object) -> dict[str, Any]:
         "events": list(reversed(events))[:MOST_CHANGES],
         "partitions": [(each, pictures.stages(each)) for each in partitions],
         "policy_lines": found.policy if view.policies else (),
-        "decisions": [line for line in reversed(recent.decisions) if line.uid == uid][:20],
     }
 
 
 def job_curves(view: View, item: Object) -> dict[str, Any]:
     """Loss and speed of a job: for uPlot, times first; what is no number is left out."""
     points = list(view.recent.curve(item["metadata"].get("uid", "")))
-    times = [at for at, *_ in points]
     loss, speed = (
-        [point[number] if abs(point[number]) < 1e30 else None for point in points] for number in (2, 3)
+        [point[number] if abs(point[number]) < 1e30 else None for point in points] for number in (1, 2)
     )
-    return {"series": ["loss", "steps/s"], "data": [times, loss, speed]}
+    return {"series": ["loss", "steps/s"], "data": [[at for at, *_ in points], loss, speed]}
 
 
 def job_yaml(item: Object) -> str:
@@ -354,27 +346,30 @@ def job_yaml(item: Object) -> str:
 
 def teams(view: View) -> dict[str, Any]:
     """GPUs each team is owed (its part by weight; None: not read) and has, and what it may spend."""
-    found = view.costs()
-    had, waiting = Counter[str](), Counter[str]()
-    active = set()
-    for key, item in view.seen.jobs.items():
-        if key[0] not in view.namespaces:
-            continue
+    seen, had, waiting, active, shown = view.seen, Counter[str](), Counter[str](), set[str](), []
+    for key, item in seen.jobs.items():
         status: Any = item.get("status") or {}
         team = spec_of(item).get("entity") or ""
-        had[team] += (status.get("allocation") or {}).get("gpus", 0)
-        waiting[team] += status.get("state") in (None, JobState.WAITING)
         if status.get("state") not in (JobState.SUCCEEDED, JobState.FAILED):
-            active.add(team)
-    policy = view.seen.policies[0] if view.policies and view.seen.policies else None
+            active.add(team)  # of all namespaces: they have their part, too
+        if key[0] in view.namespaces:
+            shown.append(item)
+            had[team] += (status.get("allocation") or {}).get("gpus", 0)
+            waiting[team] += status.get("state") in (None, JobState.WAITING)
+    everything = view.policies and seen.namespaces <= view.namespaces
+    found = costs(shown, seen.policies, now=seen.now, all_jobs=everything)
+    policy = seen.policies[0] if view.policies and seen.policies else None
     objective = spec_of(policy).get("objective") or {} if policy is not None else {}
     total = ((policy or {}).get("status") or {}).get("gpus") or 0
     shares = owed_shares(objective.get("entities") or {}, active)
     reads = objective.get("policy") == "hierarchical"
+    lines = found.teams
+    if not view.policies:
+        lines = tuple(dataclasses.replace(line, spent=None, budget=None) for line in lines)
     return {
         "rows": [
             (line, waiting[line.team], had[line.team], shares.get(line.team, 0.0) * total if reads else None)
-            for line in found.teams
+            for line in lines
         ],
         "policy": objective.get("policy", ""),
         "reads": reads,
@@ -407,16 +402,15 @@ def owed_shares(entities: Mapping[str, Any], active: set[str]) -> dict[str, floa
     return shares
 
 
-def decisions(view: View, round_id: str, window: str) -> dict[str, Any]:
-    """The decisions of the last hour, one round of them shown; ``round_id`` empty: the newest."""
-    since = view.seen.at - WINDOWS[window]
+def decisions(view: View, round_id: str) -> dict[str, Any]:
+    """The decisions that are remembered, one round of them shown; ``round_id`` empty: the newest."""
     changes: dict[str, list[DecisionLine]] = {}
     for line in view.recent.decisions:
-        if line.key[0] in view.namespaces and line.at >= since:
+        if line.key[0] in view.namespaces:
             changes.setdefault(line.plan_id, []).append(line)
     known: dict[str, RoundLine] = {line.plan_id: line for line in view.recent.rounds if view.policies}
     times = {plan: lines[0].at for plan, lines in changes.items()}
-    times |= {plan: line.at for plan, line in known.items() if line.at >= since}
+    times |= {plan: line.at for plan, line in known.items()}
     order = sorted(times, key=lambda plan: (times[plan], plan))
     chosen = round_id if round_id in times else (order[-1] if order else "")
     number = order.index(chosen) if chosen else 0

@@ -32,7 +32,6 @@ from ballast_operator.page.access import (
     Sessions,
     TooManyLoginsError,
 )
-from ballast_operator.page.pictures import duration
 from ballast_operator.tasks import LoopThread
 
 if TYPE_CHECKING:
@@ -77,6 +76,7 @@ _HIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u2
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 PERSON = web.RequestKey("person", Person)
+LOOKED_AT = web.RequestKey("looked_at", float)
 
 
 class Page:
@@ -100,7 +100,7 @@ class Page:
         self._history = history
         self._sessions = Sessions(time.monotonic)
         self._seen: screens.Seen | None = None
-        self._templates = _templates(recent.clock)
+        self._templates = _templates()
 
     @property
     def application(self) -> web.Application:
@@ -177,13 +177,14 @@ class Page:
             return await handler(request)
         token = self._sessions.token(request.cookies.get(COOKIE, ""))
         scheme, _, stated = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() == "bearer":
+        bearer = scheme.lower() == "bearer"  # a proxy's own password is none of ours
+        if bearer:
             token = stated.strip()
         person = await self._access.person(token) if token else None
         if person is None:
-            if request.path.endswith(".json") or scheme:
+            if request.path.endswith(".json") or bearer:
                 raise web.HTTPUnauthorized(text="log in first")
-            return _see("/login" + (f"?to={quote(request.path)}" if request.path != "/" else ""))
+            return _see("/login" + (f"?to={quote(request.path_qs)}" if request.path_qs != "/" else ""))
         request[PERSON] = person
         return await handler(request)
 
@@ -194,6 +195,7 @@ class Page:
             self._recent.work_out()
             self._seen = screens.Seen.of(self._recent, now)
         seen, person = self._seen, request[PERSON]
+        request[LOOKED_AT] = seen.at
         return screens.View(
             seen=seen,
             recent=self._recent,
@@ -245,7 +247,7 @@ class Page:
 
     async def _decisions(self, request: web.Request) -> web.Response:
         view, chosen = await self._view(request), request.query.get("round", "")[:253]
-        return self._show(request, "decisions.html", screens.decisions(view, chosen, self._window))
+        return self._show(request, "decisions.html", screens.decisions(view, chosen))
 
     async def _past(self, request: web.Request) -> tuple[list[JobRecord], bool, int]:
         """Jobs of history that may be seen, whether there are more, and the number of the page."""
@@ -338,7 +340,6 @@ class Page:
         self, request: web.Request, template: str, found: Mapping[str, Any], *, status: int = 200
     ) -> web.Response:
         person = request.get(PERSON)
-        at = self._seen.at if self._seen is not None else self._clock()
         text = self._templates.get_template(template).render(
             **found,
             person=person.name if person is not None else "",
@@ -346,7 +347,7 @@ class Page:
             address=request.path_qs,
             refreshes=template in REFRESHED and status == 200,
             title=self._title,
-            looked_at=at,
+            looked_at=request.get(LOOKED_AT, self._clock()),
             not_asked=self._access.waits_for(person) if person is not None else 0,
             one_key=isinstance(self._access, OneKey),
             screens=SCREENS + ((("/history", "History"),) if self._history is not None else ()),
@@ -356,7 +357,7 @@ class Page:
 
 def _own_path(to: str) -> str:
     """An address of this page, whatever was asked for."""
-    return to if re.fullmatch(r"/[A-Za-z0-9._~%/-]*", to) and not to.startswith("//") else "/"
+    return to if re.fullmatch(r"/[A-Za-z0-9._~%/?&=+-]*", to) and not to.startswith("//") else "/"
 
 
 def _see(address: str) -> web.Response:
@@ -364,7 +365,7 @@ def _see(address: str) -> web.Response:
     return web.Response(status=303, headers={"Location": address})
 
 
-def _templates(clock: Callable[[], float]) -> Environment:
+def _templates() -> Environment:
     environment = Environment(
         loader=PackageLoader("ballast_operator.page"),
         autoescape=True,
@@ -374,9 +375,7 @@ def _templates(clock: Callable[[], float]) -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "ago": lambda at: f"{duration(clock() - at)} ago",
         "clock": lambda at: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at)),
-        "duration": duration,
         "amount": lambda value: "-" if value is None else f"{value:,.2f}",
         "number": _number,
         "percent": lambda value: "-" if value is None else f"{value:.0%}",
@@ -387,7 +386,7 @@ def _templates(clock: Callable[[], float]) -> Environment:
 def _number(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return "-"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.3g}"
+    return f"{value:,.0f}" if isinstance(value, int) or 1000 <= abs(value) < 1e15 else f"{value:.3g}"
 
 
 def _seen_as_written(value: Any) -> Any:

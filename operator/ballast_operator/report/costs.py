@@ -274,12 +274,13 @@ def costs(
 ) -> Costs:
     """The costs up to ``now``, from TrainingJobs and ClusterPolicies, of which the one in force has a bill.
 
-    Where ``jobs`` are not those of all namespaces, what pools cost besides is not known, and there are none.
+    Where ``jobs`` are not those of all namespaces, what pools cost besides is not known, and there are none;
+    teams are those of these jobs.
     """
     prices = read_prices(policies)
     lines = tuple(_job(job, prices, now) for job in sorted(filter(is_ours, jobs), key=key_of))
-    teams, budgets = [], {} if not all_jobs else _budgets(policies, now)
-    limited = {team for team, (_, budget) in budgets.items() if budget is not None}
+    teams, budgets = [], _budgets(policies, now)
+    limited = {team for team, (_, budget) in budgets.items() if all_jobs and budget is not None}
     for team in sorted({line.team for line in lines} | limited):
         members = [line for line in lines if line.team == team]
         projections = [line.projected for line in members if line.projected is not None]

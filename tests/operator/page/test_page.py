@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import html
 import re
 from collections.abc import AsyncIterator
 
@@ -12,7 +13,7 @@ from ballast_operator import listening
 from ballast_operator.api.job_allocation import coming_node
 from ballast_operator.history.recording import JobRecord
 from ballast_operator.kube.kinds import JOB
-from ballast_operator.page.server import COOKIE, HEADERS, serving
+from ballast_operator.page.server import COOKIE, HEADERS, Page, serving
 
 from tests.operator.page.world import HOSTILE, NOW, Everybody, World, runs, time_of, waits
 
@@ -59,8 +60,10 @@ async def test_nobody_sees_anything_without_a_token():
         async with client.post("/login", data={"token": "bad"}) as answer:
             assert answer.status == 401
             assert "does not know this token" in await answer.text()
-        async with client.get("/jobs", headers={"Authorization": "Bearer bad"}) as answer:
-            assert answer.status == 401
+        for scheme, status in (("Bearer", 401), ("Basic", 303)):  # the other is a proxy's own
+            headers = {"Authorization": f"{scheme} bad"}
+            async with client.get("/jobs", headers=headers, allow_redirects=False) as answer:
+                assert answer.status == status
 
 
 async def test_a_login_is_a_cookie_that_no_script_and_no_other_site_has():
@@ -93,6 +96,18 @@ async def test_a_login_leads_to_this_page_alone(to: str):
     async with looked_at(World(), login=False) as client:
         answer = await client.post("/login", data={"token": "good", "to": to}, allow_redirects=False)
         assert answer.headers["Location"] == "/"
+
+
+async def test_a_login_leads_to_the_screen_and_filter_that_was_asked_for():
+    """As a dashboard's link has them."""
+    world = World()
+    world.job("team", "one", waits())
+    async with looked_at(world, login=False) as client:
+        form = await text_of(client, "/jobs?state=Running&text=%C3%A4+b%26c")
+        (to,) = re.findall(r'name="to" value="([^"]*)"', form)
+        async with client.post("/login", data={"token": "good", "to": html.unescape(to)}) as answer:
+            assert answer.url.query == {"state": "Running", "text": "\u00e4 b&c"}
+            assert "No job is like that" in await answer.text()
 
 
 async def test_a_form_of_another_site_is_refused():
@@ -170,14 +185,15 @@ async def test_the_cluster_shows_pools_prices_hazard_and_who_ran_where():
     world.job("team", "one", runs())
     world.job("team", "two", {**runs(gpus=1), "state": "Starting"})
     world.job("team", "three", waits())
+    world.job("team", "four", {})
     async with looked_at(world) as client:
-        html = await text_of(client, "/")
-        words = plain(html)
+        screen = await text_of(client, "/")
+        words = plain(screen)
     assert "fast v100 , spot 2 8 2 1 5 training: 25.0 %" in words
     assert "free: 62.5 % free 2.50 0.04 (0.01 to 0.2)" in words
     assert "v100 4 16 2 4 10" in words  # three of `slow` are held by pods of jobs that are gone
-    assert "3 jobs: 1 Waiting , 1 Starting , 1 Running . Waiting: 1 WaitingForCapacity" in words
-    assert "team/one: 2 GPUs of fast, launch 1, 10 min" in html
+    assert "4 jobs: 1 New , 1 Waiting , 1 Starting , 1 Running . Waiting: 1 WaitingForCapacity" in words
+    assert "team/one: 2 GPUs of fast, launch 1, 10 min" in screen
 
 
 async def test_two_jobs_on_one_gpu_take_one_and_a_node_to_come_takes_none():
@@ -205,8 +221,8 @@ async def test_jobs_are_filtered_and_paged():
     async with looked_at(world) as client:
 
         async def listed(query: str) -> tuple[list[str], str]:
-            html = await text_of(client, f"/jobs?{query}")
-            return re.findall(r'<th scope="row"><a href="/jobs/([^"]*)"', html), plain(html)
+            screen = await text_of(client, f"/jobs?{query}")
+            return re.findall(r'<th scope="row"><a href="/jobs/([^"]*)"', screen), plain(screen)
 
         names, words = await listed("")
         assert len(names) == 100 and "1 to 100 of 132 jobs" in words and "page 1 of 2" in words
@@ -237,13 +253,15 @@ async def test_a_job_shows_its_life_its_layers_its_cost_and_why():
         world.job("team", "one", runs(step=50, rebalances=[dict(moved)]))
         world.recent.work_out()
     world.now += 30
-    world.job("team", "one", runs(gpus=4, step=60, rebalances=[moved]))
+    paid = [{"pool": "fast", "gpuType": "v100", "gpuSeconds": 3600.0 * 12_345.6, "cost": 12.5}]
+    world.job("team", "one", runs(gpus=4, step=60, rebalances=[moved], poolCosts=paid))
     world.recent.work_out()
     async with looked_at(world) as client:
-        html = await text_of(client, "/jobs/team/one")
+        screen = await text_of(client, "/jobs/team/one")
         curves = await (await client.get("/jobs/team/one/curves.json")).json()
         stored = await text_of(client, "/jobs/team/one/yaml")
-    words = plain(html)
+    words = plain(screen)
+    assert "so far for 12,346 GPU hours" in words
     for told in (
         "Launched launch 1 on 2 x v100 of pool fast",
         "LayersMoved at step 50: imbalance 30% to 4%, pause 12 ms",
@@ -253,7 +271,7 @@ async def test_a_job_shows_its_life_its_layers_its_cost_and_why():
     ):
         assert told in words
     assert words.count("LayersMoved") == 1
-    assert re.findall(r"rank (\d): layers ([\d-]+)", html) == [
+    assert re.findall(r"rank (\d): layers ([\d-]+)", screen) == [
         ("0", "0-2"),
         ("1", "3-7"),
         ("0", "0-4"),
@@ -282,6 +300,12 @@ async def test_teams_show_what_they_are_owed_have_and_may_spend():
     plainly.job("team", "one", runs(), entity="vision")
     async with looked_at(plainly) as client:
         assert "vision 1 0 - 2" in plain(await text_of(client, "/teams"))
+    world.page = Page(world.recent, Everybody({"team"}))
+    world.job("secret", "three", runs(), entity="speech")
+    world.job("secret", "four", runs(), entity="idle")
+    async with looked_at(world) as client:  # others' teams have their part, and hers its budget
+        words = plain(await text_of(client, "/teams"))
+    assert "vision 1 0 1.85 2 12.54" in words and "40.00 80.00 (50%)" in words and "idle" not in words
 
 
 async def test_decisions_are_stepped_through_round_by_round():
@@ -300,8 +324,10 @@ async def test_decisions_are_stepped_through_round_by_round():
         before = plain(await text_of(client, "/decisions?round=round-1"))
         assert "team/one 2 x v100 2 x k80: 1 steps/s its share is 57 %" in before and "round after" in before
         assert "not among those that are remembered" in plain(await text_of(client, "/decisions?round=<b>"))
-        world.now += 2 * 3600
-        assert "Nothing was decided lately" in plain(await text_of(client, "/decisions"))
+        world.now += 2 * 3600  # a job's link to the round that it runs by
+        assert "its share is 57 %" in plain(await text_of(client, "/decisions?round=round-1"))
+    async with looked_at(World()) as client:
+        assert "Nothing that is remembered" in plain(await text_of(client, "/decisions"))
 
 
 @pytest.mark.parametrize(
@@ -341,13 +367,15 @@ async def test_texts_of_users_are_shown_and_never_obeyed():
             "/jobs?text=%3Cscript%3E&pool=%22%3E",
         ):
             async with client.get(path) as answer:
-                html = await answer.text()
-            assert answer.status in (200, 404), html
+                screen = await answer.text()
+            assert answer.status in (200, 404), screen
             assert (
-                "<script>" not in html and "\u202e" not in html and "49" not in re.findall(r"alert.*", html)
+                "<script>" not in screen
+                and "\u202e" not in screen
+                and "49" not in re.findall(r"alert.*", screen)
             )
-            assert len(re.findall("<script ", html)) == 3
-            assert not re.findall(r"\son\w+=|\sstyle=|javascript:", re.sub(r">[^<]*<", "><", html))
+            assert len(re.findall("<script ", screen)) == 3
+            assert not re.findall(r"\son\w+=|\sstyle=|javascript:", re.sub(r">[^<]*<", "><", screen))
 
 
 @pytest.mark.slow
@@ -361,8 +389,8 @@ async def test_a_namespace_that_may_not_be_seen_is_nowhere():
     )
     async with looked_at(world) as client:
         for path in ("/", "/?window=all", "/jobs", "/teams", "/decisions", "/jobs/open/mine"):
-            html = await text_of(client, path)
-            assert "secret" not in html and "theirs" not in html, path
+            screen = await text_of(client, path)
+            assert "secret" not in screen and "theirs" not in screen, path
         for path in ("/jobs/secret/theirs", "/jobs/secret/none"):
             assert "or you may not see it" in await text_of(client, path, 404)
         assert "the page has no such screen" in await text_of(client, "/none", 404)
@@ -393,9 +421,9 @@ async def test_what_was_deleted_is_in_the_timeline_and_no_longer_a_link():
     world.now += 60
     world.delete("team", "gone")
     async with looked_at(world) as client:
-        html = await text_of(client, "/")
-    assert "team/gone: 2 GPUs of fast, launch 1, 11 min" in html
-    assert '"/jobs/team/gone"' not in html
+        screen = await text_of(client, "/")
+    assert "team/gone: 2 GPUs of fast, launch 1, 11 min" in screen
+    assert '"/jobs/team/gone"' not in screen
 
 
 async def test_a_page_that_fails_says_so_and_the_others_live():
