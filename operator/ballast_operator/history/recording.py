@@ -179,7 +179,10 @@ class Held:
 
 
 class Rows:
-    """Makes rows of what has changed since the last ones; each method in one thread."""
+    """Makes rows of what has changed since the last ones; each method in one thread.
+
+    A row for which there is no room, so that no further one is asked for, comes again with the next change.
+    """
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[object, ...]] = {}
@@ -190,8 +193,8 @@ class Rows:
         """Record of what the job holds now, if that is new."""
         held = Held.of(item, at)
         if self._held.get(uid) != held.what:
-            self._held[uid] = held.what
             yield Kept(what=COURSE, uid=uid, at=at, content=_text(dataclasses.asdict(held)))
+            self._held[uid] = held.what
         if deleted:
             self._held.pop(uid, None)
 
@@ -219,8 +222,8 @@ class Rows:
             round_ends=decided.round_ends,
         )
         if self._cluster is None or not _same(self._cluster, cluster):
-            self._cluster = cluster
             yield Kept(what=CLUSTER, uid="", at=decided.at, content=_text(dataclasses.asdict(cluster)))
+            self._cluster = cluster
 
 
 def _same(old: RecordedCluster, new: RecordedCluster) -> bool:

@@ -167,16 +167,17 @@ class History:
             too_many = connection.execute(first.offset(jobs).limit(1)).first()
             if too_many is not None:
                 connection.execute(sa.delete(_JOBS).where(age <= sa.tuple_(*too_many)))
-            for table, *of in ((_EVENTS, _EVENTS.c.uid), (_KEPT, _KEPT.c.what, _KEPT.c.uid)):
+            late = (_KEPT.c.uid == "") & (_KEPT.c.at < oldest)  # the newest of these holds after ``oldest``
+            for table, most, *of in (
+                (_EVENTS, EVENTS_A_JOB, _EVENTS.c.uid),
+                (_KEPT, sa.case((late, 1), else_=ROWS_KEPT), _KEPT.c.what, _KEPT.c.uid, late),
+            ):
                 gone = ~sa.exists().where(_JOBS.c.uid == table.c.uid) & (table.c.uid != "")
-                connection.execute(
-                    sa.delete(table).where(gone | ((table.c.uid == "") & (table.c.at < oldest)))
-                )
+                connection.execute(sa.delete(table).where(gone))
                 number = sa.func.row_number().over(partition_by=of, order_by=table.c.at.desc())
                 keys = list(table.primary_key)
-                ranked = sa.select(*keys, number.label("number")).subquery()
-                most = EVENTS_A_JOB if table is _EVENTS else ROWS_KEPT
-                old = sa.select(*(ranked.c[key.name] for key in keys)).where(ranked.c.number > most)
+                ranked = sa.select(*keys, (number > most).label("over")).subquery()
+                old = sa.select(*(ranked.c[key.name] for key in keys)).where(ranked.c.over)
                 connection.execute(sa.delete(table).where(sa.tuple_(*keys).in_(old)))
 
     def close(self) -> None:

@@ -15,7 +15,8 @@ import sqlalchemy as sa
 from ballast_operator.app import Options
 from ballast_operator.cli.live.history import history
 from ballast_operator.errors import HistoryError
-from ballast_operator.history.recording import TWIN, TwinResult
+from ballast_operator.history.recording import CLUSTER, COURSE, TWIN, TwinResult
+from ballast_operator.history.recording import Kept as Row
 from ballast_operator.history.store import History
 from ballast_operator.history.writer import MOST_WAITING, HistoryWriter, Keep
 from ballast_operator.kube.kinds import JOB
@@ -156,12 +157,18 @@ def test_an_operator_that_starts_again_tells_nothing_twice(kept: Kept, waited: b
         kept.world.job("team", "one", waits())
         kept.world.now += 10
     kept.train("one")
+    kept.world.now += 10
+    ends = runs()
+    ends["allocation"]["ending"] = {"cause": "Preempted", "message": "for others", "since": time_of(15)}
+    kept.world.job("team", "one", ends)
+    kept.writer.write()
     again = Kept(kept.where)
     again.world.now += 1000
-    again.train("one")
+    again.world.job("team", "one", ends)
+    again.writer.write()
     again.close()
     (job,) = kept.history.jobs()
-    assert [what for _, what, _ in kept.history.events(job.uid)] == ["Launched"]
+    assert [what for _, what, _ in kept.history.events(job.uid)] == ["Launched", "Preempted"]
 
 
 @pytest.mark.parametrize("namespace", ["", "team", "other"])
@@ -239,6 +246,31 @@ def test_of_a_job_and_of_the_cluster_the_newest_rows_are_kept(
     assert len(kept.history.events("uid-team-two")) == 1
     assert [row.at for row in kept.history.kept(TWIN, until=math.inf)] == [kept.world.now - 1, kept.world.now]
     assert [row.at for row in kept.history.kept(TWIN, until=kept.world.now - 1)] == [kept.world.now - 1]
+
+
+def test_the_pools_that_have_not_changed_for_longer_than_jobs_are_kept_are_known_still(where: str) -> None:
+    """And of older states the one that held at the time up to which jobs are kept."""
+    kept = Kept(where, keep=Keep(days=1))
+    days = [(what, NOW + 86_400 * day) for what in (CLUSTER, TWIN) for day in (-3.0, -2.0, -0.5)]
+    kept.written.put([Row(what=what, uid="", at=at, content="{}") for what, at in days])
+    kept.train("one")
+    assert [row.at for row in kept.history.kept(CLUSTER, until=math.inf)] == [days[1][1], days[2][1]]
+    kept.world.now += 7 * 86_400
+    kept.train("one", step=11)
+    assert [row.at for row in kept.history.kept(CLUSTER, until=math.inf)] == [days[2][1]]
+    kept.close()
+
+
+def test_what_had_no_room_comes_with_the_next_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a job holds, without which it cannot be replayed."""
+    monkeypatch.setattr("ballast_operator.history.writer.MOST_WAITING", 1)
+    kept = Kept(tmp_path / "history.db")
+    kept.train("one")
+    kept.writer._waiting.maxsize = 9
+    assert not kept.history.kept(COURSE, until=math.inf)
+    kept.train("one", step=11)
+    assert [row.uid for row in kept.history.kept(COURSE, until=math.inf)] == ["uid-team-one"]
+    kept.close()
 
 
 def test_text_and_numbers_that_a_database_does_not_take_are_kept_as_near_as_can_be(kept: Kept) -> None:
@@ -370,8 +402,11 @@ async def test_the_page_shows_history_to_who_may_see_the_namespace(kept: Kept) -
     world = kept.world
     world.page = Page(world.recent, Everybody({"open"}), history=kept.history)
     async with looked_at(world) as client:
+        await text_of(client, "/jobs")
+        world.now += 7200  # since somebody looked at what is there now
         listed = await text_of(client, "/history")
         assert "open/one" in listed and "secret" not in listed and "<script>" not in listed
+        assert f"As of {time_of(world.now - NOW)}" in plain(listed)
         words = plain(await text_of(client, "/history/uid-open-one"))
         assert "Failed . out of memory" in words and "LayersMoved at step 50" in words
         await text_of(client, "/history/uid-secret-one", 404)
