@@ -6,6 +6,7 @@ which rank 0 tells all of them. A rank that waits has done its part of every ste
 none of them waits without a limit.
 """
 
+import contextlib
 import logging
 import secrets
 import socket
@@ -75,7 +76,7 @@ class Leader:
         self._token = token
         self._asked = asked
         self._peers: dict[int, socket.socket] = {}
-        self._answers: dict[int, int] = {}
+        self._answers: dict[socket.socket, int] = {}
         self._changed = threading.Condition()
         self._server: socket.socket | None = None
         if ranks > 1:
@@ -92,26 +93,33 @@ class Leader:
         """Find the last step and tell all ranks; False: not all of them answered, and no rank stops."""
         own = self._last.hold()
         until = time.monotonic() + MEET_SECONDS
-        asked: set[int] = set()
+        asked: set[socket.socket] = set()
         with self._changed:
-            while len(self._answers) < self._ranks - 1:
-                for rank in self._peers.keys() - asked:
-                    asked.add(rank)
-                    _send(self._peers[rank], "hold")
+            while len(answered := self._answered()) < self._ranks - 1:
+                for peer in set(self._peers.values()) - asked:
+                    asked.add(peer)
+                    _send(peer, "hold")
                 if not self._changed.wait(max(0.0, until - time.monotonic())) and time.monotonic() >= until:
                     break
-            agreed = len(self._answers) == self._ranks - 1
-            step = max([own, *self._answers.values()])
+            silent = sorted(set(range(1, self._ranks)) - answered.keys())
+            step = max([own, *answered.values()])
             for peer in self._peers.values():
-                _send(peer, f"stop {step}" if agreed else "release")
-            silent = sorted(set(range(1, self._ranks)) - self._answers.keys())
-            self._answers.clear()
-        if agreed:
+                if silent:  # they train on, and answer anew once they have connected again
+                    _hang_up(peer)
+                else:
+                    _send(peer, f"stop {step}")
+            if silent:
+                self._peers.clear()
+        if not silent:
             self._last.decide(step)
             return True
         self._last.release()
         logger.warning("ranks %s did not answer; to save together, make a Job in every rank", silent)
         return False
+
+    def _answered(self) -> dict[int, int]:
+        """Ranks that hold -> the step that they are in."""
+        return {rank: self._answers[peer] for rank, peer in self._peers.items() if peer in self._answers}
 
     def close(self) -> None:
         """Listen no more; the connections stay until the process ends."""
@@ -139,7 +147,7 @@ class Leader:
                 for word, value in _words(lines):
                     if word == "at":
                         with self._changed:
-                            self._answers[rank] = value
+                            self._answers[peer] = value
                             self._changed.notify_all()
                     elif word == "ask":
                         self._asked(f"rank {rank} has been told to end")
@@ -147,6 +155,7 @@ class Leader:
                 pass
             finally:
                 with self._changed:
+                    self._answers.pop(peer, None)
                     if self._peers.get(rank) is peer:
                         del self._peers[rank]
 
@@ -204,8 +213,6 @@ class Follower:
                     _send(connection, f"at {self._last.hold()}")
                 elif word == "stop":
                     self._last.decide(value)
-                elif word == "release":
-                    self._last.release()
 
 
 def _words(lines: TextIO) -> Iterator[tuple[str, int]]:
@@ -215,6 +222,11 @@ def _words(lines: TextIO) -> Iterator[tuple[str, int]]:
         if number and not (number.isdecimal() and len(number) <= 16):
             return
         yield word, int(number or 0)
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _send(connection: socket.socket, line: str) -> None:

@@ -44,7 +44,7 @@ class ApiServer:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "ApiServer":
-        """Client by ``KUBECONFIG``, else by account. Raises NotInPodError: neither is there."""
+        """Client by ``KUBECONFIG``, else by account. Raises NotInPodError: neither can be used."""
         if environment.get("KUBECONFIG"):
             return cls._from_kubeconfig(Path(environment["KUBECONFIG"]))
         host = environment.get("KUBERNETES_SERVICE_HOST")
@@ -53,7 +53,13 @@ class ApiServer:
             raise NotInPodError("KUBERNETES_SERVICE_HOST", reason)
         address = f"[{host}]" if ":" in host else host
         server = f"https://{address}:{environment.get('KUBERNETES_SERVICE_PORT', '443')}"
-        context = ssl.create_default_context(cafile=os.fspath(_SERVICE_ACCOUNT / "ca.crt"))
+        authority = _SERVICE_ACCOUNT / "ca.crt"
+        try:
+            context = ssl.create_default_context(cafile=os.fspath(authority))
+        except OSError as error:
+            reason = f"the pod has no service account, {authority}: {error.strerror}"
+            fix = "leave automountServiceAccountToken: false out of spec.template and its account"
+            raise NotInPodError("KUBERNETES_SERVICE_HOST", f"{reason}. To fix: {fix}") from error
         return cls(server, context, _SERVICE_ACCOUNT / "token")
 
     @classmethod

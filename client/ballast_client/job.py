@@ -186,6 +186,7 @@ class Job:
 
     def finish(self, step: int) -> None:
         """All steps are done and saved. What the script still does after that has no heartbeat."""
+        self._leaving = False
         if self._reporter is not None:
             self._reporter.close(finished=step)
         self.close()

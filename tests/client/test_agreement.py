@@ -9,7 +9,7 @@ import pytest
 from ballast_client import agreement
 from ballast_client.agreement import Follower, LastStep, Leader
 
-from tests.support.waiting import WAIT_SECONDS
+from tests.support.waiting import WAIT_SECONDS, eventually
 
 
 class Ranks:
@@ -82,6 +82,38 @@ def test_ranks_train_on_where_one_does_not_take_part(monkeypatch):
     assert first.reached(2)
     while not second.reached(2):
         time.sleep(0.01)
+    leader.close()
+    follower.close()
+
+
+class Held(LastStep):
+    """Answers once it is told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked, self.may_answer, self.answers = threading.Event(), threading.Event(), []
+
+    def hold(self):
+        self.asked.set()
+        self.may_answer.wait(WAIT_SECONDS)
+        self.answers.append(super().hold())
+        return self.answers[-1]
+
+
+def test_an_answer_that_came_too_late_does_not_count(monkeypatch):
+    """The rank has trained on since, and is asked again."""
+    monkeypatch.setattr(agreement, "MEET_SECONDS", 0.2)
+    first, second = LastStep(), Held()
+    leader = Leader(first, address="127.0.0.1", port=0, ranks=2, token="t", asked=print)
+    follower = Follower(second, address="127.0.0.1", port=leader.port, rank=1, token="t")
+    while not second.asked.is_set():
+        assert not leader.agree()
+    second.may_answer.set()
+    eventually(lambda: second.answers, "it answers")
+    assert not second.reached(40)
+    monkeypatch.setattr(agreement, "MEET_SECONDS", WAIT_SECONDS)
+    assert leader.agree()
+    assert not first.reached(40) and first.reached(41)
     leader.close()
     follower.close()
 

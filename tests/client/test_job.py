@@ -114,6 +114,17 @@ def test_a_script_that_leaves_its_own_loop_exits_as_stopped(operator):
     assert left.value.code == 75
 
 
+def test_a_script_that_is_told_to_leave_in_its_last_step_is_done(operator):
+    """It exits with 0: there is nothing to continue."""
+    (operator / "plan.json").write_text(a_plan(Directive.CHECKPOINT_AND_STOP).to_json())
+    with a_job(operator) as job:
+        step = 0
+        while not job.step(step := step + 1):
+            pass
+        job.finish(step)
+    assert (operator / "finished-step").read_text() == str(step)
+
+
 def test_speed_is_measured_over_the_last_steps(operator, monkeypatch):
     """Ten steps a second, by a clock of the test's."""
     now = [100.0]

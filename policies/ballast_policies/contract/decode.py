@@ -132,7 +132,7 @@ def parse_json(text: str, *, path: str = "", limits: Limits = FILE) -> Any:
     return value
 
 
-_LARGE_EXPONENT = re.compile(r"[eE]\+?[0-9]{3}|[0-9]{300}")
+_LARGE_EXPONENT = re.compile(r"[eE]\+?[0-9]{3}|[0-9]{200}")
 _LONG_NUMBER = re.compile(r"[0-9]{19}")
 _HALF = re.compile("\\\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 
@@ -195,7 +195,10 @@ def _faults(value: Any, path: str, depth: int, budget: Iterator[int]) -> Iterato
     if isinstance(value, str):
         if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
             yield Problem(path, _expected("text", "half of a pair of surrogates"))
-    elif value is None or isinstance(value, bool | float):
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            yield Problem(path, _expected("a number", shown(value)))
+    elif value is None or isinstance(value, bool):
         pass
     elif isinstance(value, int):
         if not -_MOST_WHOLE <= value <= _MOST_WHOLE:

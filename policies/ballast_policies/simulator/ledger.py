@@ -51,7 +51,8 @@ class Ledger:
         """Enter a job that has arrived; returns its row.
 
         Raises:
-            WorkloadError: no GPU type of the cluster can ever run it, or come to its end.
+            WorkloadError: no GPU type of the cluster can ever run it, or come to its end; or it comes too
+                late for a clock of seconds.
             ThroughputError: the table does not know its type.
         """
         if self.count == len(self.gpus):
@@ -83,6 +84,10 @@ class Ledger:
             raise WorkloadError(
                 f"job {row} ({m.name}): {job.steps:g} steps take {job.steps / rates.max():g} s alone on its "
                 f"fastest GPU type. To fix: fewer steps, {MOST_SECONDS:g} s at most"
+            )
+        if job.arrival > MOST_SECONDS:
+            raise WorkloadError(
+                f"job {row} ({m.name}) arrives at {job.arrival:g} s. To fix: {MOST_SECONDS:g} s at most"
             )
         self.jobs.append(job)
         self.count += 1

@@ -11,6 +11,10 @@ LIST_PRICES = {"v100": 2.48, "p100": 1.46, "k80": 0.45}
 """USD per GPU hour on demand at Google Cloud, us-central1, in 2020: the default prices."""
 
 
+MOST_GPUS = 10_000_000
+"""GPUs of a type."""
+
+
 class SettingsError(ValueError):
     """A setting is impossible; the text begins with its name."""
 
@@ -42,8 +46,8 @@ class SimulatedCluster:
 
     def __post_init__(self) -> None:
         for gpu_type, count in self.gpus.items():
-            if count < 0:
-                raise SettingsError(f"gpus: {gpu_type}={count} must be at least 0")
+            if not 0 <= count <= MOST_GPUS:
+                raise SettingsError(f"gpus: {gpu_type}={count} must be 0 to {MOST_GPUS}")
         if not sum(self.gpus.values()):
             raise SettingsError("gpus: there is none. To fix: name GPU types and numbers, as v100=36,p100=36")
         for gpu_type, price in self.prices.items():

@@ -133,6 +133,7 @@ def test_a_plot_is_written(tmp_path, suffix):
         (["--measure", "9:3"], "--measure: 9:3 holds no job"),
         (["--measure", "0:99"], "goes beyond the 20 jobs of small_test.trace"),
         (["--generate", "single"], "--trace excludes --generate"),
+        (["--cluster", f"v100={10**20}"], f"--cluster: v100={10**20} must be 0 to 10000000"),
         (["--prices", "v100=-1"], "--prices: v100=-1.0 must be at least 0"),
         (["--plot", "run.pdf"], "--plot: run.pdf ends neither in .png nor in .html"),
         (["--plot", "/no/such/folder/run.png"], "--plot: there is no folder"),

@@ -174,6 +174,8 @@ def test_what_cannot_be_simulated_is_said(rules):
         run([job(gpus=2)], {"fast": 1}, FAST, rules=rules)
     with pytest.raises(WorkloadError, match=r"1e\+18 steps take .* s alone on its fastest GPU type"):
         run([job(steps=1e18)], {"fast": 1}, FAST, rules=rules)
+    with pytest.raises(WorkloadError, match=r"arrives at 1e\+20 s. To fix: 1e\+09 s at most"):
+        run([job(arrival=1e20)], {"fast": 1}, FAST, rules=rules)
     with pytest.raises(SettingsError, match="gpus: there is none"):
         SimulatedCluster(gpus={"fast": 0})
 

@@ -201,6 +201,10 @@ def test_the_kubernetes_channel_outside_of_a_cluster_is_refused_with_a_fix():
     """No service account, no kubeconfig, or one that is not a pod's."""
     with pytest.raises(NotInPodError, match="ballast-train run"):
         ApiServer.from_environment({})
+    with pytest.raises(
+        NotInPodError, match=r"ca\.crt: No such file or directory.*automountServiceAccountToken"
+    ):
+        ApiServer.from_environment({"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
     with pytest.raises(NotInPodError, match=r"KUBECONFIG: .*unset it in spec\.template"):
         ApiServer.from_environment({"KUBECONFIG": "/dev/null"})
 
