@@ -114,6 +114,7 @@ def admit_by_tenant(
         if isinstance(most, TenantLimit):
             over[job.name] = most
             continue
+        ledger.admit(job, size, most)
         sizes[job.name], by_type[job.name] = size, most
     for job in jobs:
         if job.name in sizes:
@@ -156,21 +157,31 @@ class _Ledger:
         waits = set() if job.runs_on else self._waited_for
         return [limit for limit in limits if more > self._left[limit] or limit in waits]
 
+    def admit(self, job: TenantJob, size: int, by_type: Mapping[str, int]) -> None:
+        """Take what the job counts for: of a waiting one its gang, of each type its least GPUs."""
+        if not job.runs_on:
+            gpus, held = self._of_gpus(job, ALL_TYPES), job.held.get(ALL_TYPES, 0)
+            self._take(self._counts(job), 1)
+            self._take(gpus, max(0, size - held))
+            self._started.update(dict.fromkeys(gpus, max(size, held)))
+        for gpu_type, least in by_type.items():
+            self._take(self._of_gpus(job, gpu_type), max(0, least - job.held.get(gpu_type, 0)))
+
+    def _counts(self, job: TenantJob) -> list[TenantLimit]:
+        """Limits on numbers of jobs."""
+        return [*self._of(job, LimitField.WAITING_JOBS), *self._of(job, LimitField.RUNNING_JOBS)]
+
     def start(self, job: TenantJob) -> int | TenantLimit:
-        """GPUs of a waiting gang, taken from what is left; or the limit that keeps it out."""
+        """GPUs for which a waiting gang has room; or the limit that keeps it out."""
         gpus, held = self._of_gpus(job, ALL_TYPES), job.held.get(ALL_TYPES, 0)
-        counts = [*self._of(job, LimitField.WAITING_JOBS), *self._of(job, LimitField.RUNNING_JOBS)]
         never = [limit for limit in gpus if job.sizes[-1] > self._limits[limit]]
-        full = never or self._full(job, counts, 1)
+        full = never or self._full(job, self._counts(job), 1)
         if full:
             return full[0]
         for size in job.sizes:
             # Its own pods of an earlier launch are gone before it is launched again.
             full = self._full(job, gpus, size - held)
             if not full:
-                self._take(counts, 1)
-                self._take(gpus, max(0, size - held))
-                self._started.update(dict.fromkeys(gpus, max(size, held)))
                 return size
         self._waited_for.update(full)
         return full[0]
@@ -184,7 +195,6 @@ class _Ledger:
             if limits and gpu_type in job.runs_on:
                 found[gpu_type] = max(held, job.least)
             elif not short:
-                self._take(limits, max(0, job.least - held))
                 found[gpu_type] = job.least
             else:
                 full += short

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import pytest
 from ballast_policies.rounds.tenants import ALL_TYPES, LimitField, TenantJob, TenantLimit, admit_by_tenant
 from hypothesis import given
 from hypothesis import strategies as st
@@ -197,6 +198,18 @@ def test_a_gang_is_within_the_limits_of_each_of_its_tenants():
     assert without == {"full": "team"}
     found, _ = by_types(gangs, {"a": {"fast": 6}, "team": {"fast": 3}}, {"team": {"fast": 1}})
     assert found == {"beside": {"fast": 4}}
+
+
+@pytest.mark.parametrize(
+    ("field", "most"),
+    [(LimitField.GPUS, 6), (LimitField.RUNNING_JOBS, 1), (LimitField.WAITING_JOBS, 1)],
+    ids=["maxGpus", "maxRunningJobs", "maxWaitingJobs"],
+)
+def test_a_gang_that_finds_no_type_takes_no_room_of_the_other_limits(field, most):
+    """It takes no part, so the younger ones have what it would have had."""
+    limits = {TenantLimit("a", LimitField.GPUS_BY_TYPE, "fast"): 2, TenantLimit("a", field): most}
+    found = admit_by_tenant([typed("never", 4, types=("fast",)), typed("small", 4, types=("slow",))], limits)
+    assert found.sizes == {"small": 4} and kept_out(found) == {"never": LimitField.GPUS_BY_TYPE}
 
 
 @given(st.data())
