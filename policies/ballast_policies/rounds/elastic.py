@@ -158,23 +158,21 @@ class _SizeAssignment:
         heapq.heappush(queue, (value, not held, at))
 
     def _next_size(self, item: _GangSize, now: int) -> int | None:
-        """The next size at which the gang is faster by enough; None: there is none."""
+        """The next size at which the gang is faster by enough, its pause included; None: there is none."""
         one, slow = item.one, item.one.speed(now)
         for size in sorted(one.gang.speeds.get(one.gpu_type, {})):
             if size > now and one.speed(size) > slow * (1 + LEAST_GROWTH):
-                return self._worth_its_pause(item, now, size)
+                if not item.runs or size <= item.held:
+                    return size
+                saved = one.seconds(slow) - one.seconds(one.speed(size))
+                if one.gang.may_grow and saved > one.gang.change_seconds(size):
+                    return size
         return None
 
-    def _worth_its_pause(self, item: _GangSize, now: int, size: int) -> int | None:
-        if not item.runs or size <= item.held:
-            return size
-        if not item.one.gang.may_grow:
-            return None
-        saved = item.one.seconds(item.one.speed(now)) - item.one.seconds(item.one.speed(size))
-        return size if saved > item.one.gang.change_seconds(size) else None
-
     def _grow(self, at: int) -> bool:
-        item, now = self._items[at], self.size(at)
+        item, now, members = self._items[at], self.size(at), self._open[self._items[at].grows_in]
+        while members and self._ledger.left[members[-1].name] <= 0:
+            members.pop()
         size = self._next_size(item, now)
         if size is None or self._ledger.room_of(item.tenant) < size - now:
             return False
@@ -213,8 +211,6 @@ class _SizeAssignment:
     def _find(self, gpus: int, item: _GangSize, near: Iterable[str]) -> tuple[str, ...] | None:
         """A node of the gang's pool for each GPU, ``near`` first, then by domain; None: too few are left."""
         left, per_pod, members = self._ledger.left, item.one.gang.per_pod, self._open[item.grows_in]
-        while members and left[members[-1].name] <= 0:
-            members.pop()
         close = dict.fromkeys(name for name in near if self._ledger.nodes[name].pool == item.grows_in)
         others: Iterable[Node] = (node for node in reversed(members) if node.name not in close)
         if self._has_domains:

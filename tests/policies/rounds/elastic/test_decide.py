@@ -69,9 +69,28 @@ def test_a_gang_that_is_about_to_end_takes_no_gpus_for_it():
     """What it would save is less than the pause."""
     elastic = {"x": gang(pause_seconds=5.0)}
     running = {"x": at("a")}
-    soon = decide([job("x", steps_remaining=8.0)], [node("a", 4)], elastic, running=running)
+    soon = decide([job("x", steps_remaining=6.0)], [node("a", 4)], elastic, running=running)
     later = decide([job("x", steps_remaining=800.0)], [node("a", 4)], elastic, running=running)
     assert (sizes_of(soon), sizes_of(later)) == ({"x": 1}, {"x": 4})
+
+
+def test_a_size_that_is_not_worth_the_restart_does_not_hide_a_larger_one_that_is():
+    """Three GPUs save less than the restart costs, eight far more."""
+    elastic = {"x": gang((2, 3, 8), speeds={2: 1.0, 3: 1.03, 8: 4.0}, live=False, restart_seconds=60.0)}
+    jobs, running = [job("x", 2, steps_remaining=1500.0)], {"x": at("a", "a")}
+    assert sizes_of(decide(jobs, [node("a", 8)], elastic, running=running)) == {"x": 8}
+
+
+def test_a_gpu_that_a_gang_holds_and_cannot_use_is_another_ones():
+    """It would need one GPU more than is free for the next size that is faster."""
+    jobs, nodes = [job("x", 2), job("y")], [node("a", 2), node("b", 1), node("c", 1)]
+    elastic = {
+        "x": gang((2, 3, 4), speeds={2: 1.0, 3: 1.0, 4: 2.0}),
+        "y": gang((1, 2), speeds={1: 1.0, 2: 2.0}),
+    }
+    running = {"x": at("a", "a", "b"), "y": at("c")}
+    decided = decide(jobs, nodes, elastic, running=running, surplus=Surplus.COST)
+    assert sizes_of(decided) == {"x": 2, "y": 2}
 
 
 def test_gpus_pass_between_gangs_only_where_that_wins_more_than_the_pauses_cost():
