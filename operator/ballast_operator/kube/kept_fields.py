@@ -189,8 +189,9 @@ def _pod_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def _pod_status(status: Mapping[str, Any]) -> dict[str, Any]:
     found = _some(status, _POD_STATUS)
-    for part, keys in (("conditions", _CONDITION), ("containerStatuses", ("name", "state"))):
+    for part in ("conditions", "initContainerStatuses", "containerStatuses"):
         if status.get(part):
+            keys = _CONDITION if part == "conditions" else ("name", "state")
             found[part] = [_some(entry, keys) for entry in status[part]]
     return found
 

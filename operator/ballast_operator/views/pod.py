@@ -31,7 +31,7 @@ _NAMES_NOTHING = re.compile(r'code = NotFound|manifest unknown|persistentvolumec
 """Said of a pod whose image the registry does not have, or whose volume claim is not there.
 
 A registry that cannot be reached, or that asks for a password, may answer in an hour: that does not match."""
-_CREATING, _PULLING = "ContainerCreating", "PullingImage"
+_CREATING, _INITIALIZING, _PULLING = "ContainerCreating", "PodInitializing", "PullingImage"
 _WAITS_FOR_NAMES = frozenset({"ErrImagePull", "ImagePullBackOff", "Unschedulable"})
 
 USUAL_GRACE_SECONDS = 30
@@ -146,7 +146,7 @@ def read_pod(
     """A pod from its JSON; ``leaving``: its node is; ``restarted``: its node was, while the pod ran."""
     metadata, content, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     labels = metadata.get("labels") or {}
-    state = _container_state(content, status)
+    of, state = _container_state(content, status)
     ended, waiting = state.get("terminated") or {}, state.get("waiting") or {}
     conditions = {c["type"]: c for c in status.get("conditions") or []}
     reason, detail = _reason(status, ended, waiting, conditions.get("PodScheduled", {}))
@@ -163,10 +163,11 @@ def read_pod(
         # What a container that did not end by itself printed last has nothing to do with it.
         unseen = "its node or the container runtime there restarted" if reason == _RESTARTED else ""
         detail = unseen or detail or _last_line(ended.get("message", ""))
+    detail = ": ".join(filter(None, (of, detail)))
     phase, lingers = status.get("phase", "Pending"), False
     if phase == "Running" and "exitCode" in ended:
         # Native sidecars are not among these: the kubelet ends them.
-        states = [entry.get("state") or {} for entry in status.get("containerStatuses") or []]
+        states = _states(status, "containerStatuses").values()
         lingers = not all("terminated" in each for each in states)
         # That it evicts the pod the kubelet says with the phase, a moment after the last container's end.
         explained = message is not None and message.reason in _OWN_FAULTS
@@ -201,13 +202,30 @@ def read_pod(
     )
 
 
-def _container_state(content: Object, status: Object) -> Object:
-    """State of the trainer's container, the first of the pod."""
+def _container_state(content: Object, status: Object) -> tuple[str, Object]:
+    """(which init container, state) of the one that runs, waits or has failed; else of the trainer's own.
+
+    The trainer's is the first of the pod. Until they are done the kubelet says of all containers that the pod
+    initializes, also while the image of one is pulled.
+    """
     name = (content.get("containers") or [{}])[0].get("name", "")
-    for entry in status.get("containerStatuses") or []:
-        if entry.get("name") == name:
-            return entry.get("state") or {}
-    return {}
+    trainer = _states(status, "containerStatuses").get(name, {})
+    if (trainer.get("waiting") or {}).get("reason") != _INITIALIZING:
+        return "", trainer
+    own = content.get("initContainers") or []
+    sidecars = {each.get("name") for each in own if each.get("restartPolicy") == "Always"}
+    for name, state in _states(status, "initContainerStatuses").items():
+        waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
+        if ended.get("exitCode") or waiting.get("reason", _INITIALIZING) != _INITIALIZING:
+            return f"init container {name}", state
+        if "running" in state and name not in sidecars:
+            return f"init container {name} runs", trainer
+    return "", {"waiting": {"reason": _CREATING}}
+
+
+def _states(status: Object, part: str) -> dict[str, Object]:
+    """Name -> state of the containers, in the kubelet's order."""
+    return {entry.get("name", ""): entry.get("state") or {} for entry in status.get(part) or []}
 
 
 def _reason(status: Object, ended: Object, waiting: Object, scheduled: Object) -> tuple[str, str]:

@@ -1,6 +1,8 @@
 """Whose fault a pod's end was."""
 
 import pytest
+from ballast_operator.kube.kept_fields import prune_fields
+from ballast_operator.kube.kinds import POD
 from ballast_operator.views.pod import LONGEST_DETAIL, read_pod
 from ballast_policies.contract.messages import ExitReason, TerminationMessage
 
@@ -101,6 +103,62 @@ def test_a_pod_whose_volumes_and_network_are_there_pulls_its_image(prepared, rea
     }
     pod = read_pod(item, node_ready=True)
     assert (pod.pulling, pod.reason) == (pulls, "PullingImage" if pulls else reason)
+
+
+def waits(reason: str, message: str = "") -> dict:
+    return {"waiting": {"reason": reason, "message": message}}
+
+
+@pytest.mark.parametrize(
+    ("state", "phase", "reason", "detail"),
+    [
+        (
+            {"terminated": {"exitCode": 3, "reason": "Error", "message": "a\nno bucket\n"}},
+            "Failed",
+            "Error",
+            "no bucket",
+        ),
+        ({"terminated": {"exitCode": 137, "reason": "OOMKilled"}}, "Failed", "OOMKilled", ""),
+        (waits("ImagePullBackOff", "manifest unknown"), "Pending", "ImagePullBackOff", "manifest unknown"),
+    ],
+)
+def test_an_init_container_that_fails_or_cannot_start_is_named(state, phase, reason, detail):
+    """Its end is the user's, as the trainer's is; of that the kubelet says that the pod initializes."""
+    item = initializing(phase, done={"terminated": {"exitCode": 0}}, data=state)
+    pod = read_pod(prune_fields(POD, item), node_ready=True)
+    assert (pod.reason, pod.detail) == (reason, f"init container data: {detail}".removesuffix(": "))
+    assert (pod.at_fault, pod.broken) == (phase == "Failed", phase == "Pending")
+
+
+@pytest.mark.parametrize(
+    ("states", "reason", "detail"),
+    [
+        ({}, "PullingImage", ""),
+        ({"data": waits("PodInitializing")}, "PullingImage", ""),
+        ({"data": {"running": {}}}, "PodInitializing", "init container data runs"),
+        ({"data": {"terminated": {"exitCode": 0}}, "proxy": {"running": {}}}, "PullingImage", ""),
+    ],
+)
+def test_images_of_a_pod_with_init_containers_are_pulled_unless_one_runs(states, reason, detail):
+    """The kubelet has one word for both; a sidecar runs beside the pull of the trainer's image."""
+    pod = read_pod(prune_fields(POD, initializing("Pending", **states)), node_ready=True)
+    assert (pod.reason, pod.detail, pod.pulling) == (reason, detail, reason == "PullingImage")
+
+
+def initializing(phase: str, **states: dict) -> dict:
+    item = ended(0)
+    item["spec"]["initContainers"] = [
+        {"name": "done"},
+        {"name": "data"},
+        {"name": "proxy", "restartPolicy": "Always"},
+    ]
+    item["status"] = {
+        "phase": phase,
+        "conditions": [{"type": "PodReadyToStartContainers", "status": "True"}],
+        "initContainerStatuses": [{"name": name, "state": state} for name, state in states.items()],
+        "containerStatuses": [{"name": "trainer", "state": waits("PodInitializing")}],
+    }
+    return item
 
 
 @pytest.mark.parametrize("node_ready", [True, False])
