@@ -279,7 +279,8 @@ def seconds_to_next_limit(context: ReconcileContext) -> float:
     if asked.deadline is not None and not deadline_passed(asked, context.now):
         left = (asked.deadline - context.now).total_seconds()
     if asked.active_deadline_seconds is not None and allocation is not None:
-        left = min(left, asked.active_deadline_seconds - active_seconds(status, context.now))
+        active = asked.active_deadline_seconds - active_seconds(status, context.now)
+        left = min(left, active) if active > 0 else left
     if asked.budget is not None and allocation is not None and not budget_spent(asked, status):
         since = status.unpaid_since or context.now
         per_second = allocation.price_part * sum(

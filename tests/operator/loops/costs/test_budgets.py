@@ -209,6 +209,25 @@ async def test_a_waiting_job_whose_deadline_passes_fails_without_ever_holding_gp
     assert simulation.state("first") == "Running"
 
 
+@pytest.mark.parametrize(
+    "limit",
+    [
+        {"activeDeadlineSeconds": 60},
+        {"budget": 1.0},
+        {"deadline": at(60), "onDeadlineMissed": "Fail"},
+    ],
+)
+async def test_a_job_that_saves_at_its_limit_is_not_looked_at_without_a_pause(limit):
+    """The limit has passed: the next look is due when the time to save is over."""
+    simulation = cluster(fast=2)
+    add(simulation, **limit)
+    await simulation.running("one")
+    await simulation.until(lambda: simulation.status("one").allocation.ending is not None)
+    key = (NAMESPACE, "one")
+    await simulation.reconciler.reconcile(key)
+    assert (await simulation.reconciler.reconcile(key)).after_seconds > 1
+
+
 @pytest.mark.slow
 async def test_a_job_that_has_run_for_its_active_deadline_saves_and_has_failed():
     """Seconds with GPUs count, over all launches; those of a suspension do not; another job gets its GPUs."""
