@@ -1,5 +1,6 @@
 """What an administrator fills in of every job's template, and what a job keeps for itself."""
 
+import copy
 import json
 import re
 
@@ -92,6 +93,37 @@ def test_what_a_job_says_wins():
     assert result["spec"]["imagePullSecrets"] == [{"name": "registry"}]
     assert result["metadata"]["labels"] == {"team": "vision"}
     assert sidecar == own["spec"]["containers"][1]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "joined"),
+    [
+        ("resources", {"claims": [{"name": "gpu"}]}, {"requests": {"cpu": "2", "memory": "4Gi"}}),
+        ("resources", {"claims": "x"}, {"requests": {"cpu": "2", "memory": "4Gi"}}),
+        ("volumeMounts", 5, None),
+        ("volumeMounts", ["x"], ["x", *USUAL["spec"]["containers"][0]["volumeMounts"]]),
+        ("securityContext", "x", None),
+        (
+            "env",
+            [{"name": "A", "value": "b"}],
+            [{"name": "A", "value": "b"}, *USUAL["spec"]["containers"][0]["env"]],
+        ),
+    ],
+)
+def test_what_no_schema_checks_is_left_as_it_is(usual, field, value, joined):
+    """The API server names what is wrong with it, and a pass over the job goes on."""
+    usual()
+    job = copy.deepcopy(TEN_LINES)
+    job["spec"]["template"]["spec"]["containers"][0][field] = value
+    job["spec"]["template"]["spec"]["imagePullSecrets"] = "x"
+    spec, problem = read_spec(job)
+    assert problem == ""
+    found = spec.template["spec"]
+    assert found["imagePullSecrets"] == "x"
+    wanted = {**value, **joined} if isinstance(value, dict) else joined or value
+    assert found["containers"][0][field] == wanted
+    job["spec"]["template"]["spec"]["volumes"] = "x"
+    assert read_spec(job)[0].template["spec"]["volumes"] == "x"
 
 
 def test_without_a_template_jobs_are_as_they_are():

@@ -221,10 +221,9 @@ def filled_in(template: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str
     spec, other = template["spec"], usual["spec"]
     metadata, others = template.get("metadata") or {}, usual.get("metadata") or {}
     trainer = _joined(spec["containers"][0], other["containers"][0])
-    mounted = {mount.get("name") for mount in trainer.get("volumeMounts") or ()}
-    own = {volume.get("name") for volume in spec.get("volumes") or ()}
-    volumes = [*(spec.get("volumes") or ())]
-    volumes += [v for v in other.get("volumes") or () if v.get("name") in mounted - own]
+    mounted = [mount.get("name") for mount in _objects(trainer.get("volumeMounts"))]
+    usual_volumes = [volume for volume in other.get("volumes") or () if volume.get("name") in mounted]
+    volumes = _beside("name", spec.get("volumes"), usual_volumes)
     whole = _joined(
         spec, {key: value for key, value in other.items() if key not in ("containers", "volumes")}
     )
@@ -244,18 +243,32 @@ def filled_in(template: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str
 def _joined(own: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of both; those of ``own`` win, lists of named things and requests are joined."""
     result = {**usual, **own}
-    for field, key in _NAMED.items():
-        if field in own and field in usual:
-            result[field] = _by(key, own[field] or (), usual[field] or ())
-    if isinstance(own.get("securityContext"), Mapping) and "securityContext" in usual:
-        result["securityContext"] = {**usual["securityContext"], **own["securityContext"]}
-    if "resources" in own and "resources" in usual:
-        mine, theirs = own["resources"] or {}, usual["resources"] or {}
-        parts = {part: {**(theirs.get(part) or {}), **(mine.get(part) or {})} for part in {*mine, *theirs}}
-        result["resources"] = parts
+    for field in own.keys() & usual.keys():
+        if field in _NAMED:
+            result[field] = _beside(_NAMED[field], own[field], usual[field] or ())
+        elif field == "securityContext":
+            result[field] = _over(own[field], usual[field])
+        elif field == "resources":
+            mine, theirs = own[field] or {}, usual[field] or {}
+            result[field] = {part: _over(mine.get(part), theirs.get(part)) for part in {**theirs, **mine}}
     return result
 
 
-def _by(key: str, own: Sequence[Mapping[str, Any]], usual: Sequence[Mapping[str, Any]]) -> list[Any]:
-    taken = {item.get(key) for item in own}
-    return [*own, *(item for item in usual if item.get(key) not in taken)]
+def _over(own: Any, usual: Any) -> Any:
+    """The fields of two objects, those of ``own`` first; what is no object is left as it is."""
+    if isinstance(own, Mapping) and isinstance(usual, Mapping):
+        return {**usual, **own}
+    return usual if own is None else own
+
+
+def _beside(key: str, own: Any, usual: Sequence[Mapping[str, Any]]) -> Any:
+    """``own`` and what ``usual`` has beside it; what is no list is left as it is: the API server names it."""
+    if own is not None and not isinstance(own, list):
+        return own
+    taken = [item.get(key) for item in _objects(own)]
+    return [*(own or ()), *(item for item in usual if item.get(key) not in taken)]
+
+
+def _objects(items: Any) -> list[Mapping[str, Any]]:
+    """The objects of a list; none of what is no list."""
+    return [item for item in items if isinstance(item, Mapping)] if isinstance(items, list) else []
