@@ -227,7 +227,7 @@ class Condition(StatusModel):
         return self.status == "True"
 
 
-Conditions = Annotated[tuple[Condition, ...], listed(16, "type")]
+Conditions = Annotated[tuple[Condition, ...], listed(32, "type")]
 """Conditions by type."""
 
 

@@ -247,8 +247,7 @@ class TrainingJobStatus(StatusModel):
     state: JobState | None = None
     """One word for people, derived from the conditions; programs read the conditions."""
     conditions: Conditions = ()
-    """Admitted, Running, Rebalanced, Repacked, Grown, Preempted, InputsComplete, OnTime, DeadlineAtRisk,
-    BudgetExhausted, Consolidated, MessagesReadable, Reconciled; at the end Succeeded or Failed."""
+    """Conditions by type; docs/api.md has the types and their reasons."""
     allocation: JobAllocation | None = None
     """GPUs held; absent: none."""
     progress: Progress | None = None

@@ -474,3 +474,18 @@ async def test_definitions_that_are_brought_up_to_date_are_found_out():
     simulation.cluster.dropped.ask_again(JOB)
     await simulation.ticks(3)
     assert simulation.status("one").observed_generation == 1
+
+
+@pytest.mark.slow
+async def test_a_job_ends_whatever_conditions_others_have_put_beside_its_own():
+    """There is room for all of the operator's and as many of theirs."""
+    simulation = fast_and_slow()
+    await simulation.run_job("one", totalSteps=100)
+    others = tuple(
+        Condition(type=f"example.com/{number}", status="True", reason="Theirs", last_transition_time=NOW)
+        for number in range(16)
+    )
+    conditions = [each.to_dict() for each in (*simulation.status("one").conditions, *others)]
+    simulation.world.patch(JOB, NAMESPACE, "one", {"status": {"conditions": conditions}})
+    await simulation.reached("Succeeded", "one", ticks=400)
+    assert set(others) <= set(simulation.status("one").conditions)
