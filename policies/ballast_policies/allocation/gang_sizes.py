@@ -112,13 +112,12 @@ class GangSizes:
         largest = (sum if self.mixed else max)(there) if there else 0
         if self.too_many_sizes(largest) is not None:
             return None
-        part = dict(zip(*(each.tolist() for each in self._speeds(largest)), strict=True))
         found = []
-        for gpus in _numbers(there, max(part, default=0)) if self.mixed else _of_one(there):
-            if sum(gpus) in part:
-                found.append(self._configuration(types, gpus, part[sum(gpus)]))
-            if len(found) > MOST_LISTED:
-                return None
+        for size, part in zip(*(each.tolist() for each in self._speeds(largest)), strict=True):
+            for gpus in _of_all(there, size) if self.mixed else _of_one(there, size):
+                found.append(self._configuration(types, gpus, part))
+                if len(found) > MOST_LISTED:
+                    return None
         return tuple(found)
 
     def _configuration(self, types: Sequence[str], gpus: Sequence[int], part: float) -> Configuration:
@@ -159,21 +158,21 @@ class GangSizes:
         return sizes, microbatches / (microbatches + sizes - 1.0)
 
 
-def _numbers(there: Sequence[int], largest: int) -> Iterator[list[int]]:
-    """All ways to take GPUs of each type, up to ``largest`` of all."""
+def _of_all(there: Sequence[int], size: int) -> Iterator[list[int]]:
+    """All ways to take ``size`` GPUs of types that have ``there`` together as many."""
     if not there:
         yield []
         return
-    for some in range(min(there[0], largest) + 1):
-        for others in _numbers(there[1:], largest - some):
+    for some in range(max(0, size - sum(there[1:])), min(there[0], size) + 1):
+        for others in _of_all(there[1:], size - some):
             yield [some, *others]
 
 
-def _of_one(there: Sequence[int]) -> Iterator[list[int]]:
-    """All ways to take GPUs of one type."""
+def _of_one(there: Sequence[int], size: int) -> Iterator[list[int]]:
+    """All ways to take ``size`` GPUs of one type."""
     for place, most in enumerate(there):
-        for some in range(1, most + 1):
-            yield [some if i == place else 0 for i in range(len(there))]
+        if size <= most:
+            yield [size if i == place else 0 for i in range(len(there))]
 
 
 def _is_number_of_gpus(text: str) -> bool:

@@ -321,16 +321,14 @@ class _Search:
         if not len(self._gpus):
             return None
         cost = self._gpus @ [prices.get(t, 0.0) for t in self._types]
-        gain = worth / self._least - cost
-        while self._least[shape := int(gain.argmax())] < math.inf:
+        while True:
+            gain = np.where(self._least < math.inf, worth / self._least - cost, -math.inf)
+            if gain[shape := int(gain.argmax())] == -math.inf:
+                return None
             plan = self._known.get((shape, int(self._best[shape])))
             if plan is not None:
                 return self._configuration(shape, plan)
             self._cut(shape, int(self._best[shape]))
-            gain[shape] = worth / self._least[shape] - cost[shape]
-            if self._least[shape] == math.inf:
-                gain[shape] = -math.inf
-        return None
 
     def listed(self, most: Mapping[str, int], work: float) -> tuple[Configuration, ...] | None:
         self._look_at(most)
@@ -496,7 +494,7 @@ class _Plans:
                 for size, work in zip(sizes, works, strict=False):
                     for data in divisors(gang.batch_size // size):
                         microbatches = gang.batch_size // size // data
-                        replicas = min(MOST_REPLICAS, most // profile.tensor)
+                        replicas = min(MOST_REPLICAS, max(1, most // profile.tensor))
                         if data <= replicas and microbatches * data <= MOST_MICROBATCHES:
                             self.degrees.append(Degrees(profile.tensor, data, size, microbatches, again))
                             self._work.append(work)

@@ -111,3 +111,13 @@ def test_too_many_sizes_are_not_looked_at_one_by_one():
     assert job.listed({"v100": 100_000}) is None
     assert job.listed({"v100": MOST_LISTED}) is not None
     assert job.listed({"v100": MOST_LISTED + 1}) is None
+
+
+def test_large_gangs_of_many_types_are_listed_without_looking_at_smaller_ones():
+    """Of all GPUs of eight types there is one gang; 64 of each are 65 ** 8 numbers."""
+    types = dict.fromkeys("abcdefgh", 64)
+    job = GangSizes(throughput=dict.fromkeys(types, 1.0), microbatches=4, sizes=(512,))
+    assert [each.gpus for each in job.listed(types)] == [types]
+    fewer = GangSizes(throughput=dict.fromkeys(types, 1.0), microbatches=4, sizes=(511, 512, 513))
+    assert sorted(each.total for each in fewer.listed(types)) == [511] * 8 + [512]
+    assert fewer.listed({**types, "h": 100}) is None

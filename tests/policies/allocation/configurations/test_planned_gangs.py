@@ -295,6 +295,19 @@ def test_a_job_that_can_be_planned_with_all_forwards_repeated_is_not_refused(cut
     assert gang.plan_of(listed[0]).degrees.recompute == every
 
 
+@pytest.mark.parametrize("tensor", [1, 8])
+def test_the_best_of_gpus_too_dear_to_gain_is_an_answer(tensor):
+    """It is None only where the job cannot run, as where its layers are measured on more GPUs than it has."""
+    layer = {"forwardSeconds": 0.1, "backwardSeconds": 0.2, "heldBytes": 1e9}
+    profile = decode(TensorProfile, {"tensor": tensor, "layers": [layer]})
+    gang = PlannedGang(
+        profiles=(profile,), speeds={"a": 1.0, "b": 2.0}, batch_size=1, sizes=(4, 1), memory_bytes={"b": 1e8}
+    )
+    answer, listed = gang.best_answer({"a": 1e6, "b": 1.0}, 1.0, {"a": 4, "b": 4}), gang.listed({"a": 4})
+    assert [each.gpus for each in listed] == ([{"a": 1}] if tensor == 1 else [])
+    assert answer == (listed[0] if listed else None)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
