@@ -91,6 +91,26 @@ def test_a_frozen_layer_learns_again_and_freezes_if_it_still_holds():
     assert again[-1][1] == 0
 
 
+@pytest.mark.parametrize("criterion", ["weightChange", "gradientNorm"])
+def test_what_does_not_learn_in_the_model_itself_never_does(criterion):
+    """As the weights beside adapters: not at the launch, not after thawSteps; layers without others freeze."""
+    dynamic = freezing(criterion, threshold=2.0, thaw_steps=15)
+
+    def fix(index, module):
+        for number, parameter in enumerate(module.parameters()):
+            parameter.requires_grad_(index > 0 and number % 2 > 0)
+        return dynamic.prepare(index, module)
+
+    layers = all_layers(build_gpt(layers=6, dim=16, heads=2, context=8, dropout=0.0), TrainingConfig(), fix)
+    learn = lambda: [p.requires_grad for p in layers.parameters()]  # noqa: E731
+    asked = learn()
+    dynamic.reapply(0, layers)
+    assert learn() == asked
+    seen = run(dynamic, layers, range(46), lambda step: [1e-3] * 6)
+    assert max(count for _, count, _ in seen) == 5
+    assert learn() == asked
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("criterion", ["weightChange", "gradientNorm"])
 def test_what_a_layer_remembers_travels_with_it(criterion):

@@ -81,6 +81,9 @@ def test_a_sparse_layer_is_loaded_into_a_new_dense_one():
         one.module(x).sum().backward()
         one.optimizer.step()
     assert torch.equal(received.module.values, prunable.values)
+    fixed = PrunableLinear(nn.Linear(24, 40).requires_grad_(False))
+    Layer(0, fixed, TrainingConfig()).load(layer.state())
+    assert not fixed.values.requires_grad
 
 
 def test_pruning_further_keeps_the_values_that_stay():

@@ -279,7 +279,7 @@ class Freezing(Dynamic):
 
     def _figure(self, layer: Layer, place: _Place, seen: torch.Tensor | None) -> float:
         """Figure that the criterion compares with the threshold; infinite where it cannot tell yet."""
-        if not any(True for _ in layer.module.parameters()):
+        if not any(p.requires_grad for p in layer.module.parameters()):
             return 0.0
         if self._settings.criterion == FreezingCriterion.PLASTICITY:
             slope = plasticity.look(layer.module)
@@ -287,6 +287,8 @@ class Freezing(Dynamic):
         assert seen is not None, "of every layer that learns"
         if self._settings.criterion == FreezingCriterion.GRADIENT_NORM:
             if place.steps == 0:
+                # Before the first step: none of the first looks.
+                place.looks -= 1
                 return math.inf
             norm = math.sqrt(float(seen) / place.steps)
             if place.looks < _FIRST_LOOKS:
@@ -326,7 +328,7 @@ def frozen_layers(layers: LayerSet) -> set[int]:
 
 
 def _learn(layer: Layer, learns: bool) -> None:
-    for parameter in layer.module.parameters():
-        parameter.requires_grad_(learns)
+    for name, parameter in layer.module.named_parameters():
+        parameter.requires_grad_(learns and name not in layer.fixed)
         if not learns:
             parameter.grad = None

@@ -126,6 +126,7 @@ class Layer:
     Attributes:
         tied: names of its parameters that other layers have too, by the number of the tie in the model.
         copies: those of them that another layer owns: its optimizer updates them, this one's does not.
+        fixed: names of its parameters that do not learn in the model itself.
         shares: by parameter, the part that this replica's optimizer updates; empty where it updates all.
         weight_shares: by name in the module's state, the part that this replica has; empty where it has all.
         of_experts: names of its parameters that this replica has alone.
@@ -147,6 +148,7 @@ class Layer:
         self.config = config
         self.tied = dict(tied or {})
         self.copies = frozenset(copies)
+        self.fixed = frozenset(name for name, p in module.named_parameters() if not p.requires_grad)
         self.stateful: tuple[nn.Module, ...] = ()
         """Modules in it whose buffers its forward changes, as the last trial of a plan has seen."""
         self.shares: dict[str, Share] = {}

@@ -179,8 +179,9 @@ class PrunableLinear(nn.Module):
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         values = state_dict.get(prefix + "values")
         if values is not None:
+            learns = self.learnt.requires_grad
             self._become_sparse(state_dict[prefix + "mask"])
-            self.values = nn.Parameter(torch.empty_like(values, device=self.mask.device))
+            self.values = nn.Parameter(torch.empty_like(values, device=self.mask.device), learns)
         elif prefix + "mask" not in state_dict:
             # Saved before the job was pruned: all weights are kept.
             state_dict[prefix + "mask"] = torch.ones_like(self.mask)
