@@ -247,7 +247,7 @@ class _Process:
         if alone is not None:
             raise ConfigurationError(field, f"{every}, and {alone}. To fix: 0, or more ranks")
         check_connections(field)
-        return InPlace(MemoryCopies(every, self._device), launch)
+        return InPlace(MemoryCopies(every, self._device), launch, job.config)
 
     def run(self) -> SessionOutcome:
         """Train to the end: by the launch's plan, and by those of the ranks that are left after a loss."""

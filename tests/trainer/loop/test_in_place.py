@@ -15,6 +15,7 @@ from ballast_policies.contract.messages import (
     RANK_RESTARTS_ENV,
     RENDEZVOUS_PORT,
     Ack,
+    Candidate,
     ExitCode,
 )
 from ballast_trainer.channel.base import DirectoryChannel
@@ -114,6 +115,19 @@ def test_a_killed_rank_is_started_again_and_joins(
     (grown,) = gang.events("grow", "run")
     assert (grown["ranks_before"], grown["ranks_after"]) == grows
     assert_undisturbed(gang, single_process_losses(small_config(totalSteps=10, **alone)), every=1)
+
+
+def test_pods_go_on_that_try_a_plan_of_another_schedule(pods, small_config, single_process_losses, tmp_path):
+    """By the launch's schedule, with stages that it has, and try the plans anew."""
+    plans = tuple(
+        Candidate(schedule=name, layers=layers, step_seconds=1.0)
+        for name, layers in (("1F1B", (2, 3)), ("ZeroBubbleV", (1, 1, 1, 2)))
+    )
+    config = struck(in_memory(small_config(totalSteps=10), 1), tmp_path / "strikes", (7, 1, 0, "SIGKILL"))
+    start_in_pods(pods, tmp_path / "channel", config, 2, candidates=plans)
+    assert set(pods.exit_codes().values()) == {0}, pods.errors()
+    assert len(pods.events("ranksLost", "job-1-0")) == 1
+    assert_undisturbed(pods, single_process_losses(small_config(totalSteps=10)), 1, "job-1-0")
 
 
 @pytest.mark.parametrize("copying", first_daily([False, True]))
@@ -304,9 +318,10 @@ def acknowledged(folder, epoch):
     eventually(is_told, f"epoch {epoch} to be acknowledged")
 
 
-def start_in_pods(pods, folder, config, count, per_pod=1):
-    """Pods as the operator makes them where their ranks go on in place."""
+def start_in_pods(pods, folder, config, count, per_pod=1, **fields):
+    """Pods as the operator makes them where their ranks go on in place; ``fields``: further ones of the plan."""
     plan = local_plan([f"job-1-{number}" for number in range(count)], network=1, ranks_per_pod=per_pod)
+    plan = plan.replace(**fields)
     channel = DirectoryChannel(folder)
     channel.publish(plan)
     (folder / "config.json").write_text(json.dumps(config))

@@ -11,7 +11,9 @@ from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from ballast_client.api_server import ChannelError
+from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.plan import Directive, Plan
+from ballast_policies.planning.launch import usable_stages
 
 from ballast_trainer.causes import describe
 from ballast_trainer.checkpoints.memory_copies import LostRanks, MemoryCopies
@@ -50,15 +52,15 @@ class InPlace:
         sizes: of its layers; None: not known.
     """
 
-    def __init__(self, memory: MemoryCopies, launch: RankLaunch) -> None:
-        """Prepare at the launch's store, which outlives the ranks.
+    def __init__(self, memory: MemoryCopies, launch: RankLaunch, config: JobConfig) -> None:
+        """Prepare at the launch's store, which outlives the ranks; ``config``: by which all go on.
 
         Without ``launch.regrouped`` all go on by the operator's plan, which leaves out pods that are lost,
         with those of its ranks that start again.
         """
         self.memory, self.survivors = memory, Survivors(launch.store, launch.process)
         self.store, self._process, self._regrouped = launch.store, launch.process, launch.regrouped
-        self._restarts, self._launch = launch.restarts or 0, launch
+        self._restarts, self._launch, self._config = launch.restarts or 0, launch, config
         self.model: ModelState | None = None
         self.run: RunState | None = None
         self.heartbeat: RankHeartbeat | None = None
@@ -117,6 +119,8 @@ class InPlace:
         logger.warning("%s; the ranks that are left agree on how to go on", error)
         if run.plan.epoch > plan.epoch:
             plan = run.plan
+        # A candidate of the plan may have had another schedule, which ranks that start again do not know.
+        model.config = self._config
         # In pods they may have failed to meet under ``plan``.
         before = plan if self._regrouped is not None else run.plan
         CONNECTIONS.shut()
@@ -236,13 +240,14 @@ class InPlace:
                     return json.dumps({"refused": f"{', '.join(ended)} has ended before all could go on"})
                 kept = [rank.process for rank in plan.ranks]
                 source = best_copies([copies[process] for process in kept])
-                fewer = len(kept) != len(before.ranks)
-                stages = stages_left(model, self.sizes, len(kept)) if fewer else model.stages
+                placement = model.placement(len(kept))
+                stages = usable_stages(model.stages, placement, model.definition.layer_count)
             else:
                 kept, source = who_goes_on(plan, copies, model.world.mesh.column)
                 if not kept:
                     return json.dumps({"refused": "no pipeline position is left whole"})
-                stages = stages_left(model, self.sizes, len(kept))
+                stages = None
+            stages = stages or stages_left(model, self.sizes, len(kept))
         except ConfigurationError as error:
             return json.dumps({"refused": f"the ranks that are left cannot go on: {error}"})
         if source is None:
