@@ -73,6 +73,16 @@ def test_a_rank_killed_while_a_checkpoint_is_written_costs_that_checkpoint(
     assert not list(folder.glob(".step-*.partial"))
 
 
+def test_one_rank_resumes_with_buffers_that_are_not_persistent(small_config, tmp_path):
+    """Those that a forward writes are in its checkpoints, as in those of several ranks."""
+    model = {"name": "tests.trainer.models.awkward_models:counting_forwards"}
+    config = with_checkpoints(small_config(totalSteps=3, model=model), tmp_path / "saved")
+    train_here(config)
+    resumed = train_here({**config, "totalSteps": 6}).losses
+    whole = train_here(small_config(totalSteps=6, model=model)).losses
+    assert resumed == {step: whole[step] for step in (4, 5, 6)}
+
+
 OTHERS = [
     ({"model": {"name": "gpt", "layers": 6}}, "checkpoint of 8 layers, the model has 6"),
     ({"training": {"optimizer": "sgd"}}, "of the optimizer adamw, training.optimizer is sgd"),

@@ -97,6 +97,23 @@ def with_batch_norm(layers=6, momentum=0.1):
     return Model.from_layers([made] * (layers - 1) + last, loss=nn.functional.mse_loss, batch=batches)
 
 
+class Counting(nn.Module):
+    """Counts its forwards in a buffer that is not persistent, by which it computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
+
+    def forward(self, value):
+        self.seen += 1
+        return torch.tanh(self.linear(value)) * (1 + self.seen / 10)
+
+
+def counting_forwards():
+    return Model.from_layers([Counting, nn.Linear(WIDTH, 1)], loss=nn.functional.mse_loss, batch=batches)
+
+
 def with_instance_norm(layers=6):
     """Running statistics of a norm that does not count its microbatches; an idle parameter."""
 

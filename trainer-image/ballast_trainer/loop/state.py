@@ -239,8 +239,11 @@ class ModelState:
         """
         alone = (positions or self.world.positions) == 1 and self.world.size == 1
         shares = self.definition.shared_buffers or self.definition.tied
-        if alone and not self.config.training.recompute and not shares:
-            self.untried = Attributes(part for layer in self.layers for part in layer.module.modules())
+        parts = [part for layer in self.layers for part in layer.module.modules()]
+        # Which of them forwards write, and checkpoints have, a trial shows.
+        unsaved = any(part._non_persistent_buffers_set for part in parts)
+        if alone and not (self.config.training.recompute or shares or unsaved):
+            self.untried = Attributes(parts)
             return ()
         self.meter.start_step(step)
         self.partition_cache.of_inputs(self._shape_of(step))
