@@ -93,7 +93,7 @@ def test_a_frozen_layer_learns_again_and_freezes_if_it_still_holds():
 
 @pytest.mark.parametrize("criterion", ["weightChange", "gradientNorm"])
 def test_what_does_not_learn_in_the_model_itself_never_does(criterion):
-    """As the weights beside adapters: not at the launch, not after thawSteps; layers without others freeze."""
+    """As the weights beside adapters: not at the launch, not after thawSteps."""
     dynamic = freezing(criterion, threshold=2.0, thaw_steps=15)
 
     def fix(index, module):

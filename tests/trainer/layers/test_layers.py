@@ -466,6 +466,22 @@ def test_checkpoints_and_copies_have_what_a_forward_writes_to():
     assert torch.equal(again[0].module.seen, torch.full((3,), 5.0))
 
 
+@pytest.mark.parametrize("persistent", [False, True])
+def test_parts_that_share_a_buffer_share_it_after_a_move(persistent):
+    """What one of them writes, the other reads."""
+
+    def make():
+        layer = nn.Sequential(Seen(3, 3), nn.Identity())
+        layer[1].register_buffer("seen", layer[0].seen, persistent=persistent)
+        return layer
+
+    here, there = (all_layers(Model.from_layers([make], loss=nn.functional.mse_loss))[0] for _ in range(2))
+    here.module[0].seen.fill_(5.0)
+    there.load(here.moving_state())
+    assert there.module[1].seen is there.module[0].seen
+    assert torch.equal(there.module[0].seen, torch.full((3,), 5.0))
+
+
 @pytest.mark.parametrize("before", [None, torch.zeros(2)], ids=["made", "same"])
 def test_a_trial_sees_which_buffers_are_written_and_leaves_these_as_they_were(before):
     """One that the first forward makes; a running mean of the zeros that a trial sends to later stages."""

@@ -319,7 +319,7 @@ def acknowledged(folder, epoch):
 
 
 def start_in_pods(pods, folder, config, count, per_pod=1, **fields):
-    """Pods as the operator makes them where their ranks go on in place; ``fields``: further ones of the plan."""
+    """Pods as the operator makes them where their ranks go on in place; ``fields``: of the plan."""
     plan = local_plan([f"job-1-{number}" for number in range(count)], network=1, ranks_per_pod=per_pod)
     plan = plan.replace(**fields)
     channel = DirectoryChannel(folder)

@@ -356,9 +356,16 @@ class Layer:
         module = {name.removeprefix(MODULE): v for name, v in tensors.items() if name.startswith(MODULE)}
         for key, value in tensors.items():
             if key.startswith(_UNSAVED):
-                # In another shape than it was built with, perhaps: a cache may have grown.
                 path, _, name = key.removeprefix(_UNSAVED).rpartition(".")
-                self.module.get_submodule(path).register_buffer(name, value.clone(), persistent=False)
+                part = self.module.get_submodule(path)
+                own = part._buffers.get(name)
+                if own is not None and own.shape == value.shape and own.is_contiguous():
+                    # In its memory, which other parts may share.
+                    own.data.copy_(value)
+                else:
+                    # In another shape than it was built with: a cache may have grown.
+                    like = next(self.module.parameters(), value) if own is None else own
+                    part.register_buffer(name, value.to(like.device, copy=True), persistent=False)
         for path, part in self.module.named_modules():
             for name, buffer in part._buffers.items():
                 made = module.get(f"{path}.{name}".lstrip("."))
