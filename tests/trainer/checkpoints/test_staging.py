@@ -184,6 +184,21 @@ def test_a_checkpoint_does_not_wait_for_memory_to_be_locked(monkeypatch):
     assert [len(pages) for pages in gpu.locked.values()] == [2]
 
 
+@pytest.mark.parametrize("waited", [True, False])
+def test_a_gpu_may_still_copy_as_the_optimizer_step_begins(monkeypatch, waited):
+    """Its stream waits for the copy, and Python does not: what is changed without that wait is told."""
+    FakeGpu(monkeypatch)
+    state = {"a": torch.ones(8)}
+    copy = Staging(torch.device("cuda")).begin(state, later=state.keys())
+    if waited:
+        copy.wait()
+    state["a"].zero_()
+    with contextlib.nullcontext() if waited else pytest.raises(CheckpointNotWritten, match="a changed while"):
+        copy.finish()
+    copy.wait()
+    assert torch.equal(copy.tensors["a"], torch.ones(8))
+
+
 def test_a_checkpoint_in_the_middle_of_the_locking_goes_on_without_the_rest(monkeypatch):
     """It waits for one tensor's at most."""
     gpu, staging = FakeGpu(monkeypatch), Staging(torch.device("cuda"))

@@ -37,6 +37,7 @@ class StagedCopy:
         self._waiting = waiting
         self._copied = copied
         self._versions = {key: value._version for key, value in waiting.items()}
+        self._changed: list[str] | None = None
         self._done = threading.Event()
 
     def finish(self) -> None:
@@ -47,8 +48,8 @@ class StagedCopy:
             else:
                 for key, value in self._waiting.items():
                     self.tensors[key].copy_(value)
-            changed = [key for key, value in self._waiting.items() if value._version != self._versions[key]]
         finally:
+            changed = self._look_for_changes()
             self._waiting = {}
             self._done.set()
         if changed:
@@ -57,8 +58,17 @@ class StagedCopy:
                 "To fix: checkpoint.asyncMode: disabled, or change it in the optimizer step"
             )
 
+    def _look_for_changes(self) -> list[str]:
+        """What has changed before it was copied, or the training waited for that: it may change then."""
+        found = [key for key, value in self._waiting.items() if value._version != self._versions[key]]
+        # Not what the training, which has waited, changes while another thread looks.
+        if self._changed is None:
+            self._changed = found
+        return self._changed
+
     def wait(self) -> None:
         """Let no kernel or statement that follows change what is being copied; on the thread that trains."""
+        self._look_for_changes()
         if self._copied is not None:
             torch.cuda.current_stream().wait_event(self._copied)
         else:
