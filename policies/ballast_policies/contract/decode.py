@@ -377,6 +377,8 @@ def _problems(detail: Any, place: _Place) -> tuple[Problem, ...]:
     cause = (detail.get("ctx") or {}).get("error")
     if isinstance(cause, ContractError):
         return tuple(problem.below(path) for problem in cause.problems)
+    if detail["type"] == "too_short" and len(detail["input"]) > detail["ctx"]["actual_length"]:
+        return ()  # its entries are refused themselves
     if detail["type"] == "missing" and isinstance(detail["loc"][-1], int):
         path = path.removesuffix(f"[{detail['loc'][-1]}]")
     return (Problem(path, str(cause) if cause is not None else _reason(detail, place)),)

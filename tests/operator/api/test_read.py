@@ -40,6 +40,16 @@ def test_all_problems_of_an_object_are_named_at_once() -> None:
     assert [problem.split(":")[0] for problem in caught.value.problems] == ["spec.totalSteps", "spec.weight"]
 
 
+def test_entries_of_a_list_that_are_refused_are_not_said_to_be_missing() -> None:
+    """The list is long enough once they are right."""
+    pools = [{**pool, "pricePerGpuHour": -1} for pool in POLICY["spec"]["nodePools"]]
+    with pytest.raises(InvalidObject) as caught:
+        read_cluster_policy(changed(POLICY, "spec.nodePools", pools))
+    assert [problem.split(":")[0] for problem in caught.value.problems] == [
+        f"spec.nodePools[{number}].pricePerGpuHour" for number in range(len(pools))
+    ]
+
+
 def test_a_broken_rule_over_two_fields_names_the_field_to_change() -> None:
     with pytest.raises(InvalidObject, match=r"spec\.pipeline\.minStages: .* To fix: lower minStages"):
         read_training_job(changed(JOB, "spec.pipeline.minStages", 5))
