@@ -13,7 +13,6 @@ from collections.abc import Collection, Mapping
 
 from ballast_policies.allocation.problem import ProblemError
 from ballast_policies.rounds.values import Round
-from ballast_policies.scheduling.decision import isolated_speeds
 from ballast_policies.scheduling.gang_spec import job_id
 from ballast_policies.simulator.clock import LEAST_STEP, Answer, Clock, OnProgress, SimulationProgress
 from ballast_policies.simulator.decisions import HOUR, ClusterGang, OperatorDecisions
@@ -222,17 +221,11 @@ def _active_jobs(snapshot: Snapshot, now: float, live: Collection[str]) -> list[
 
 
 class _Decisions(OperatorDecisions[ForecastJob]):
-    """The operator's, which also say how much faster than on its isolated share each job is."""
+    """The operator's, on the jobs that may run."""
 
     def __call__(self, present: Mapping[str, ForecastJob], now: float) -> Answer:
         present = {name: job for name, job in present.items() if job.may_run(now)}
         try:
-            answer = super().__call__(present, now)
+            return super().__call__(present, now)
         except ProblemError as error:
             raise ProblemError(f"{now / HOUR:.2f} h from now: {error}") from error
-        assert self.last is not None
-        ratios = isolated_speeds(self.state, self.last.inputs.problem, answer.round.placements)
-        for name, job in present.items():
-            ratio = ratios.get(name, 0.0)
-            job.isolated_rate = 1.0 / ratio if ratio > 0 else 0.0
-        return answer

@@ -13,7 +13,14 @@ from ballast_policies.allocation.registry import allocate, find_policy
 from ballast_policies.rounds.gangs import PAUSE_SECONDS, RESTART_SECONDS
 from ballast_policies.rounds.question import SpotLimits
 from ballast_policies.rounds.values import Node, Placement, Round, gpus_by
-from ballast_policies.scheduling.decision import Decision, Memory, SchedulingPolicy, SolveRequest, decide
+from ballast_policies.scheduling.decision import (
+    Decision,
+    Memory,
+    SchedulingPolicy,
+    SolveRequest,
+    decide,
+    isolated_speeds,
+)
 from ballast_policies.scheduling.state import Capacity, ClusterJob, ClusterState
 from ballast_policies.simulator.clock import LEAST_STEP, ActiveJob, Answer, SimulationError
 
@@ -25,7 +32,21 @@ CONSTANT = {Reads.WEIGHTS, Reads.PRICES, Reads.TEAMS, Reads.ARRIVAL_ORDER}
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class SimulatedGang(ActiveJob):
-    """A job of a simulation, as decisions see it."""
+    """A job of a simulation, as decisions see it.
+
+    Attributes:
+        isolated_elapsed: as ``Job`` has it; it stands still where the policy does not read it.
+        isolated_rate: by how much a second of training raises it.
+    """
+
+    isolated_elapsed: float = 0.0
+    isolated_rate: float = 0.0
+
+    def advance(self, seconds: float) -> float:
+        """Also compare what it has done with its isolated share."""
+        trained = ActiveJob.advance(self, seconds)
+        self.isolated_elapsed += trained * self.isolated_rate
+        return trained
 
     def as_cluster_job(self, now: float) -> ClusterJob:
         """The job at ``now``, on the clock."""
@@ -43,8 +64,6 @@ class ClusterGang(SimulatedGang):
         live: it changes its size without a restart.
         prices: pool -> USD a GPU hour.
         of_price: the part of its GPUs' price that it pays.
-        isolated: as ``Job`` has it.
-        isolated_rate: by how much a second of training raises it.
         begins: when it first had GPUs, on the clock; None: not yet.
         ends: when it had done its steps, on the clock; None: not yet.
         first: the GPUs on which it began, as people read them; empty: it had them when it arrived.
@@ -55,9 +74,7 @@ class ClusterGang(SimulatedGang):
     began: float
     live: bool
     prices: Mapping[str, float]
-    isolated: float
     arrived: float = 0.0
-    isolated_rate: float = 0.0
     of_price: float = 1.0
     begins: float | None = None
     ends: float | None = None
@@ -90,7 +107,7 @@ class ClusterGang(SimulatedGang):
             began=began,
             live=live,
             prices=prices,
-            isolated=one.job.isolated_elapsed,
+            isolated_elapsed=one.job.isolated_elapsed,
             arrived=arrived,
             begins=None if one.placement is None else 0.0,
         )
@@ -98,10 +115,9 @@ class ClusterGang(SimulatedGang):
     def advance(self, seconds: float) -> float:
         """Also sum up what it holds and pays."""
         at, speed = self.placement, self.speed
-        trained = ActiveJob.advance(self, seconds)
+        trained = SimulatedGang.advance(self, seconds)
         if at is None:
             return trained
-        self.isolated += trained * self.isolated_rate
         self.gpu_hours += seconds * len(at.nodes) / HOUR * self.of_price
         self.cost += seconds * self.usd_per_second(at)
         self.cost += trained * speed * at.mean(self.one.usd_per_step)
@@ -134,7 +150,7 @@ class ClusterGang(SimulatedGang):
             job,
             steps_remaining=max(self.remaining, LEAST_STEP),
             elapsed=job.elapsed + age,
-            isolated_elapsed=self.isolated,
+            isolated_elapsed=self.isolated_elapsed,
             deadline=None if job.deadline is None else job.deadline - age,
             budget=None if job.budget is None else max(0.0, job.budget - self.cost),
         )
@@ -184,7 +200,7 @@ class OperatorDecisions(Generic[Gang]):
     ) -> None:
         self.state, self._policy, self._began, self._stop_seconds = state, policy, began, stop_seconds
         self._memory = Memory(next_at=None if first_round_ends is None else began + first_round_ends)
-        self._constant = find_policy(policy.objective).reads <= CONSTANT
+        self._reads = find_policy(policy.objective).reads
         self._solved: tuple[tuple[object, ...], Allocation] | None = None
         self.solve_seconds: list[float] = []
         self.last: Decision | None = None
@@ -192,7 +208,7 @@ class OperatorDecisions(Generic[Gang]):
     def change(self, capacity: Capacity, policy: SchedulingPolicy, spot: SpotLimits) -> None:
         """Other GPUs, another policy or other limits of spot machines, from the next decision on."""
         self.state, self._policy = dataclasses.replace(self.state, capacity=capacity, spot=spot), policy
-        self._constant, self._solved = find_policy(policy.objective).reads <= CONSTANT, None
+        self._reads, self._solved = find_policy(policy.objective).reads, None
 
     def __call__(self, present: Mapping[str, Gang], now: float) -> Answer:
         """Placements from ``now`` on. Raises ProblemError: the policy cannot be used on what is there."""
@@ -200,12 +216,15 @@ class OperatorDecisions(Generic[Gang]):
             self.state, jobs=tuple(one.as_cluster_job(now) for one in present.values())
         )
         moment = self._began + now
-        if self._memory.next_at is not None and moment >= self._memory.next_at and not self._constant:
+        at_boundary = self._memory.next_at is not None and moment >= self._memory.next_at
+        if at_boundary and not self._reads <= CONSTANT:
             self._solved = None
         self.last = decide(self.state, self._memory, self._policy, now=moment, solve=self._solve)
         self._memory = self.last.memory
         self._check(now)
         self._wait_for_others(present, self.last.round)
+        if Reads.ISOLATED_ELAPSED in self._reads:
+            self._compare_with_isolation(present, self.last)
         assert self._memory.next_at is not None
         return Answer(round=self.last.round, until=self._memory.next_at - self._began)
 
@@ -226,6 +245,13 @@ class OperatorDecisions(Generic[Gang]):
             finds_room = name in decided.started and all(idle[node] >= gpus for node, gpus in needs.items())
             present[name].others_leave = 0.0 if finds_room else self._stop_seconds
             idle.subtract(needs if finds_room else ())
+
+    def _compare_with_isolation(self, present: Mapping[str, Gang], decision: Decision) -> None:
+        """Note how much faster than on its isolated share each gang is from now on."""
+        ratios = isolated_speeds(self.state, decision.inputs.problem, decision.round.placements)
+        for name, gang in present.items():
+            ratio = ratios.get(name, 0.0)
+            gang.isolated_rate = 1.0 / ratio if ratio > 0 else 0.0
 
     def _check(self, now: float) -> None:
         assert self.last is not None

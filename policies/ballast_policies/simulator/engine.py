@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from ballast_policies.accounting import isolated_seconds
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.gangs import SpreadGang
 from ballast_policies.rounds.values import Node, Placement
@@ -79,7 +78,7 @@ class _TraceGang(SimulatedGang):
             self.asked,
             steps_remaining=max(self.remaining, 1e-9),
             elapsed=max(0.0, now - float(ledger.arrival[row])),
-            isolated_elapsed=float(ledger.isolated_elapsed[row]),
+            isolated_elapsed=self.isolated_elapsed,
             deadline=deadline - now if math.isfinite(deadline) else None,
         )
         return ClusterJob(
@@ -194,12 +193,12 @@ class _Run:
 
     def _enter(
         self, jobs: Sequence["_TraceGang"], columns: np.ndarray, seconds: np.ndarray, now: float
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Book what the jobs have done since the last time: (their rows, steps)."""
+    ) -> np.ndarray:
+        """Book what the jobs have done since the last time; their rows."""
         rows = np.array([one.row for one in jobs])
         steps = self.ledger.left[rows] - [one.remaining for one in jobs]
         self.ledger.book(rows, columns, steps, seconds, now=now, part=np.ones(len(rows)))
-        return rows, steps
+        return rows
 
     def _book(self, began: float, now: float) -> None:
         """Enter what happened from ``began`` to ``now``."""
@@ -209,8 +208,7 @@ class _Run:
         if placed and now > began:
             columns = np.array([self._column[at.gpu_type] for _, at in placed])
             seconds = np.full(len(placed), now - began)
-            rows, steps = self._enter([one for one, _ in placed], columns, seconds, began)
-            ledger.isolated_elapsed[rows] += isolated_seconds(steps, ledger.isolated_rate(rows, every))
+            rows = self._enter([one for one, _ in placed], columns, seconds, began)
             busy = ledger.gpus[rows] * seconds
             counters.busy_gpu_seconds += float(busy.sum())
             counters.spread_gpu_seconds += float(busy @ [one.is_spread for one, _ in placed])

@@ -17,6 +17,8 @@ from ballast_policies.simulator.replay import RecordedCluster, RecordedJob, Reco
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support import simulations
+
 HOUR = 3600.0
 
 
@@ -93,6 +95,25 @@ def test_another_policy_decides_otherwise_on_the_same_jobs() -> None:
         )
     stuck = replay(recording([job("large", 10, {"a": 1.0}, gpus=2)], there))
     assert stuck.unfinished == ("large",) and stuck.agrees() is False
+
+
+def test_a_fair_replay_counts_what_jobs_would_have_taken_on_their_shares() -> None:
+    """As the simulation of a trace does, and as the operator's status has it."""
+    steps, arrivals = (2000.0, 2000.0, 500.0), (0.0, 900.0, 900.0)
+    jobs = [
+        job(f"job-{number}", *each, arrival=at)
+        for number, (*each, at) in enumerate(zip(steps, [{"a": 1.0}] * 3, arrivals, strict=True))
+    ]
+    replayed = replay(recording(jobs, cluster({"a": 1}, {"a": 1.0})), objective="finish-time-fairness").jobs
+    simulated = simulations.simulated(
+        [simulations.job(steps=each, arrival=at) for each, at in zip(steps, arrivals, strict=True)],
+        {"a": 1},
+        simulations.table({("a", 1): {"a": 1.0}}),
+        policy="finish-time-fairness",
+        round_seconds=600.0,
+    )
+    took = [one.completion_time for one in simulated.jobs]
+    assert [one.seconds for one in replayed] == pytest.approx(took) == [3800.0, 3600.0, 800.0]
 
 
 @pytest.mark.parametrize(
