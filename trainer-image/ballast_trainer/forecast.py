@@ -23,6 +23,7 @@ from ballast_policies.contract.errors import camel
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.job.output import AsyncMode
 from ballast_policies.planning.balancers.exact import exact_partition
+from ballast_policies.planning.memory.measured_layers import PipelineForm
 from ballast_policies.planning.memory.rank_bytes import rank_bytes
 from ballast_policies.planning.partition import Partition, even_partition
 from ballast_policies.planning.profile import LayerProfile, ProfiledLayer, repeated_layers, routed_both_ways
@@ -396,9 +397,7 @@ def _rank_forecasts(
         schedule,
         facts,
         LayerProfile.of(rows).sums,
-        averaged=parallelism.data > 1,
-        gradient_shares=parallelism.gradient_shares,
-        weights_shared=parallelism.weight_shares > 1,
+        PipelineForm.of(config, schedule.ranks),
     )
     stages = [
         [stage for stage, holders in enumerate(schedule.stage_ranks) if rank in holders]

@@ -270,7 +270,7 @@ class _Problem:
         if self._one_stage_a_rank:
             found: list[float] = self._one_stage.of_cut(partition).tolist()
             return found
-        ranks = rank_bytes(partition, self.schedule, self.facts, self._sums)
+        ranks = rank_bytes(partition, self.schedule, self.facts, self._sums, self.form)
         return [ranks[self._rank(stage)].total for stage in self._all]
 
     def _fullness(self, partition: Partition, types: Sequence[str]) -> float:

@@ -8,9 +8,6 @@ from ballast_policies.planning.schedules.registry import SCHEDULES
 if TYPE_CHECKING:  # the contract knows balancers, which know the bytes of layers
     from ballast_policies.contract.job.job import JobConfig
 
-WEIGHT_PARTS = {"adamw": 1 / 4, "sgd": 1 / 2}
-"""Part of the held bytes that are weights: beside them are a gradient and the optimizer's numbers."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class MeasuredLayers:
@@ -21,7 +18,7 @@ class MeasuredLayers:
         held_bytes: parameters, gradients and optimizer state, on one rank that holds the layer.
         activation_bytes: kept for the backward, of one microbatch.
         output_bytes, gradient_bytes, repeated_bytes: as of :class:`.rank_bytes.LayerSums`.
-        weight_bytes: the parameters alone; not measured: the optimizer's part of the held bytes.
+        weight_bytes: the parameters alone.
     """
 
     seconds: tuple[float, ...] = ()
@@ -31,11 +28,6 @@ class MeasuredLayers:
     gradient_bytes: tuple[int, ...] = ()
     repeated_bytes: tuple[int, ...] = ()
     weight_bytes: tuple[int, ...] = ()
-
-    def weights(self, optimizer: str) -> tuple[float, ...]:
-        """Bytes of the parameters of each layer."""
-        part = WEIGHT_PARTS.get(optimizer, WEIGHT_PARTS["adamw"])
-        return self.weight_bytes or tuple(part * size for size in self.held_bytes)
 
     @property
     def largest(self) -> tuple[int, float]:
@@ -56,7 +48,6 @@ class PipelineForm:
         microbatches: of a step, in each replica of the pipeline.
         stages_per_rank: stages on each rank, where there are several positions.
         replicas: by stage, how many ranks hold it; empty: one each.
-        optimizer: as ``training.optimizer`` names it.
         averaged: gradients are averaged over replicas of the pipeline.
         gradient_shares: how many of these have a part each of a layer's gradients (ZeRO-2); 1: all have all.
         weights_shared: they have a part each of its weights, too (ZeRO-3).
@@ -67,7 +58,6 @@ class PipelineForm:
     microbatches: int
     stages_per_rank: int = 1
     replicas: tuple[int, ...] = ()
-    optimizer: str = "adamw"
     averaged: bool = False
     gradient_shares: int = 1
     weights_shared: bool = False
@@ -82,7 +72,6 @@ class PipelineForm:
             microbatches=max(1, pipeline.microbatches // parallelism.data),
             stages_per_rank=SCHEDULES[pipeline.schedule].stages_on_a_rank(pipeline.stages_per_rank),
             replicas=pipeline.used_replicas,
-            optimizer=config.training.optimizer,
             averaged=parallelism.data > 1,
             gradient_shares=parallelism.gradient_shares,
             weights_shared=parallelism.weight_shares > 1,

@@ -29,21 +29,8 @@ def bytes_of_cuts(
     if found is None or found[0].stages <= found[0].ranks or found[0].stages > len(layers.held_bytes):
         return None
     schedule, facts = found
-    sums = sums_of_layers(layers, form.optimizer)
-
-    def taken(cut: Partition) -> tuple[float, ...]:
-        sizes = rank_bytes(
-            cut,
-            schedule,
-            facts,
-            sums,
-            averaged=form.averaged,
-            gradient_shares=form.gradient_shares,
-            weights_shared=form.weights_shared,
-        )
-        return tuple(each.total for each in sizes)
-
-    return taken
+    sums = sums_of_layers(layers)
+    return lambda cut: tuple(each.total for each in rank_bytes(cut, schedule, facts, sums, form))
 
 
 def smallest_cut(

@@ -4,8 +4,8 @@ What is held all the time, of a rank with stages s whose layers are l, with v_s 
 
     sum_s (sum_l held_l + (v_s - 1) sum_l weights_l)
 
-less the gradients, as large as the weights, up to a stage's first backward. From a microbatch's forward to
-its backward, or to the weights' half of it:
+less the gradients up to a stage's first backward: as large as the weights, of layers that do not learn none.
+From a microbatch's forward to its backward, or to the weights' half of it:
 
     sum_l activation_l + output_s                       output_s starts the backward
 
@@ -29,6 +29,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ballast_policies.planning.memory.measured_layers import PipelineForm
 from ballast_policies.planning.partition import Partition, sums_of
 from ballast_policies.planning.schedules.schedule import Kind, Schedule
 from ballast_policies.planning.schedules.validate import ScheduleFacts
@@ -84,7 +85,7 @@ class LayerSums:
         self,
         *,
         held: Numbers,
-        weights: Numbers,
+        weights: Numbers = (),
         activations: Numbers = (),
         outputs: Numbers = (),
         repeated: Numbers = (),
@@ -93,12 +94,15 @@ class LayerSums:
     ) -> None:
         self.layers = len(held)
         none = np.zeros(self.layers)
-        activations, outputs, repeated, gradients, experts = (
-            values if len(values) else none for values in (activations, outputs, repeated, gradients, experts)
+        weights, activations, outputs, repeated, gradients, experts = (
+            values if len(values) else none
+            for values in (weights, activations, outputs, repeated, gradients, experts)
         )
         # [j]: of layer j - 1, received where a stage begins with layer j.
         self._output = np.concatenate([[0.0], np.asarray(outputs, dtype=float)])
         self._held, self._weights, self._activations = sums_of(held), sums_of(weights), sums_of(activations)
+        self._held_and_weights = np.asarray(held, dtype=float), np.asarray(weights, dtype=float)
+        self._gradients: dict[tuple[int, bool], np.ndarray] = {}
         self._each_weight, self._each_passing = np.subtract(weights, experts), np.add(repeated, gradients)
         self._passing = sums_of(self._each_passing)
 
@@ -106,22 +110,22 @@ class LayerSums:
         """The most of one of the layers ``first`` to ``end - 1``, at least one, without experts."""
         return _largest_between(self._weight_table, first, end)
 
-    def sizes(self, first: Layers, end: Layers, gradient_shares: int = 1) -> StageSizes:
+    def sizes(self, first: Layers, end: Layers, form: PipelineForm) -> StageSizes:
         """Sizes of stages of layers ``first`` to ``end - 1``, at least one."""
-        weights = self._weights[end] - self._weights[first]
+        own_gradients = self._own_gradients(form.gradient_shares, form.weights_shared)
         gradients = passing = None
         if self._passes:
             gradients = self._passing[end] - self._passing[first]
             passing = _largest_between(self._passing_table, first, end)
-        if gradient_shares > 1:
+        if form.gradient_shares > 1:
             whole = WHOLE_GRADIENTS * self.largest_weights(first, end)
             passing = whole if passing is None else passing + whole
         return StageSizes(
             held=self._held[end] - self._held[first],
-            weights=weights,
+            weights=self._weights[end] - self._weights[first],
             kept=self._activations[end] - self._activations[first] + self._output[end],
             gradients=gradients,
-            own_gradients=weights / gradient_shares,
+            own_gradients=own_gradients[end] - own_gradients[first],
             passing=passing,
             message=np.maximum(
                 self._output[first], np.where(np.less(end, self.layers), self._output[end], 0.0)
@@ -134,17 +138,14 @@ class LayerSums:
         versions: float | np.ndarray,
         first: Layers,
         end: Layers,
-        *,
-        averaged: bool = False,
-        gradient_shares: int = 1,
-        weights_shared: bool = False,
+        form: PipelineForm,
     ) -> np.ndarray:
         """Bytes of a stage of layers ``first`` to ``end - 1``.
 
         ``moments``: of its rank, shape (..., moments, 4); ``versions``: of the weights; all broadcast against
-        each other. ``averaged`` and what is shared: as of :class:`PipelineForm`.
+        each other. ``form``: what replicas share.
         """
-        of = self.sizes(first, end, gradient_shares)
+        of = self.sizes(first, end, form)
         step: np.ndarray = np.zeros(())
         for k in range(moments.shape[-2]):
             at = moments[..., k, :]
@@ -153,13 +154,22 @@ class LayerSums:
                 if size is not None and at[..., number].any():
                     moment = moment + at[..., number] * size
             step = np.maximum(step, moment)
-        if averaged:
+        if form.averaged:
             step = np.maximum(step, self.largest_weights(first, end))
         taken: np.ndarray = of.held + step + RECEIVED_AHEAD * of.message
-        if weights_shared:
+        if form.weights_shared:
             taken = taken + self.largest_weights(first, end)
         further = np.subtract(versions, 1)
         return taken + further * of.weights if further.any() else taken
+
+    def _own_gradients(self, shares: int, weights_shared: bool) -> np.ndarray:
+        """Of weights, sums over the first j layers: no more than a layer holds beside its weights."""
+        found = self._gradients.get((shares, weights_shared))
+        if found is None:
+            held, weights = self._held_and_weights
+            beside = held - weights / (shares if weights_shared else 1)
+            found = self._gradients[shares, weights_shared] = sums_of(np.clip(beside, 0.0, weights / shares))
+        return found
 
     @functools.cached_property
     def _passes(self) -> bool:
@@ -215,10 +225,7 @@ def rank_bytes(
     schedule: Schedule,
     facts: ScheduleFacts,
     layers: LayerSums,
-    *,
-    averaged: bool = False,
-    gradient_shares: int = 1,
-    weights_shared: bool = False,
+    form: PipelineForm,
 ) -> tuple[RankBytes, ...]:
     """Bytes of each rank of one pipeline.
 
@@ -227,19 +234,17 @@ def rank_bytes(
         schedule: of one step, or of a run without a flush.
         facts: of the schedule.
         layers: their bytes.
-        averaged: gradients are averaged over replicas of the pipeline.
-        gradient_shares: how many of these share a layer's gradients.
-        weights_shared: they share its weights, too.
+        form: what replicas of the pipeline share.
     """
     cuts, found = list(itertools.pairwise(partition.bounds)), []
     for rank in range(schedule.ranks):
         own = [stage for stage, holders in enumerate(schedule.stage_ranks) if rank in holders]
-        sizes = {stage: layers.sizes(*cuts[stage], gradient_shares) for stage in own}
+        sizes = {stage: layers.sizes(*cuts[stage], form) for stage in own}
         largest = max(float(layers.largest_weights(*cuts[stage])) for stage in own)
         held = sum(of.held + (facts.versions_held[at] - 1) * of.weights for at, of in sizes.items())
-        step = max(_fullest(schedule, rank, sizes), largest if averaged else 0.0)
+        step = max(_fullest(schedule, rank, sizes), largest if form.averaged else 0.0)
         step += RECEIVED_AHEAD * max(float(of.message) for of in sizes.values())
-        step += largest if weights_shared else 0.0
+        step += largest if form.weights_shared else 0.0
         found.append(RankBytes(held=float(held), step=step))
     return tuple(found)
 

@@ -34,15 +34,7 @@ class StageBytes:
             end: see there.
         """
         numbers, versions = self.moments.numbers[position], self.moments.versions[position]
-        return self.layers.taken(
-            numbers,
-            versions,
-            first,
-            end,
-            averaged=self.form.averaged,
-            gradient_shares=self.form.gradient_shares,
-            weights_shared=self.form.weights_shared,
-        )
+        return self.layers.taken(numbers, versions, first, end, self.form)
 
     def of_cut(self, cut: Partition) -> np.ndarray:
         """Bytes at each position, shape (p,)."""
@@ -62,25 +54,24 @@ class StageBytes:
 @functools.lru_cache(maxsize=256)
 def stage_bytes(layers: MeasuredLayers, form: PipelineForm) -> StageBytes:
     """Bytes of stages of measured layers; kept."""
-    return StageBytes(sums_of_layers(layers, form.optimizer), form)
+    return StageBytes(sums_of_layers(layers), form)
 
 
-_SUMS: WeakKeyDictionary[MeasuredLayers, dict[str, LayerSums]] = WeakKeyDictionary()
+_SUMS: WeakKeyDictionary[MeasuredLayers, LayerSums] = WeakKeyDictionary()
 
 
-def sums_of_layers(layers: MeasuredLayers, optimizer: str) -> LayerSums:
+def sums_of_layers(layers: MeasuredLayers) -> LayerSums:
     """Kept for all numbers of positions, as long as the layers are: a round asks jobs' by turns."""
-    known = _SUMS.setdefault(layers, {})
-    if optimizer not in known:
-        known[optimizer] = LayerSums(
+    if layers not in _SUMS:
+        _SUMS[layers] = LayerSums(
             held=layers.held_bytes,
-            weights=layers.weights(optimizer),
+            weights=layers.weight_bytes,
             activations=layers.activation_bytes,
             outputs=layers.output_bytes,
             repeated=layers.repeated_bytes,
             gradients=layers.gradient_bytes,
         )
-    return known[optimizer]
+    return _SUMS[layers]
 
 
 def bytes_on_positions(layers: MeasuredLayers, form: PipelineForm) -> np.ndarray:
@@ -88,9 +79,8 @@ def bytes_on_positions(layers: MeasuredLayers, form: PipelineForm) -> np.ndarray
     held, kept = np.asarray(layers.held_bytes, dtype=float), _values(layers, layers.activation_bytes)
     found = _moments(form)
     flying, between = found.numbers[..., 0].max(axis=1), found.numbers[..., 1].max(axis=1)
-    weights = np.asarray(layers.weights(form.optimizer))
     step = np.outer(flying, kept) + np.outer(between, _passing(layers))
-    rows: np.ndarray = held + step + np.outer(found.versions - 1.0, weights)
+    rows: np.ndarray = held + step + np.outer(found.versions - 1.0, _values(layers, layers.weight_bytes))
     return rows
 
 
@@ -100,7 +90,7 @@ def reserves(layers: MeasuredLayers, form: PipelineForm) -> np.ndarray:
     Outputs that start backwards, messages, and what is there while one layer's backward runs.
     """
     positions, count, reserved = form.positions, len(layers.held_bytes), []
-    gradients = np.asarray(layers.weights(form.optimizer))
+    gradients = _values(layers, layers.weight_bytes)
     outputs, passing, found = _values(layers, layers.output_bytes), _passing(layers), _moments(form)
     for at, (flying, _, _, running) in enumerate(found.numbers.max(axis=1)):
         end = max(at, count - positions + at) + 1  # layers at..end - 1 may be there

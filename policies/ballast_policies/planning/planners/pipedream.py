@@ -24,6 +24,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ballast_policies.planning.memory.measured_layers import PipelineForm
 from ballast_policies.planning.memory.moments import RUN_ALONE, stashed
 from ballast_policies.planning.memory.rank_bytes import LayerSums
 from ballast_policies.planning.memory.stage_bytes import ROUNDING
@@ -164,7 +165,8 @@ class _Solver:
         every = np.arange(self.layers + 1)
         first, end = np.minimum(every[:, None], self.layers - 1), np.maximum(every, 1)
         first = np.minimum(first, end - 1)
-        taken = self.memory.layers.taken(np.array(moments, dtype=float), active, first, end)
+        form = PipelineForm(schedule="PipeDream", positions=1, microbatches=1)
+        taken = self.memory.layers.taken(np.array(moments, dtype=float), active, first, end, form)
         return np.where(taken <= self.memory.limit * ROUNDING, self.seconds, np.inf)
 
     def _single(self, level: int, replicas: int, left: int, copies: int, after: int) -> np.ndarray:

@@ -50,15 +50,7 @@ def cuts(draw, layers, ranks):
 def by_playing(layers, form, cut):
     """Bytes of each position: of one with replicas, of the fullest."""
     schedule, facts = schedule_of(form)
-    ranks = rank_bytes(
-        cut,
-        schedule,
-        facts,
-        sums_of_layers(layers, form.optimizer),
-        averaged=form.averaged,
-        gradient_shares=form.gradient_shares,
-        weights_shared=form.weights_shared,
-    )
+    ranks = rank_bytes(cut, schedule, facts, sums_of_layers(layers), form)
     return [max(ranks[rank].total for rank in holders) for holders in schedule.stage_ranks]
 
 

@@ -5,6 +5,7 @@ from math import ceil
 
 import numpy as np
 import pytest
+from ballast_policies.planning.memory.measured_layers import PipelineForm
 from ballast_policies.planning.memory.rank_bytes import LayerSums, rank_bytes
 from ballast_policies.planning.partition import Partition, PlanningError, even_partition
 from ballast_policies.planning.planners.amp import (
@@ -78,7 +79,7 @@ def test_pipedream_within_memory_equals_brute_force(seed):
     layers = int(random.integers(1, 6))
     seconds, outputs, kept = (random.uniform(0.1, 5, layers).tolist() for _ in range(3))
     held = random.uniform(0.1, 9, layers)
-    weights = (held * random.uniform(0.2, 1, layers)).tolist()
+    weights = (held * random.uniform(0.1, 0.5, layers)).tolist()
     sums = LayerSums(held=held, weights=weights, activations=kept, outputs=outputs)
     levels = [
         Level(components=int(random.integers(1, 4)), bandwidth=20.0),
@@ -100,7 +101,8 @@ def test_pipedream_within_memory_equals_brute_force(seed):
     schedule = build_schedule("PipeDream", ranks=len(gpus), microbatches=60, replicas=replicas)
     if len(gpus) == 1:
         schedule = build_schedule("1F1B", ranks=1, microbatches=60)
-    for taken in rank_bytes(cut, schedule, validate(schedule), sums):
+    form = PipelineForm(schedule="PipeDream", positions=len(gpus), microbatches=60)
+    for taken in rank_bytes(cut, schedule, validate(schedule), sums, form):
         assert taken.total <= memory.limit * (1 + 1e-9)
 
 
@@ -190,13 +192,8 @@ def stages_fit(model, stages, degrees, microbatches, recompute, schedule, memory
         played = build_schedule("1F1B", ranks=stages, microbatches=microbatches)
     else:
         played = SCHEDULES[schedule].build_run(stages, microbatches, 3)
-    taken = rank_bytes(
-        even_partition(model.layers, stages),
-        played,
-        validate(played),
-        sums,
-        averaged=data > 1,
-    )
+    form = PipelineForm(schedule=schedule, positions=stages, microbatches=microbatches, averaged=data > 1)
+    taken = rank_bytes(even_partition(model.layers, stages), played, validate(played), sums, form)
     return all(each.total <= limit * (1 + 1e-9) for each, limit in zip(taken, memory, strict=True))
 
 
