@@ -206,10 +206,14 @@ class Reviews:
 
 
 class OneKey:
-    """Access to a page on this machine for whoever has its key, which sees everything that the page has."""
+    """Access to a page on this machine for whoever has its key, which sees everything that the page has.
 
-    def __init__(self) -> None:
-        self.key = secrets.token_urlsafe(32)
+    ``ask``: raises OperatorError where the API server is gone, for which watches wait: what was seen last
+    would be shown as of now.
+    """
+
+    def __init__(self, ask: Callable[[], Awaitable[object]] | None = None) -> None:
+        self.key, self._ask = secrets.token_urlsafe(32), ask
 
     async def person(self, token: str) -> Person | None:
         """As of :class:`Reviews`."""
@@ -218,6 +222,8 @@ class OneKey:
 
     async def namespaces(self, person: Person, there_are: Iterable[str]) -> frozenset[str]:
         """As of :class:`Reviews`."""
+        if self._ask is not None:
+            await self._ask()
         return frozenset(there_are)
 
     def waits_for(self, person: Person) -> int:

@@ -345,7 +345,7 @@ class Page:
             person=person.name if person is not None else "",
             here=request.path,
             address=request.path_qs,
-            refreshes=template in REFRESHED and status == 200,
+            refreshes=status == 503 or (template in REFRESHED and status == 200),
             title=self._title,
             looked_at=request.get(LOOKED_AT, self._clock()),
             not_asked=self._access.waits_for(person) if person is not None else 0,

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from ballast_operator.errors import Unreachable
 from ballast_operator.kube.kinds import JOB
 from ballast_operator.page.server import serving
 
@@ -142,6 +143,23 @@ async def test_a_screen_refreshes_itself_until_it_is_told_not_to() -> None:
         await tab.run("document.querySelector('#follow').click()")
         assert await tab.run("document.querySelector('#follow').innerText") == "Refresh"
         assert tab.complaints == []
+
+
+async def test_a_screen_that_failed_comes_back_by_itself() -> None:
+    """Once the API server answers again, who looks sees the job, and its curve."""
+    world = lively()
+    reviews = world.access.namespaces
+
+    async def fails(*_: object) -> frozenset[str]:
+        raise Unreachable("connection refused")
+
+    async with opened(world) as (tab, here):
+        await tab.go(f"{here}/jobs/research/translator")
+        world.access.namespaces = fails
+        await eventually(tab, "document.querySelector('#now').innerText.includes('did not answer')")
+        world.access.namespaces = reviews
+        await eventually(tab, "document.querySelector('#now').innerText.includes('Running')")
+        await eventually(tab, "document.querySelector('.curve canvas') !== null")
 
 
 async def test_curves_tell_the_time_as_the_tables_do() -> None:

@@ -19,6 +19,7 @@ import pytest
 from ballast_localcluster.binaries import PROGRAMS
 from ballast_operator.cli.live.ui import ui
 from ballast_operator.page.simulated import NotASimulationError, simulated
+from ballast_policies.contract.messages import JOB_LABEL, REPORT_ANNOTATION, lease_name
 from click.testing import CliRunner
 from kubernetes import client
 
@@ -215,11 +216,25 @@ def test_ballast_ui_opens_a_result_for_who_has_its_address(tmp_path: Path) -> No
 
 @pytest.mark.api
 @pytest.mark.processes
-def test_ballast_ui_reads_a_cluster_directly(control_plane: ControlPlane, tmp_path: Path) -> None:
-    """With the rights of the kubeconfig, where no operator serves a page."""
+def test_ballast_ui_reads_a_cluster_directly(
+    control_plane: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    """With the rights of the kubeconfig, where no operator serves a page; layers and pods, too."""
     log = tmp_path / "log"
+    stages = [{"rank": 0, "firstLayer": 0, "endLayer": 3}]
+    report = json.dumps({"epoch": 1, "step": 1, "loss": 1.0, "stepsPerSecond": 1.0, "stages": stages})
+    lease = {"name": lease_name("looked-at"), "labels": {JOB_LABEL: "looked-at"}}
+    with control_plane.client() as api:
+        job = changed(changed(JOB, "metadata.namespace", namespace), "metadata.name", "looked-at")
+        jobs = ("ballast.dev", "v1alpha1", namespace, "trainingjobs")
+        client.CustomObjectsApi(api).create_namespaced_custom_object(*jobs, job)
+        body = {"metadata": {**lease, "annotations": {REPORT_ANNOTATION: report}}}
+        client.CoordinationV1Api(api).create_namespaced_lease(namespace, body)
     kubeconfig = ["--kubeconfig", str(control_plane.kubeconfig)]
     with ballast(log, "ui", "--direct", *kubeconfig, "--port", "0", "--no-open") as process:
         address = told(log, process, r"(http://127\.0\.0\.1:[0-9]+/open\?key=\S+)")
-        with opener().open(address) as answer:
+        looks = opener()
+        with looks.open(address) as answer:
             assert "Who ran where" in answer.read().decode()
+        with looks.open(f"{address.partition('/open')[0]}/jobs/{namespace}/looked-at") as answer:
+            assert "rank 0: layers 0-2" in answer.read().decode()

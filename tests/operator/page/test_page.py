@@ -11,8 +11,10 @@ from aiohttp import CookieJar
 from aiohttp.test_utils import TestClient, TestServer
 from ballast_operator import listening
 from ballast_operator.api.job_allocation import coming_node
+from ballast_operator.errors import Unreachable
 from ballast_operator.history.recording import JobRecord
 from ballast_operator.kube.kinds import JOB
+from ballast_operator.page.access import OneKey
 from ballast_operator.page.server import COOKIE, HEADERS, Page, serving
 
 from tests.operator.page.world import HOSTILE, NOW, Everybody, World, runs, time_of, waits
@@ -434,6 +436,21 @@ async def test_a_page_that_fails_says_so_and_the_others_live():
     async with looked_at(world) as client:
         assert "this page failed" in await text_of(client, "/jobs/team/one", 500)
         await text_of(client, "/jobs/team/two")
+
+
+async def test_a_page_of_ones_own_says_that_the_api_server_is_gone():
+    """What was seen last is not shown as of now; it comes back by itself."""
+
+    async def gone():
+        raise Unreachable("connection refused")
+
+    access = OneKey(gone)
+    world = World(access)
+    world.job("team", "one", runs())
+    async with looked_at(world, login=False) as client:
+        await client.get(f"/open?key={access.key}", allow_redirects=False)
+        screen = await text_of(client, "/jobs/team/one", 503)
+    assert "did not answer" in screen and 'hx-get="/jobs/team/one"' in screen
 
 
 @pytest.mark.slow

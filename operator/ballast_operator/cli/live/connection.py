@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,6 +14,7 @@ from ballast_operator.cli.option_names import printable
 if TYPE_CHECKING:
     from ballast_operator.kube.caches import Caches
     from ballast_operator.kube.client import Cluster
+    from ballast_operator.kube.kinds import Kind
 
 Found = TypeVar("Found")
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -136,8 +137,12 @@ def asked(
 
 
 @contextlib.asynccontextmanager
-async def followed(cluster: "Cluster", caches: "Caches", namespace: str = "") -> AsyncIterator[str]:
+async def followed(
+    cluster: "Cluster", caches: "Caches", namespace: str = "", *, also: "Iterable[Kind]" = ()
+) -> AsyncIterator[str]:
     """Context in which watches keep ``caches``; ``namespace``: of jobs; empty: all.
+
+    ``also``: kinds beside jobs and ClusterPolicies, where the account may list them.
 
     Yields:
         Why ClusterPolicies are not seen, which rights in a namespace do not reach; empty: they are.
@@ -149,15 +154,15 @@ async def followed(cluster: "Cluster", caches: "Caches", namespace: str = "") ->
     from ballast_operator.kube.kinds import JOB, POLICY
     from ballast_operator.kube.reflector import Reflector, where
 
-    kinds, left_out = [JOB, POLICY], ""
+    kinds, left_out = [JOB, POLICY, *also], ""
     for kind in tuple(kinds):
         try:
             items, version = await cluster.list(kind, **where(kind, namespace))
         except Forbidden as error:
-            if kind is JOB or not namespace:
+            if kind is JOB or (kind is POLICY and not namespace):
                 raise
             kinds.remove(kind)
-            left_out = str(error)
+            left_out = left_out or str(error)
         else:
             caches.listed(kind, items, version)
     watches = [asyncio.create_task(Reflector(caches, cluster, kind, namespace).run()) for kind in kinds]

@@ -110,13 +110,14 @@ async def _directly(kubeconfig: str | None, port: int, opens: bool) -> None:
     from ballast_operator.history.recent import Recent
     from ballast_operator.kube.caches import Caches
     from ballast_operator.kube.client import connect
+    from ballast_operator.kube.kinds import JOB, LEASE, POD
     from ballast_operator.page.access import OneKey
     from ballast_operator.page.server import Page
 
     async with await connect(kubeconfig) as cluster:
-        caches, access = Caches(), OneKey()
+        caches, access = Caches(), OneKey(lambda: cluster.serves(JOB))
         recent = Recent(caches, clock=time.time)
-        async with followed(cluster, caches):
+        async with followed(cluster, caches, also=(POD, LEASE)):
             page = Page(recent, access, title=cluster.configuration.host)
             await _serve(page, access.key, port, opens)
 
