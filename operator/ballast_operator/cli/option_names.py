@@ -39,6 +39,20 @@ class Number(click.FloatRange):
         return number
 
 
+class NewFile(click.Path):
+    """A file to write, whose folder is there: looked at before what is to be written is worked out."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """The path. Raises BadParameter: it is a folder, is in none, or may not be written."""
+        path = Path(str(super().convert(value, param, ctx)))
+        if not path.parent.is_dir():
+            self.fail(f"there is no folder {path.parent}. To fix: make it", param, ctx)
+        return path
+
+
 class Database(click.Path):
     """A SQLite file, or ``postgresql://...``, which is looked at when it is used; as text."""
 

@@ -102,7 +102,7 @@ def test_bash_takes_the_script_and_completes_commands_and_options():
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf", "1e400"])
 @pytest.mark.parametrize(
     "command",
-    [["top", "--every"], ["whatif", "--over-time"], ["operator", "--history-days"]],
+    [["top", "--every"], ["whatif", "--over-time"], ["operator", "--history-days"], ["demo", "--time-limit"]],
     ids=lambda c: c[0],
 )
 def test_what_is_no_finite_number_is_refused_before_anything_is_done(command, number):
@@ -110,6 +110,24 @@ def test_what_is_no_finite_number_is_refused_before_anything_is_done(command, nu
     result = CliRunner().invoke(main, [*command, number])
     assert result.exit_code == 2
     assert command[1] in result.output and "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["plan", __file__, __file__, "--trace"],
+        ["plan", __file__, __file__, "--picture"],
+        ["demo", "--picture"],
+        ["cost", "--plot"],
+        ["support-bundle", "--file"],
+    ],
+    ids=lambda c: c[0],
+)
+def test_a_file_in_no_folder_is_refused_before_anything_is_done(command, tmp_path):
+    """Not after the minutes that its content takes."""
+    result = CliRunner().invoke(main, [*command, str(tmp_path / "none" / "x")])
+    assert result.exit_code == 2
+    assert f"'{command[-1]}': there is no folder {tmp_path / 'none'}. To fix: " in result.output
 
 
 @pytest.mark.parametrize("command", [["ui", "--port"], ["operator", "--metrics-port"]], ids=lambda c: c[0])

@@ -68,7 +68,7 @@ def test_a_job_is_submitted_followed_and_deleted_by_commands(stage, ballast, tmp
         flags = f"--name one --image not-read --steps 4 --gpus 2 --env UNTIL={until}".split()
         done = ballast("submit", *flags, "--", sys.executable, "-c", TALKS)
         assert done.exit_code == 0, done.output
-        assert f"{stage.namespace}/one submitted" in done.stdout
+        assert f"{stage.namespace}/one submitted; `ballast explain one -n {stage.namespace}`" in done.stdout
         said = [text for step in (1, 2, 3) for text in (f'{{"step": {step}}}', f"step {step} of rank 1")]
         eventually(
             lambda: [line[6:] for line in ballast("logs", "one").stdout.splitlines()] == said,
@@ -126,6 +126,19 @@ def test_a_dry_run_says_where_and_when_a_job_would_run(stage, ballast, monkeypat
     assert "not done within " in done.stdout and 0.8 < float(reach[2]) / float(reach[1]) < 1
     done = ballast("submit", *words, "--steps", str(10**12), "--within", reach[2], "--", "true")
     assert done.exit_code == 0 and "too many" not in done.stdout
+
+
+def test_each_of_several_jobs_is_waited_for(stage, ballast, tmp_path):
+    """Also where the first has failed: exit code 1 comes once all have ended."""
+    failing = training_job("fails", image="no", command=[sys.executable, "-c", "exit(3)"], steps=1)
+    failing["spec"]["backoffLimit"] = 0
+    works = training_job("works", image="no", command=[sys.executable, "-c", ""], steps=1)
+    file = tmp_path / "jobs.json"
+    file.write_text(json.dumps({"kind": "List", "items": [failing, works]}))
+    with stage.operator():
+        done = ballast("submit", "-f", str(file), "--wait")
+    assert done.exit_code == 1 and "fails: Failed" in done.stderr
+    assert stage.state("works") in ("Succeeded", "Failed") and "/works: " in done.stderr
 
 
 def test_a_job_is_waited_for_suspended_and_resumed_from_python(stage, client, tmp_path):

@@ -5,11 +5,12 @@ import json
 import re
 import sys
 import tarfile
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from ballast.client import training_job
-from ballast_operator.cli.live.bundle import without_secrets
+from ballast_operator.cli.live.bundle import _logs, without_secrets
 from ballast_operator.cli.live.doctor import CHECKS
 from ballast_operator.cli.main import main
 from ballast_operator.views.job import PLAN_WRITTEN_ANNOTATION
@@ -183,7 +184,41 @@ def test_a_bundle_holds_what_is_asked_for_and_no_value_of_an_environment(live_cl
         "value": "(left out)",
     }
     done = call(live_cluster, "support-bundle", "--file", str(tmp_path / "none" / "b"))
-    assert done.exit_code == 1 and "To fix: --file" in done.stderr
+    assert done.exit_code == 2 and "there is no folder" in done.stderr
+
+
+async def test_the_end_of_a_long_log_is_in_the_bundle(monkeypatch):
+    """What somebody looks for was written last."""
+    monkeypatch.setattr("ballast_operator.cli.live.bundle.MOST_LOG", 19)
+    written = [b"line %d" % number for number in range(200_000)]
+
+    class Connection:
+        async def items(self, path, query, **_):
+            yield {"metadata": {"name": "pod"}, "spec": {"containers": [{"name": "operator"}]}}
+
+        async def lines(self, path, query):
+            text = b"\n".join(written[-int(query.get("tailLines", len(written))) :])
+            for line in text[: int(query.get("limitBytes", len(text)))].splitlines():
+                yield line
+
+    found = await _logs(SimpleNamespace(connection=Connection()), "ballast-system")
+    assert found["logs/pod-operator.log"] == b"199998\nline 199999\n"
+
+
+def test_a_claim_that_is_not_there_is_named_while_its_job_needs_it(live_cluster, stage):
+    """Whoever has done its steps needs none."""
+    job = training_job("claims", image="i", command=["true"], steps=1, volume="gone")
+    stage.custom.create_namespaced_custom_object(namespace=stage.namespace, body=job, **JOBS)
+    told = doctor(live_cluster)["storage"]
+    assert (told["status"], told["fix"]) == ("failed", "create it")
+    assert f"claim {stage.namespace}/gone, which a job names, is not there" in told["message"]
+    ended = {"type": "Succeeded", "status": "True", "reason": "Finished", "message": "m"}
+    at = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    body = {"status": {"state": "Succeeded", "conditions": [{**ended, "lastTransitionTime": at}]}}
+    stage.custom.patch_namespaced_custom_object_status(
+        namespace=stage.namespace, name="claims", body=body, **JOBS
+    )
+    assert doctor(live_cluster)["storage"]["status"] != "failed"
 
 
 def test_headers_and_values_on_command_lines_are_left_out():

@@ -136,7 +136,7 @@ def test_a_plot_is_written(tmp_path, suffix):
         (["--cluster", f"v100={10**20}"], f"--cluster: v100={10**20} must be 0 to 10000000"),
         (["--prices", "v100=-1"], "--prices: v100=-1.0 must be at least 0"),
         (["--plot", "run.pdf"], "--plot: run.pdf ends neither in .png nor in .html"),
-        (["--plot", "/no/such/folder/run.png"], "--plot: there is no folder"),
+        (["--plot", "/no/such/folder/run.png"], "'--plot': there is no folder"),
         (["--rate", "3"], "--rate: only jobs of --generate"),
         (["--deadlines"], "a trace has its own"),
         (["--trace", sys.executable], "not UTF-8"),

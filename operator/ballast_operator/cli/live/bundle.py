@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option, namespace_option
+from ballast_operator.cli.option_names import NewFile
 
 if TYPE_CHECKING:
     from ballast.client import AsyncClient
 
 LEFT_OUT = "(left out)"
 MOST_ITEMS = 5000
-MOST_LOG = 10 * 1024 * 1024
+MOST_LINES, MOST_LOG = 100_000, 10 * 1024 * 1024
+"""Lines and bytes that are kept of a log: the last ones."""
+
 OBJECTS = {
     "clusterpolicies": "/apis/ballast.dev/v1alpha1/clusterpolicies",
     "trainingjobs": "/apis/ballast.dev/v1alpha1/trainingjobs",
@@ -37,7 +40,7 @@ OBJECTS = {
 @namespace_option("Where the operator runs.", "ballast-system")
 @click.option(
     "--file",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=NewFile(),
     help="What to write. [default: ballast-support-TIME.tar.gz]",
 )
 @kubeconfig_option
@@ -51,17 +54,12 @@ def support_bundle(namespace: str, file: Path | None, kubeconfig: str | None) ->
     file = file or Path(f"ballast-support-{now:%Y%m%d-%H%M%S}.tar.gz")
     with cluster_errors():
         parts = asyncio.run(_collect(kubeconfig, namespace))
-    try:
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "wb") as handle, tarfile.open(fileobj=handle, mode="w:gz") as archive:  # noqa: PTH123
-            for name, data in parts.items():
-                entry = tarfile.TarInfo(f"ballast-support/{name}")
-                entry.size, entry.mtime = len(data), int(now.timestamp())
-                archive.addfile(entry, io.BytesIO(data))
-    except OSError as error:
-        raise click.ClickException(
-            f"{file}: {error.strerror}. To fix: --file names one that can be written"
-        ) from error
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "wb") as handle, tarfile.open(fileobj=handle, mode="w:gz") as archive:  # noqa: PTH123
+        for name, data in parts.items():
+            entry = tarfile.TarInfo(f"ballast-support/{name}")
+            entry.size, entry.mtime = len(data), int(now.timestamp())
+            archive.addfile(entry, io.BytesIO(data))
     partial = [name.removesuffix(".error.txt") for name in parts if name.endswith(".error.txt")]
     if partial:
         click.echo(f"not whole: {', '.join(partial)}; their .error.txt files say why", err=True)
@@ -141,7 +139,7 @@ def _option(word: Any) -> str:
 
 
 async def _logs(client: "AsyncClient", namespace: str) -> dict[str, bytes]:
-    """Logs of each of the operator's containers, now and before its last restart."""
+    """The end of the logs of each of the operator's containers, now and before its last restart."""
     from ballast.client import BallastError
 
     found: dict[str, bytes] = {}
@@ -153,7 +151,7 @@ async def _logs(client: "AsyncClient", namespace: str) -> dict[str, bytes]:
                     query = {
                         "container": container["name"],
                         "previous": previous,
-                        "limitBytes": str(MOST_LOG),
+                        "tailLines": str(MOST_LINES),
                     }
                     lines = []
                     with contextlib.suppress(BallastError):
@@ -162,7 +160,9 @@ async def _logs(client: "AsyncClient", namespace: str) -> dict[str, bytes]:
                             lines.append(line)  # noqa: PERF401 - what came before an error is kept
                     if lines:
                         end = ".previous.log" if previous == "true" else ".log"
-                        found[f"logs/{name}-{container['name']}{end}"] = b"\n".join(lines) + b"\n"
+                        found[f"logs/{name}-{container['name']}{end}"] = (b"\n".join(lines) + b"\n")[
+                            -MOST_LOG:
+                        ]
     return found
 
 

@@ -12,7 +12,7 @@ import click
 from ballast_operator.cli.live.connection import asked, kubeconfig_option, namespace_option
 from ballast_operator.cli.live.history import Moment, against_text
 from ballast_operator.cli.live.history import against as against_policies
-from ballast_operator.cli.option_names import Database, import_from_here, printable
+from ballast_operator.cli.option_names import Database, NewFile, import_from_here, printable
 from ballast_operator.cli.text_table import NARROW_COLUMNS, WIDE_COLUMNS, stacked, text_table
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ NOT_IN_TABLES = ("by_pool", "data_by_pool", "badput", "gpu_hours_by_pool")
 @click.option("--output", type=click.Choice(["text", "json", "csv"]), default="text", show_default=True)
 @click.option(
     "--plot",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    type=NewFile(),
     metavar="FILE.html",
     help="Write a picture, too: pools, teams and jobs, with what was wasted.",
 )
@@ -89,10 +89,7 @@ def cost(
 
     found = asked(kubeconfig, lambda cluster: read_costs(cluster, namespace), namespace=namespace)
     if plot is not None:
-        try:
-            plot.write_text(as_html(found), encoding="utf-8")
-        except OSError as error:
-            raise click.ClickException(f"--plot: {error}. To fix: name a file that can be written") from error
+        plot.write_text(as_html(found), encoding="utf-8")
     if found.left_out:
         click.echo(printable(f"not shown: {found.left_out}"), err=True)
     if output == "json":

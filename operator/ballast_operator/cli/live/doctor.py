@@ -94,9 +94,14 @@ async def _items(client: "AsyncClient", path: str, **query: str) -> list[Any]:
 
 
 async def _jobs(client: "AsyncClient") -> list[Any]:
+    """The operator's jobs that have not ended."""
     from ballast_operator.kube.kinds import is_ours
 
-    return [job for job in await _items(client, "/apis/ballast.dev/v1alpha1/trainingjobs") if is_ours(job)]
+    return [
+        job
+        for job in await _items(client, "/apis/ballast.dev/v1alpha1/trainingjobs")
+        if is_ours(job) and (job.get("status") or {}).get("state") not in ("Succeeded", "Failed")
+    ]
 
 
 def _name(item: Mapping[str, Any]) -> str:
@@ -421,7 +426,7 @@ async def _network(client: "AsyncClient") -> list[Finding]:
             across += 1
         elif running.get("reason") == "RanksMeeting" and await _meets_late(client, job):
             waits.append(where)
-        if status.get("state") not in ("Succeeded", "Failed") and _pods_of(job) > 1:
+        if _pods_of(job) > 1:
             closed += [f"{where} ({way})" for way in _closed(job, policies)]
     found = []
     fix = "let the pods of a job reach each other on every port (examples/networkpolicy.yaml)"

@@ -31,6 +31,11 @@ def connected(kubeconfig: str | None, namespace: str = "default") -> Iterator["C
         yield client
 
 
+def named(job: str, namespace: str) -> str:
+    """The job as a command is given it."""
+    return job if namespace == "default" else f"{job} -n {namespace}"
+
+
 @click.command()
 @namespace_option("Jobs of this namespace; default: all.")
 @click.option(
@@ -116,7 +121,7 @@ def suspend(job: str, namespace: str, kubeconfig: str | None) -> None:
     """Have JOB save a checkpoint and give its GPUs back until it is resumed."""
     with connected(kubeconfig, namespace) as client:
         client.suspend(job)
-    click.echo(f"{namespace}/{job} saves and stops; `ballast resume {job}` takes it back")
+    click.echo(f"{namespace}/{job} saves and stops; `ballast resume {named(job, namespace)}` takes it back")
 
 
 @click.command()
@@ -127,7 +132,8 @@ def resume(job: str, namespace: str, kubeconfig: str | None) -> None:
     """Have JOB take part again after it was suspended."""
     with connected(kubeconfig, namespace) as client:
         client.resume(job)
-    click.echo(f"{namespace}/{job} takes part again; `ballast explain {job}` says what it waits for")
+    why = f"`ballast explain {named(job, namespace)}` says what it waits for"
+    click.echo(f"{namespace}/{job} takes part again; {why}")
 
 
 @click.command()

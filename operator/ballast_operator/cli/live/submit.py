@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ballast_operator.cli.live.connection import kubeconfig_option, namespace_option
-from ballast_operator.cli.live.jobs import connected, print_objects
+from ballast_operator.cli.live.jobs import connected, named, print_objects
 from ballast_operator.cli.live.manifests import read_manifests, title
 from ballast_operator.cli.option_names import Number, printable
 from ballast_operator.cli.simulate.input import progress_bar
@@ -73,7 +73,7 @@ def submit(
     ballast submit -f job.yaml
     ballast submit --name mine --image mine:1 --gpus 2 --steps 1000 -- python train.py
     """  # noqa: D301 - click reads the escape
-    from ballast.client import BallastError, NotConnected
+    from ballast.client import BallastError, JobFailed, NotConnected, NotFound
 
     if file is None:
         manifests = [_manifest(command, flags)]
@@ -98,15 +98,20 @@ def submit(
             print_objects(items[0] if len(items) == 1 else {"kind": "List", "items": items}, output)
         else:
             for job in made:
-                click.echo(f"{job.namespace}/{job.name} submitted; `ballast explain {job.name}` says more")
+                again = f"`ballast explain {named(job.name, job.namespace)}` says more"
+                click.echo(f"{job.namespace}/{job.name} submitted; {again}")
         if wait and not dry_run:
             with contextlib.suppress(KeyboardInterrupt):
                 for job in made:
-                    client.wait(
-                        job.name,
-                        namespace=job.namespace,
-                        each=lambda seen: click.echo(printable(f"{seen}"), err=True),
-                    )
+                    try:
+                        client.wait(
+                            job.name,
+                            namespace=job.namespace,
+                            each=lambda seen: click.echo(printable(f"{seen}"), err=True),
+                        )
+                    except (JobFailed, NotFound) as error:  # the others go on
+                        click.echo(printable(f"Error: {error}"), err=True)
+                        failed = True
     if failed:
         raise SystemExit(1)
 

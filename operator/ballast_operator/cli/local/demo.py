@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.text import Text
 from urllib3.exceptions import HTTPError
 
-from ballast_operator.cli.option_names import printable
+from ballast_operator.cli.option_names import NewFile, Number, printable
 from ballast_operator.demo.report import render, render_summary, summarise
 from ballast_operator.demo.run import DemoError, run_demo
 from ballast_operator.demo.story import Recorder
@@ -38,11 +38,17 @@ PICTURE_COLUMNS = 132
     help="Make that one's nodes kubelets with containers (root, Linux). See docs/localcluster.md.",
 )
 @click.option("--namespace", default="default", show_default=True, help="Where the jobs are made.")
-@click.option("--time-limit", default=600.0, show_default=True, help="Seconds until the demo gives up.")
+@click.option(
+    "--time-limit",
+    type=Number(min=0, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="Seconds until it gives up.",
+)
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option(
     "--picture",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=NewFile(),
     help="Also write the fullest moment and the summary as an SVG file.",
 )
 def demo(

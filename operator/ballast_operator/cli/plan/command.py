@@ -18,7 +18,7 @@ from ballast_policies.planning.schedules.exports import chrome_trace, schedule_c
 from ballast_policies.planning.schedules.registry import DEFAULT_SCHEDULE, SCHEDULES
 from ballast_policies.planning.schedules.schedule import ScheduleError
 
-from ballast_operator.cli.option_names import with_option
+from ballast_operator.cli.option_names import NewFile, with_option
 from ballast_operator.cli.plan.input import (
     ClusterInput,
     GivenPlan,
@@ -35,7 +35,6 @@ from ballast_operator.cli.plan.input import (
 from ballast_operator.cli.plan.trial import try_plans
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-OUT = click.Path(dir_okay=False, path_type=Path)
 
 
 PICTURE_HERE = "-"
@@ -115,15 +114,15 @@ class _OptionalPicture(click.Command):
 @click.option("--evaluations", type=click.IntRange(1), default=200, show_default=True, help="amp: to try.")
 @click.option("--seed", type=int, default=0, show_default=True, help="amp: of its search.")
 @click.option("--sweep", is_flag=True, help="pipeline: also plan with fewer GPUs, fastest first.")
-@click.option("--trace", type=OUT, help="pipeline: write the simulated step for chrome://tracing.")
+@click.option("--trace", type=NewFile(), help="pipeline: write the simulated step for chrome://tracing.")
 @click.option(
     "--picture",
-    type=OUT,
+    type=NewFile(),
     is_flag=False,
     flag_value=PICTURE_HERE,
     help="Show the step, stages x time, as text; with a file, pipeline: write it as SVG.",
 )
-@click.option("--csv", "csv_file", type=OUT, help="pipeline: write the schedule as torch reads it.")
+@click.option("--csv", "csv_file", type=NewFile(), help="pipeline: write the schedule as torch reads it.")
 @click.option(
     "--output",
     type=click.Choice(["text", "json", "yaml"]),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ballast_operator.cli.laboratory import from_lab
-from ballast_operator.cli.option_names import import_from_here, with_option
+from ballast_operator.cli.option_names import NewFile, import_from_here, with_option
 from ballast_operator.cli.simulate.input import (
     OPTIONS,
     WorkloadOptions,
@@ -147,7 +147,7 @@ trace_options = all_of(
     ),
     click.option(
         "--plot",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=NewFile(),
         metavar="FILE.png|html",
         help="Draw the run.",
     ),
@@ -244,8 +244,6 @@ def _check_plot(path: Path) -> None:
 
     if path.suffix not in FORMATS:
         raise click.UsageError(f"--plot: {path.name} ends neither in .png nor in .html")
-    if not path.parent.is_dir():
-        raise click.UsageError(f"--plot: there is no folder {path.parent}. To fix: make it")
 
 
 def _plot(result: "Result", path: Path) -> None:
@@ -258,5 +256,3 @@ def _plot(result: "Result", path: Path) -> None:
             f"--plot {path.name} needs the Python package {error.name!r}. "
             "To fix: pip install 'ballast-operator[plot]', or name a file that ends in .html"
         ) from error
-    except OSError as error:
-        raise click.ClickException(f"--plot: {path} cannot be written: {error.strerror}") from error
