@@ -7,6 +7,7 @@ import types
 import pytest
 import torch
 import torch.distributed as dist
+from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.job.training import TrainingConfig
 from ballast_policies.contract.messages import Rank
 from ballast_policies.contract.plan import Directive, Plan
@@ -19,11 +20,14 @@ from ballast_trainer.layers.layer import Layer
 from ballast_trainer.layers.optimizer_state import from_tensor
 from ballast_trainer.layers.packing import as_bytes, pack, unpack
 from ballast_trainer.loop.batches import Batches
+from ballast_trainer.loop.state import ModelState
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.pipeline.executor import links
 from ballast_trainer.pipeline.gradients import squared_norm_once
 from ballast_trainer.pipeline.layout import ScheduleRequest
+from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.tensor_parallel.product import GemmTimer, product
+from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -143,6 +147,24 @@ def test_products_are_timed_without_waiting_for_each(monkeypatch):
     assert len(waited) == 2
     timer.start_step()
     assert timer.seconds == 0.0
+
+
+def test_a_loss_and_metrics_compute_where_their_layer_does():
+    """Weights of classes, or a frozen network that compares outputs: nothing else would bring them there."""
+    loss, metric = nn.CrossEntropyLoss(weight=torch.ones(3)), nn.Linear(3, 1).requires_grad_(False)
+    model = Model.from_layers([nn.Linear(3, 3)], loss=loss, metrics={"apart": metric})
+    model = ModelState(
+        config=JobConfig(total_steps=1),
+        definition=model,
+        device=torch.device("meta"),
+        dynamics=(),
+        layers=trained_layers(TrainingConfig())[0],
+        meter=Meter(1, CPU, None),
+        world=a_world(Mesh()),
+        stages=(),
+        loss=loss,
+    )
+    assert loss.weight.is_meta and model.definition.metrics["apart"].weight.is_meta
 
 
 def test_samples_are_known_by_what_the_host_has_read():

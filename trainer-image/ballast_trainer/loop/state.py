@@ -7,6 +7,7 @@ from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.job.pipeline import StragglerPolicy
 from ballast_policies.contract.messages import Stage
 from ballast_policies.contract.plan import Plan
+from torch import nn
 
 from ballast_trainer.data.collate import Batch
 from ballast_trainer.data.sources import has_one_shape, is_read_in_order
@@ -113,6 +114,9 @@ class ModelState:
         self.meter.always_busy = self.config.parallelism.tensor > 1
         self.meter.first_microbatch = self.world.data.index * self.microbatches
         CURRENT_FORWARD.targets_of = lambda step: self.batches.targets(step, self.world)
+        for score in (self.definition.loss, *self.definition.metrics.values()):
+            if isinstance(score, nn.Module):
+                score.to(self.device)
         self.profile = Profile(self.definition.layer_count)
         self.batches = Batches(self.config, self.definition, self.device)
         self.straggler_mitigation = StragglerMitigation(
