@@ -72,7 +72,7 @@ def test_adamw_updates_all_tensors_of_a_layer_in_one_call(monkeypatch, device, f
         return types.SimpleNamespace(param_groups=[], state={})
 
     monkeypatch.setattr(torch.optim, "AdamW", adamw)
-    weight = types.SimpleNamespace(device=device, is_floating_point=lambda: True)
+    weight = types.SimpleNamespace(device=device, is_floating_point=lambda: True, requires_grad=True)
     layer = types.SimpleNamespace(named_parameters=lambda: [("weight", weight)], named_modules=list)
     Layer(0, layer, TrainingConfig())
     assert asked == [fused]
