@@ -25,7 +25,7 @@ from ballast_operator.observation.observer import Observer
 from ballast_operator.reconcile.reconciler import PROGRESS_WRITES_PER_SECOND, Reconciler
 from ballast_operator.settings import JobSettings
 from ballast_operator.views.job import JobView
-from ballast_operator.views.nodes import NodeView, is_ours
+from ballast_operator.views.nodes import NodeView, held_of_node, is_ours
 
 logger = logging.getLogger(__name__)
 
@@ -273,6 +273,7 @@ class Changes:
         self._last_turn = 0.0
         self._policies: dict[str, tuple[str, int]] = {}
         self._nodes: dict[str, NodeView] = {}
+        self._others: dict[Key, tuple[str, dict[str, float]]] = {}
         self._allocate = allocate
         self._arrived = arrived
 
@@ -382,14 +383,28 @@ class Changes:
     def _part_changed(self, kind: Kind, item: Object) -> None:
         """A pod, plan or Lease."""
         key = job_of(item)
-        if kind is POD and (key is None or item["metadata"].get("deletionTimestamp")):
-            self._allocate()
         if key is None:
+            if kind is POD:
+                self._others_pod_changed(item)
             return
+        if kind is POD and item["metadata"].get("deletionTimestamp"):
+            self._allocate()
         if kind is LEASE and self._reports_only(key, item):
             self._queue.add(key, self._settings.progress_seconds, Lane.BACKGROUND)
         else:
             self.again(key)
+
+    def _others_pod_changed(self, item: Object) -> None:
+        """Pods of others change often, and there are many; only what they hold of a node is a change."""
+        key = key_of(item)
+        held = None if self._caches[POD].get(key) is None else held_of_node(item)
+        if held == self._others.get(key):
+            return
+        if held is None:
+            del self._others[key]
+        else:
+            self._others[key] = held
+        self._allocate()
 
     def _reports_only(self, key: Key, item: Object) -> bool:
         """True if rank 0 has renewed its Lease and reported progress, and nothing else."""

@@ -164,12 +164,18 @@ def _room(allocatable: Mapping[str, str], pods: Iterable[Object]) -> dict[str, f
         name: amount for name, quantity in allocatable.items() if (amount := _amount(quantity)) < math.inf
     }
     for pod in pods:
-        content = pod.get("spec") or {}
-        if content.get("nodeName") and not is_ours(pod) and _lives(pod):
-            for name, amount in pod_requests(content).items():
-                if name in room:
-                    room[name] -= amount
+        held = None if is_ours(pod) else held_of_node(pod)
+        for name, amount in held[1].items() if held is not None else ():
+            if name in room:
+                room[name] -= amount
     return room
+
+
+def held_of_node(pod: Object) -> tuple[str, dict[str, float]] | None:
+    """(node that a pod is on, resource -> what it holds of it); None: it waits for a node, or has ended."""
+    content = pod.get("spec") or {}
+    node = content.get("nodeName")
+    return (node, pod_requests(content)) if node and _lives(pod) else None
 
 
 @functools.lru_cache(maxsize=1024)

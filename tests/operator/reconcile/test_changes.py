@@ -171,6 +171,30 @@ async def test_a_pod_that_goes_asks_for_a_decision_and_one_that_runs_does_not(be
     assert bench.asked() == (1, 1)
 
 
+async def test_a_pod_of_others_asks_for_a_decision_with_what_it_holds_of_a_node(bench):
+    """It begins, ends, is gone; that it becomes ready, fails its probes or is told to end is no news."""
+    bench.asked()
+    holds = {"containers": [{"name": "web", "resources": {"requests": {"cpu": "1"}}}]}
+    other = {"metadata": {"name": "web", "namespace": "apps"}, "spec": holds, "status": {"phase": "Pending"}}
+    told = {"name": "web", "namespace": "apps", "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    more = {"containers": [{"name": "web", "resources": {"requests": {"cpu": "2"}}}]}
+    for change, decisions in (
+        ({}, 0),
+        ({"spec": {**holds, "nodeName": "node"}}, 1),
+        ({"status": {"phase": "Running"}}, 0),
+        ({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "False"}]}}, 0),
+        ({"spec": {**more, "nodeName": "node"}}, 1),
+        ({"metadata": told}, 0),
+        ({"status": {"phase": "Succeeded"}}, 1),
+        ({"status": {"phase": "Running"}}, 1),
+    ):
+        other |= change
+        bench.brings(POD, other)
+        assert bench.asked() == (decisions, 0), change
+    bench.brings(POD, other, event="DELETED")
+    assert bench.asked() == (1, 0)
+
+
 async def test_a_heartbeat_of_a_node_asks_for_nothing_and_its_loss_for_both(bench):
     """Nodes report often."""
     node = {"metadata": {"name": "node"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
