@@ -300,7 +300,7 @@ def _admit_one(
     if closed:
         # Of the other types no node is asked for; of these, the nodes of closed pools are barred.
         barred |= {
-            node.taints for node in capacity.nodes if node.pool in closed and node.gpu_type in gpu_types
+            taints for gpu_type, pool, taints in capacity.alike if pool in closed and gpu_type in gpu_types
         }
     words = memory.left_out(room.gpus, size) if small else "", offer.left_out, unknown
     return Admitted(

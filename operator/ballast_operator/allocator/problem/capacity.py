@@ -229,6 +229,16 @@ class ClusterCapacity(Capacity):
         """Pool -> its GPU type."""
         return {pool.pool: pool.gpu_type for pool in self.pools}
 
+    @functools.cached_property
+    def idle(self) -> Mapping[str, int]:
+        """Node -> its GPUs that running gangs do not hold."""
+        return {node.name: node.gpus - self.in_use.get(node.name, 0) for node in self.nodes}
+
+    @functools.cached_property
+    def alike(self) -> frozenset[tuple[str, str, str]]:
+        """(GPU type, pool, taints) of nodes that are there: few, where there are thousands of nodes."""
+        return frozenset((node.gpu_type, node.pool, node.taints) for node in self.nodes)
+
     @property
     def empty_pools(self) -> tuple[str, ...]:
         """Pools without nodes."""
@@ -282,13 +292,16 @@ def read_capacity(
     values: list[Node] = []
     shared: dict[str, float] = {}
     shrunk: list[str] = []
-    for pool in pools:
-        foreign = foreign_use(seen.pods, pool.gpu_resource)
+    foreign = {
+        resource: foreign_use(seen.pods, resource) for resource in {pool.gpu_resource for pool in pools}
+    }
+    for resource, used in foreign.items():
         for pod in seen.stuck:
-            foreign[pod["spec"]["nodeName"]] += pod_gpus(pod, pool.gpu_resource)
+            used[pod["spec"]["nodeName"]] += pod_gpus(pod, resource)
+    for pool in pools:
         for node in listed[pool.name]:
             taints = tolerance.taints[node.name]
-            others = foreign[node.name] + kept[node.name]
+            others = foreign[pool.gpu_resource][node.name] + kept[node.name]
             offered, mine = node.gpus(pool.gpu_resource), held[pool.name][node.name]
             gpus = offered - others
             if pool.sharing is not None and not why_not_shared(node, pool.gpu_resource):

@@ -295,11 +295,7 @@ def cluster_job(
                 packed = {t: sizes[held.gpus] for t, sizes in by_size.items() if held.gpus in sizes}
             from_here: dict[str, Mapping[int, float]] = {**by_size}
             if at is not None:
-                free = sum(
-                    node.gpus - capacity.in_use.get(node.name, 0)
-                    for node in capacity.nodes
-                    if node.name in at.nodes
-                )
+                free = sum(capacity.idle.get(name, 0) for name in set(at.nodes))
                 from_here = measurements.from_where_it_is(one, at, by_size, free)
             live = live_sizes(view)
             if held is not None and one.spec.plans and restarts_from(view, held.since) > now:
@@ -448,7 +444,7 @@ def sizes_that_fit(
     if not one.memory.limits:
         return {gpu_type: dict(found) for gpu_type, found in by_size.items()}
     held = one.view.held_placement
-    open_pools = {(n.gpu_type, n.pool) for n in capacity.nodes if n.taints not in one.barred}
+    open_pools = {(gpu_type, pool) for gpu_type, pool, taints in capacity.alike if taints not in one.barred}
     fitting = {
         gpu_type: {
             size: rate
