@@ -5,7 +5,8 @@ import dataclasses
 import datetime
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from ballast_policies.rounds.values import Round
@@ -35,7 +36,7 @@ from ballast_operator.allocator.solver import Solve
 from ballast_operator.api import cluster_policy_status as api
 from ballast_operator.api.base import Condition, set_condition, storable
 from ballast_operator.api.cluster_policy import ClusterPolicy
-from ballast_operator.api.conditions import PolicyCondition, PolicyReason, some_of
+from ballast_operator.api.conditions import JobState, PolicyCondition, PolicyReason, some_of
 from ballast_operator.api.read import unknown_fields
 from ballast_operator.api.training_job_status import plain
 from ballast_operator.errors import Conflict, Fenced, NotFound, Rejected, Unavailable, for_good
@@ -96,9 +97,17 @@ NAMED_NODES = 5
 
 
 def policy_status(
-    item: Object, report: PolicyReport, *, now: Time, dropped: DroppedFields
+    item: Object,
+    report: PolicyReport,
+    *,
+    now: Time,
+    dropped: DroppedFields,
+    told: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[dict[str, Any] | None, tuple[EventToPost, ...]]:
-    """(the object to apply, or None where nothing worth a write has changed; notices of flips)."""
+    """(the object to apply, or None where nothing worth a write has changed; notices of flips).
+
+    ``told``: as of :func:`next_hazards`.
+    """
     old = item.get("status") or {}
     before = api.ClusterPolicyStatus.model_validate({"conditions": old.get("conditions") or []}).conditions
     generation = item["metadata"].get("generation", 0)
@@ -119,7 +128,7 @@ def policy_status(
         bill_at=now,
         prices=price_status(saved_prices(old) if made is None else known_prices(report.prices)),
         teams=next_team_costs(old, of.policy if of else None, made.paid if made else None, now),
-        hazard=next_hazards(old, of.seen_nodes if of else None, of.snapshot if of else None, now),
+        hazard=next_hazards(old, of.seen_nodes if of else None, of.snapshot if of else None, told, now),
     )
     content: Object = {
         name: value for name, value in storable(status.to_dict()).items() if value not in ({}, [])
@@ -229,12 +238,21 @@ def _informed(inputs: CompletedProblem) -> Verdict:
 
 
 def _valid(capacity: ClusterCapacity, policy: ClusterPolicy) -> Verdict:
+    reason, message = _pools_valid(capacity, policy)
+    if capacity.orphans:
+        message += f"; pods without a job hold GPUs: {some_of(capacity.orphans)}. To fix: delete them"
+    if capacity.stuck:
+        message += f"; pods that do not end hold GPUs: {some_of(capacity.stuck)}. To fix: {STUCK_FIX}"
+    return Verdict(PolicyCondition.VALID, True, reason, message)
+
+
+def _pools_valid(capacity: ClusterCapacity, policy: ClusterPolicy) -> tuple[PolicyReason, str]:
+    """(reason, message) of what is wrong with the pools, the worst first; of their size where nothing is."""
     if capacity.overlaps:
-        message = (
+        return PolicyReason.OVERLAPPING_POOLS, (
             f"{some_of(capacity.overlaps, NAMED_NODES, between='; ')}: no gang is started there. "
             "To fix: make the node selectors exclude each other, or change the nodes' labels"
         )
-        return Verdict(PolicyCondition.VALID, True, PolicyReason.OVERLAPPING_POOLS, message)
     tenants, teams = policy.spec.tenants, policy.spec.objective.entities
     limits = [tenants.each_namespace.max_gpus_by_type]
     limits += [each.max_gpus_by_type for each in tenants.namespaces.values()]
@@ -242,24 +260,17 @@ def _valid(capacity: ClusterCapacity, policy: ClusterPolicy) -> Verdict:
     limited = {name for by_type in limits for name in by_type or ()}
     if unknown := sorted(limited - {pool.gpu_type for pool in policy.spec.node_pools}):
         message = f"maxGpusByType limits {some_of(unknown)}, of which no pool is"
-        return Verdict(PolicyCondition.VALID, True, PolicyReason.NO_SUCH_NODES, message)
+        return PolicyReason.NO_SUCH_NODES, message
     if capacity.empty_pools:
         message = f"no node matches pool {', '.join(capacity.empty_pools)} at present"
-        return Verdict(PolicyCondition.VALID, True, PolicyReason.NO_SUCH_NODES, message)
+        return PolicyReason.NO_SUCH_NODES, message
     if capacity.pools_without_gpus:
-        message = (
-            f"nodes of pool {', '.join(capacity.pools_without_gpus)} do not offer the pool's gpuResource"
-        )
-        return Verdict(PolicyCondition.VALID, True, PolicyReason.NO_GPUS, message)
+        pools = ", ".join(capacity.pools_without_gpus)
+        return PolicyReason.NO_GPUS, f"nodes of pool {pools} do not offer the pool's gpuResource"
     if capacity.levels_without_nodes:
         message = f"no node has label {some_of(capacity.levels_without_nodes)} of topology.levels"
-        return Verdict(PolicyCondition.VALID, True, PolicyReason.NO_SUCH_NODES, message)
-    message = f"{len(policy.spec.node_pools)} pools, {len(capacity.nodes)} nodes"
-    if capacity.orphans:
-        message += f"; pods without a job hold GPUs: {some_of(capacity.orphans)}. To fix: delete them"
-    if capacity.stuck:
-        message += f"; pods that do not end hold GPUs: {some_of(capacity.stuck)}. To fix: {STUCK_FIX}"
-    return Verdict(PolicyCondition.VALID, True, PolicyReason.VALID, message)
+        return PolicyReason.NO_SUCH_NODES, message
+    return PolicyReason.VALID, f"{len(policy.spec.node_pools)} pools, {len(capacity.nodes)} nodes"
 
 
 def _status(
@@ -270,16 +281,15 @@ def _status(
         return api.ClusterPolicyStatus(observed_generation=generation, conditions=conditions)
     policy, jobs, allocation = made.of.policy, made.of.seen.jobs, made.decision.allocation
     capacity = _capacity(policy, made.of.snapshot.capacity, jobs)
-    wanting = [view for view in jobs if not view.status.finished and not view.deleting]
-    running = sum(1 for view in wanting if view.status.allocation is not None)
+    present = [view for view in jobs if not view.status.finished and not view.deleting]
     return api.ClusterPolicyStatus(
         observed_generation=generation,
         conditions=conditions,
         capacity=capacity,
         gpus=sum(entry.gpus for entry in capacity),
         gpus_held=sum(entry.gpus_held for entry in capacity),
-        jobs_running=running,
-        jobs_waiting=len(wanting) - running,
+        jobs_running=sum(view.status.allocation is not None for view in present),
+        jobs_waiting=sum(view.status.summary_state is JobState.WAITING for view in present),
         last_round=api.Round(
             plan_id=made.decision.plan_id,
             time=made.of.seen.now,
@@ -409,6 +419,7 @@ class PolicyReporter:
         self._clock = clock
         self.history = history
         self._waiting: dict[str, tuple[str, tuple[PolicyReport, ...]]] = {}
+        self._told: Mapping[str, int] = {}
         self._arrived = asyncio.Event()
 
     def report(self, item: Object, report: PolicyReport) -> None:
@@ -460,7 +471,7 @@ class PolicyReporter:
 
     async def _write(self, item: Object, report: PolicyReport) -> None:
         body, notices = await asyncio.to_thread(
-            policy_status, item, report, now=self._clock(), dropped=self._cluster.dropped
+            policy_status, item, report, now=self._clock(), dropped=self._cluster.dropped, told=self._told
         )
         if body is None:
             return
@@ -473,6 +484,8 @@ class PolicyReporter:
             body = {**body, "status": least_status(item.get("status") or {}, body["status"], str(error))}
             written = await self._cluster.write_status(POLICY, body)
         self._caches.wrote(POLICY, written)
+        if report.made is not None:
+            self._told = report.made.of.seen_nodes.preempted
         metadata = item["metadata"]
         self._recorder.post(POLICY, "", metadata["name"], metadata["uid"], notices)
 

@@ -150,6 +150,8 @@ async def test_suspending_saves_and_stops_and_resuming_continues():
     await simulation.suspended("one")
     stopped_at = simulation.trainers["one"].saved
     assert simulation.pods("one") == [] and simulation.status("one").allocation is None
+    await simulation.tick()
+    assert (simulation.policy()["status"]["jobsWaiting"], simulation.state("one")) == (0, "Suspended")
     simulation.change("one", suspend=False)
     await simulation.until(lambda: simulation.state("one") == "Succeeded")
     assert simulation.trainers["one"].resumed_from == [0, stopped_at]

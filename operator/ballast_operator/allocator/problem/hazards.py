@@ -38,7 +38,7 @@ class SeenNodes:
         counted: nodes that are about to go, or gone from under a gang, and that are counted.
         looked: whether there was a decision before: what goes at the first one, an operator before this one
             may have counted.
-        preempted: pool -> nodes with gangs that are gone or about to go, and were not counted before.
+        preempted: pool -> nodes with gangs that have gone, or announced it, since the first decision.
     """
 
     in_use: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -56,7 +56,7 @@ class SeenNodes:
         """
         running, held = _held(jobs, capacity)
         in_use = {name: pool for name, pool in running.items() if not _goes(nodes.get(name))}
-        preempted, counted = dict[str, int](), set[str]()
+        preempted, counted = dict(self.preempted), set[str]()
         for name, pool in {**self.in_use, **held}.items():
             if not _goes(nodes.get(name)):
                 continue
@@ -93,9 +93,12 @@ def _held(jobs: Sequence[JobView], capacity: ClusterCapacity) -> tuple[dict[str,
 
 
 def next_hazards(
-    status: Object, seen: SeenNodes | None, snapshot: Snapshot | None, now: Time
+    status: Object, seen: SeenNodes | None, snapshot: Snapshot | None, told: Mapping[str, int], now: Time
 ) -> tuple[PoolHazard, ...]:
-    """The hazards of the old ``status`` brought up to now; as they were where nothing was looked at."""
+    """The hazards of the old ``status`` brought up to now; as they were where nothing was looked at.
+
+    ``told``: of what is preempted by ``seen``, that which the status has: not each decision is reported.
+    """
     before, at = _known(status)
     if seen is None or snapshot is None:
         return tuple(before.values())
@@ -108,7 +111,7 @@ def next_hazards(
         new = known.replace(
             nodes=sum(of == pool for of in seen.in_use.values()),
             node_hours=known.node_hours + known.nodes * hours,
-            preemptions=known.preemptions + seen.preempted.get(pool, 0),
+            preemptions=known.preemptions + seen.preempted.get(pool, 0) - told.get(pool, 0),
         )
         doubled = math.frexp(new.node_hours)[1] != math.frexp(known.node_hours)[1]
         if new.preemptions != known.preemptions or doubled or pool not in before:

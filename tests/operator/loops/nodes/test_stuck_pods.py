@@ -18,7 +18,10 @@ async def test_gpus_of_a_pod_that_does_not_end_are_promised_to_nobody(
         machines, "_is_over", lambda pod, now: pod["metadata"]["name"] not in stuck and is_over(pod, now)
     )
     simulation = Simulation(
-        nodes={"n": ("fast", 2), "m": ("fast", 2)}, roundSeconds=20, moves={"maxMovesPerHour": 1000}
+        nodes={"n": ("fast", 2), "m": ("fast", 2)},
+        pools={"empty": {}},  # an autoscaler's, say: what is told of it leaves out no pod
+        roundSeconds=20,
+        moves={"maxMovesPerHour": 1000},
     )
     await simulation.run_job("a", **LONG)
     _, last = sorted(pod["metadata"]["name"] for pod in simulation.pods("a"))

@@ -89,6 +89,20 @@ async def test_a_machine_that_is_about_to_go_is_counted_by_one_operator_alone():
     assert hazard(simulation)["preemptions"] == 1
 
 
+async def test_a_machine_counts_whose_decision_another_follows_before_it_is_reported():
+    """Reports are written once a second; decisions are made more often, and each replaces the last report."""
+    simulation = await running()
+    simulation.world.patch(NODE, "", on(simulation)[-1], {"spec": {"taints": [ITN]}})
+    await simulation.look()
+    for _ in range(3):
+        await simulation.allocator.decide()
+    await simulation.report()
+    assert hazard(simulation)["preemptions"] == 1
+    await simulation.allocator.decide()
+    await simulation.report()
+    assert hazard(simulation)["preemptions"] == 1
+
+
 async def test_idle_nodes_that_go_are_no_preemptions():
     """An autoscaler removes them to save money."""
     simulation = cluster(8)
