@@ -198,8 +198,12 @@ class Findings:
 
     def queue(self, view: JobView, why: Refusal | None) -> bool:
         """Remember what Kueue says of the job; says whether that begins or ends a wait."""
-        self._of(view).queued = why
+        self._of(view).queued = why if view.queue else NOT_ASKED
         return (why is None) != (view.queued is None)
+
+    def left_queue(self, view: JobView) -> bool:
+        """True if Kueue has been asked about the job, and nobody has seen to its Workload since it left."""
+        return not view.queue and self._of(view).queued != NOT_ASKED
 
     def rights_granted(self, view: JobView) -> None:
         """Note that the rights that the pods of the job's launch need in order to report exist."""

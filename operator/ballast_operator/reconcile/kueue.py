@@ -24,13 +24,16 @@ async def ask_kueue(
 ) -> Refusal | None:
     """Refusal of GPUs to the job by Kueue; None: its Workload is admitted, or it needs none.
 
+    That of a job which has left its queue is deleted, also while the gang runs on.
+
     ``gpu_resources``: those that the pools have.
 
     Raises:
         Unavailable: the API server does not answer.
     """
     assert view.spec is not None
-    namespace, name, holds = view.key[0], f"trainingjob-{view.name}"[:253], view.status.allocation is not None
+    namespace, name = view.key[0], f"trainingjob-{view.name}"[:253]
+    holds = bool(view.queue) and view.status.allocation is not None
     try:
         found = await cluster.get(WORKLOAD, namespace, name)
     except NotFound:
@@ -38,7 +41,7 @@ async def ask_kueue(
     if found is not None and not controlled_by(found, view.uid):
         message = f"Workload {name} is not the job's. To fix: delete or rename it, or rename the job"
         return Refusal(JobReason.NAME_TAKEN, message)
-    wanted = not view.status.finished and hold(view.spec.asked, view.status, now) is None
+    wanted = view.queue and not view.status.finished and hold(view.spec.asked, view.status, now) is None
     problem = _waits(view, found) if found is not None else ""
     if found is not None and not holds and (not wanted or _is_over(view, found)):
         await cluster.delete(WORKLOAD, namespace, name, uid=found["metadata"]["uid"])

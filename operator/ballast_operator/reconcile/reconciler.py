@@ -249,7 +249,8 @@ class Reconciler:
 
     async def _with_kueues_word(self, view: JobView) -> JobView:
         """The job with what Kueue says of its Workload."""
-        if not view.queue or view.spec is None or view.deleting:
+        leaves = self._settings.kueue and self._findings.left_queue(view)
+        if not (view.queue or leaves) or view.spec is None or view.deleting:
             return view
         if self._settings.kueue:
             why = await ask_kueue(self._cluster, view, self._gpu_resources, self._clock())
@@ -259,7 +260,7 @@ class Reconciler:
             why = Refusal(JobReason.QUEUED, message)
         if self._findings.queue(view, why):
             self._allocate()
-        return dataclasses.replace(view, queued=why)
+        return dataclasses.replace(view, queued=why if view.queue else None)
 
     def _decide(self, view: JobView) -> StepResult:
         assignment = self._observer.decided.on(view.key, view.uid)
@@ -365,9 +366,10 @@ class Reconciler:
             return
         metadata = item["metadata"]
         reason, message = JobReason.INTERNAL_ERROR, f"{type(error).__name__}: {error}"[:1000]
-        if isinstance(error, ActionRefused):
+        if isinstance(error, ActionRefused | Forbidden):
             reason = JobReason.ACTION_REFUSED
-            message = f"an action was refused, and is tried again: {plain(str(error))}"
+            told = error.told if isinstance(error, Forbidden) else str(error)
+            message = f"an action was refused, and is tried again: {plain(told)}"
         elif for_good(error):
             reason, message = (
                 JobReason.STATUS_REFUSED,

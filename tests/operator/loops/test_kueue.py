@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from ballast_operator.errors import Forbidden
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, WORKLOAD
 from ballast_policies.contract.messages import plan_config_map_name
 
@@ -90,6 +91,21 @@ async def test_a_job_of_another_size_queues_again() -> None:
     assert found is not None and found["spec"]["active"] is False
 
 
+@pytest.mark.parametrize("admitted", [True, False])
+async def test_a_job_that_leaves_its_queue_leaves_no_workload_there(admitted: bool) -> None:
+    """Its label is taken away: the quota is free, and the gang runs on, or starts, without Kueue."""
+    simulation = queued()
+    await simulation.until(lambda: workload(simulation) is not None)
+    if admitted:
+        kueue_says(simulation, Admitted="fits")
+        await simulation.running("one")
+    simulation.world.patch(JOB, NAMESPACE, "one", {"metadata": {"labels": dict.fromkeys(QUEUED)}})
+    await simulation.until(lambda: workload(simulation) is None)
+    await simulation.running("one")
+    await simulation.ticks(3)
+    assert (simulation.state("one"), simulation.status("one").launches) == ("Running", 1)
+
+
 @pytest.mark.parametrize("asks_kueue", [True, False])
 async def test_a_queue_that_is_not_asked_is_said_on_the_job(asks_kueue: bool) -> None:
     """A Workload of somebody else, or an operator without ``kueue.enabled``: it waits, and says for what."""
@@ -99,6 +115,23 @@ async def test_a_queue_that_is_not_asked_is_said_on_the_job(asks_kueue: bool) ->
     want = ("NameTaken", "is not the job's") if asks_kueue else ("Queued", "kueue.enabled=true")
     await simulation.refused("one", *want)
     assert simulation.status("one").launches == 0
+
+
+async def test_a_right_that_is_missing_to_ask_kueue_is_said_with_what_to_grant() -> None:
+    """It is nothing to report to the authors."""
+    simulation = queued()
+    simulation.by_queue, get = True, simulation.cluster.get
+
+    async def no_workloads(kind: Any, *names: str) -> Any:
+        if kind is WORKLOAD:
+            raise Forbidden('cannot get resource "workloads"')
+        return await get(kind, *names)
+
+    simulation.cluster.get = no_workloads
+    await simulation.until(lambda: simulation.condition("one", "Reconciled") is not None)
+    told = simulation.condition("one", "Reconciled")
+    assert (told.is_true, told.reason) == (False, "ActionRefused")
+    assert 'cannot get resource "workloads". To fix: grant' in told.message
 
 
 async def test_a_job_of_another_controller_is_left_alone() -> None:
