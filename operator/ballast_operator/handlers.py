@@ -65,8 +65,8 @@ async def end(memo: kopf.Memo, **_: Any) -> None:
 @kopf.on.probe(id="waiting")  # type: ignore[untyped-decorator]
 def waiting(memo: kopf.Memo, **_: Any) -> list[str]:
     """Conditions that the operator waits for; the probe fails where a restart may help."""
-    problems = memo.operator.problems()
-    if memo.running.done() or problems:
-        raise kopf.PermanentError("; ".join(problems) or "the operator has ended")
-    found: list[str] = memo.operator.waits.lines()
+    problems, waits = memo.operator.problems(), memo.operator.waits
+    found: list[str] = waits.lines()
+    if memo.running.done() or problems or waits.broken:
+        raise kopf.PermanentError("; ".join([*problems, *found]) or "the operator has ended")
     return found

@@ -1,6 +1,7 @@
 """Settings of an administrator: small frozen groups, all in seconds unless the name says otherwise."""
 
 import dataclasses
+import math
 import os
 
 from ballast_policies.contract.messages import RENEW_SECONDS
@@ -145,11 +146,9 @@ def from_environment(environment: "os._Environ[str] | dict[str, str]") -> Settin
             try:
                 seconds = float(environment[variable])
             except ValueError:
-                raise ValueError(
-                    f"{variable}={environment[variable]!r}: expected seconds, a number"
-                ) from None
-            if not seconds > 0:
-                raise ValueError(f"{variable}={environment[variable]!r}: expected more than 0 seconds")
+                seconds = math.nan
+            if not 0 < seconds < math.inf:
+                raise ValueError(f"{variable}={environment[variable]!r}: expected seconds, more than 0")
             value = dataclasses.replace(value, **{field: seconds})
         settings = dataclasses.replace(settings, **{group: value})
     if environment.get("BALLAST_KUEUE") == "true":

@@ -1,12 +1,17 @@
 """No silent wait: log, metric, health pages and conditions say what for, since when, and what to change."""
 
+import asyncio
 import errno
 import itertools
 import logging
 import socket
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import aiohttp
+import kopf
 import pytest
+from ballast_operator import handlers
 from ballast_operator.app import serve
 from ballast_operator.errors import Forbidden, NotFound, Rejected, Unavailable
 from ballast_operator.kube import informers
@@ -304,6 +309,26 @@ async def test_a_right_that_the_operator_lacks_while_a_gang_trains_is_a_conditio
     simulation.cluster.delete = delete
     await simulation.running("one")
     assert (simulation.status("one").launches, len(simulation.pods("one"))) == (1, 1)
+
+
+@pytest.mark.parametrize(("reason", "fails"), [(WaitReason.DECISIONS, True), (WaitReason.LEADER, False)])
+async def test_kopfs_probe_fails_where_the_health_page_does(reason, fails):
+    """Decisions that fail may succeed after a restart; a standby has nothing to restart for."""
+    waits = Waits()
+    waits.begin(reason, "what is waited for")
+    operator = SimpleNamespace(problems=lambda: [], waits=waits)
+    memo = kopf.Memo(operator=operator, running=asyncio.get_running_loop().create_future())
+    runner, port = await serve(host="127.0.0.1", port=0, metrics=Metrics(), problems=lambda: [], waits=waits)
+    try:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"http://127.0.0.1:{port}/healthz") as page,
+        ):
+            assert page.status == (503 if fails else 200)
+    finally:
+        await runner.cleanup()
+    with pytest.raises(kopf.PermanentError, match="what is waited for") if fails else nullcontext():
+        assert "what is waited for" in handlers.waiting(memo)[0]
 
 
 async def test_it_is_served_at_addresses_of_both_families(monkeypatch):
