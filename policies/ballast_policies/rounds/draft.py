@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from ballast_policies.allocation.problem import Job
+from ballast_policies.rounds.divisions import waits_for
 from ballast_policies.rounds.ledger import Ledger, in_its_pools
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import (
@@ -161,14 +162,17 @@ class Explained:
         kept_for: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """``kept_for``: pool -> job for which its free GPUs are kept."""
-        left = Ledger(question.nodes, (at.nodes for at in placements.values())).left
+        self._ledger = Ledger(question.nodes, (at.nodes for at in placements.values()))
         self._question, self._kept_for = question, kept_for
-        self._rooms = pool_rooms(question.nodes, left, _starting(question, placements))
+        self._rooms = pool_rooms(question.nodes, self._ledger.left, _starting(question, placements))
         self._served = frozenset(kept_for.values())
         self._known: dict[tuple[object, ...], Reason] = {}
 
     def waiting(self, job: Job) -> Reason:
         """Reason that the gang waits."""
+        if self._question.in_several_pools(job.name):
+            gang = self._question.mixed.get(job.name)
+            return Reason("more urgent jobs need its GPUs" if gang is None else waits_for(gang, self._ledger))
         asks = self._question.asks_of(job.name)
         if job.name in self._served:  # its text alone does not name it
             return Reason(explain_waiting(job, self._rooms, self._kept_for, asks))
@@ -214,6 +218,7 @@ class Draft:
         placements: job -> where it is to run, on GPUs that are its own or that it is the first to have.
         reasons: job -> why.
         seconds: job -> the GPU of another on which it is to run beside that one.
+        kept_for: pool -> job for which its free GPUs are kept.
         blocked_by_spot_limit: as of ``Round``.
     """
 
@@ -221,6 +226,7 @@ class Draft:
     placements: Mapping[str, Placement]
     reasons: Mapping[str, Reason]
     seconds: Mapping[str, Placement] = dataclasses.field(default_factory=dict)
+    kept_for: Mapping[str, str] = dataclasses.field(default_factory=dict)
     blocked_by_spot_limit: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property

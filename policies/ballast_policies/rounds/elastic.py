@@ -21,7 +21,7 @@ from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.draft import Draft, Reason
 from ballast_policies.rounds.elastic_pools import choose_pools, claims_where_they_run
 from ballast_policies.rounds.gangs import ElasticGang
-from ballast_policies.rounds.grants import grant_gpus
+from ballast_policies.rounds.grants import fill, grant_gpus
 from ballast_policies.rounds.ledger import Ledger
 from ballast_policies.rounds.memory import moves_left, within_min_run
 from ballast_policies.rounds.question import Question
@@ -284,7 +284,16 @@ def _sized(question: Question, elastic: Mapping[str, ElasticGang], by_restart: S
     claimed = claims_where_they_run(cluster, reduced)
     at_least = dataclasses.replace(claimed.state, running={**state.running, **reduced})
     decided = grant_gpus(dataclasses.replace(claimed, state=at_least), state.running)
-    decided = choose_pools(cluster, reduced, decided)
+    granted, decided = decided, choose_pools(cluster, reduced, decided)
+    whole = (elastic.keys() & state.running.keys()) - reduced.keys() - by_restart
+    if decided is not granted or not whole <= decided.placements.keys():
+        # A gang that has to leave where it is may start elsewhere with its least size.
+        jobs = [
+            job if job.name in whole else as_it_is for job, as_it_is in zip(question.jobs, asked, strict=True)
+        ]
+        decided = fill(
+            dataclasses.replace(decided, question=dataclasses.replace(decided.question, jobs=jobs))
+        )
     items = _growable(decided, question, elastic, reduced)
     if not items:
         return dataclasses.replace(decided, question=question)

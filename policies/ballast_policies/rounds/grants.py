@@ -14,12 +14,11 @@ import bisect
 import dataclasses
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
-from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.claims import SEVERAL, Claims, Groups, Pools, ordered_claims
-from ballast_policies.rounds.divisions import waits_for
 from ballast_policies.rounds.draft import Draft, Explained, Reason, explain_placement
 from ballast_policies.rounds.ledger import Ledger, pack
 from ballast_policies.rounds.memory import (
@@ -52,7 +51,6 @@ def grant_gpus(question: Question, held: Mapping[str, Placement] | None = None) 
     first = {name: first for name, first in pairs if first in valid and name in jobs and jobs[name].gpus == 1}
     claimed = _Claimed(
         question=question,
-        jobs=jobs,
         first=first,
         here={**valid, **{name: state.running[name] for name in first}},
         names=tuple(job.name for job in question.jobs),
@@ -60,7 +58,6 @@ def grant_gpus(question: Question, held: Mapping[str, Placement] | None = None) 
         valid=valid,
         groups=Groups.of(question, pools, valid, question.state.running if held is None else held),
         claims=claims,
-        received_fraction=received_fraction,
     )
     pinned = within_min_run(question, claimed.here)
     limit = moves_left(question)
@@ -84,7 +81,10 @@ def grant_gpus(question: Question, held: Mapping[str, Placement] | None = None) 
             if job in claimed.first
         }
         pinned = {**with_them, **pinned, **more}
-    return dataclasses.replace(_draft(claimed, placements, pinned, kept_for), seconds=seconds)
+    reasons = _reasons(question, pools, received_fraction, placements, kept_for, pinned, first)
+    return Draft(
+        question=question, placements=placements, reasons=reasons, seconds=seconds, kept_for=kept_for
+    )
 
 
 def _continuing(question: Question, placements: Mapping[str, Placement]) -> dict[str, Placement]:
@@ -112,11 +112,9 @@ class _Claimed:
         valid: running job -> where it could continue with GPUs of its own.
         first: running job that is second on its GPU -> the first.
         here: running job -> where it could continue, with GPUs of its own or as a second job.
-        received_fraction: (job, column) -> fraction of the time that it has run there.
     """
 
     question: Question
-    jobs: Mapping[str, Job]
     names: tuple[str, ...]
     pools: Pools
     valid: Mapping[str, Placement]
@@ -124,7 +122,6 @@ class _Claimed:
     here: Mapping[str, Placement]
     groups: Groups
     claims: Claims
-    received_fraction: Mapping[tuple[str, str], float]
 
 
 def _grant(
@@ -168,58 +165,93 @@ def _grant(
         for job, parts in (splits.items() if groups.apart else ())
     }
     question, ledger = claimed.question, Ledger(claimed.question.nodes)
-    placements = assign_nodes(wanted, ledger, claimed.here, by_name, question)
+    placements, kept = assign_nodes(wanted, ledger, claimed.here, by_name, question), dict[str, list[str]]()
     if len(placements) < len(wanted):
         # The pods of some gang find no node with as many GPUs, or it finds no domain: by urgency.
         ledger = Ledger(question.nodes)
         protected = pinned if keep else None
         placements, kept = _assign_by_urgency(wanted, ledger, claimed.here, by_name, question, protected)
         kept_for |= {ledger.nodes[name].pool: job for job, nodes in kept.items() for name in nodes}
-        _fill(placements, claimed, claims.take(open_), ledger)
-        while elsewhere := [pool for pool, job in kept_for.items() if job in placements]:
-            for pool in elsewhere:
-                ledger.undo(kept.pop(kept_for.pop(pool), ()))
-                open_ = open_ | (unpinned & (claims.column == pools.names.index(pool)))
-            _fill(placements, claimed, claims.take(open_), ledger)
+    elif all(asks.required is None for asks in question.asks.values()):
+        return placements, kept_for
+    _fill(placements, question, pools, claims.take(open_), claimed.here, ledger)
+    while elsewhere := [pool for pool, job in kept_for.items() if job in placements]:
+        for pool in elsewhere:
+            ledger.undo(kept.pop(kept_for.pop(pool), ()))
+            open_ = open_ | (unpinned & (claims.column == pools.names.index(pool)))
+        _fill(placements, question, pools, claims.take(open_), claimed.here, ledger)
     return placements, kept_for
 
 
-def _fill(placements: dict[str, Placement], claimed: _Claimed, claims: Claims, ledger: Ledger) -> None:
-    """Add gangs that fit on what the placements leave free.
+def _fill(
+    placements: dict[str, Placement],
+    question: Question,
+    pools: Pools,
+    claims: Claims,
+    here: Mapping[str, Placement],
+    ledger: Ledger,
+) -> None:
+    """Add gangs that fit on what the placements leave free; ``here``: running ones, where they could stay.
 
     Claims are granted by the GPUs of a pool; where a gang that was granted some finds no nodes for its pods,
-    they are free for those after it.
+    or takes others for its domain, they are free for those after it.
     """
-    question, names, pools = claimed.question, claimed.names, claimed.pools.names
     members = {
         pool: [node for node in ledger.pools[pool] if not node.closed and ledger.left[node.name] > 0]
-        for pool in pools
+        for pool in pools.names
     }
     without_room: set[tuple[object, ...]] = set()
     for job, column, gpus in zip(
         claims.job.tolist(), claims.column.tolist(), claims.gpus.tolist(), strict=True
     ):
-        name = names[job]
+        name = question.jobs[job].name
         if name in placements:
             continue
-        now = claimed.here.get(name)
-        if now is not None and column in (SEVERAL, pools.index(now.pool)) and ledger.grant(now.nodes):
+        tenant = "" if question.trains(name) else question.tenants.get(name, "")
+        now = here.get(name)
+        if (
+            now is not None
+            and column in (SEVERAL, pools.names.index(now.pool))
+            and ledger.grant(now.nodes, tenant)
+        ):
             placements[name] = now
             continue
         if column == SEVERAL:
             continue  # what is free at the end may be its
-        pool = pools[column]
+        pool = pools.names[column]
         asks = question.asks_of(name)
         alike = (pool, gpus, asks)
-        if alike in without_room:
+        if alike in without_room or ledger.room_of(tenant) < gpus:
             continue
         usable = asks.open(members[pool])
         chosen = pack(gpus, usable, ledger.left, asks.per_pod, asks.topology)
         if chosen is None:
             without_room.add(alike)
             continue
-        ledger.take(chosen)
+        ledger.take(chosen, tenant)
         placements[name] = Placement(gpu_type=usable[0].gpu_type, pool=pool, nodes=chosen)
+
+
+def fill(decided: Draft) -> Draft:
+    """The draft with gangs that would wait on what moves have left free, the most urgent first.
+
+    What is kept for a gang is its own.
+    """
+    there = decided.all_placements.keys()
+    waiting = [job for job in decided.question.jobs if job.name not in there]
+    question = dataclasses.replace(decided.question, jobs=waiting)
+    pools, valid = Pools.of(question.nodes, question.columns), valid_placements(question)
+    claims, received_fraction = ordered_claims(question, pools, valid)
+    kept_for = {pools.names.index(pool): job for pool, job in decided.kept_for.items() if job not in there}
+    open_ = [
+        kept_for.get(column, waiting[job].name) == waiting[job].name
+        for job, column in zip(claims.job.tolist(), claims.column.tolist(), strict=True)
+    ]
+    placements = dict(decided.placements)
+    ledger = Ledger.of(question, placements)
+    _fill(placements, question, pools, claims.take(np.array(open_, dtype=bool)), valid, ledger)
+    reasons = _reasons(question, pools, received_fraction, placements, decided.kept_for)
+    return decided.with_placements(placements, reasons)
 
 
 def assign_nodes(
@@ -426,27 +458,35 @@ class _Assignment:
         return self._ledger.pools[pool][0].gpu_type
 
 
-def _draft(
-    claimed: _Claimed,
+def _reasons(
+    question: Question,
+    pools: Pools,
+    received_fraction: Mapping[tuple[str, str], float],
     placements: Mapping[str, Placement],
-    pinned: Mapping[str, str],
     kept_for: Mapping[str, str],
-) -> Draft:
-    question = claimed.question
+    pinned: Mapping[str, str] = MappingProxyType({}),
+    second: Collection[str] = (),
+) -> dict[str, Reason]:
+    """Reason for each job of the question.
+
+    Args:
+        question: with the jobs.
+        pools: of the question.
+        received_fraction: (job, column) -> fraction of the time that it has run there.
+        placements: of all jobs.
+        kept_for: pool -> job for which its free GPUs are kept.
+        pinned: jobs that must not be disturbed -> why.
+        second: running jobs that were second on their GPU.
+    """
     ran = question.state.running
-    column_of = dict(zip(claimed.pools.names, claimed.pools.columns, strict=True))
-    left = Ledger(question.nodes, (at.nodes for at in placements.values()))
+    column_of = dict(zip(pools.names, pools.columns, strict=True))
     explained = Explained(question, placements, kept_for)
     reasons = {}
-    for name, job in claimed.jobs.items():
-        at, gang = placements.get(name), question.mixed.get(name)
-        if at is None and question.in_several_pools(name):
-            reasons[name] = Reason(
-                "more urgent jobs need its GPUs" if gang is None else waits_for(gang, left)
-            )
-        elif at is None:
+    for job in question.jobs:
+        name, at, gang = job.name, placements.get(job.name), question.mixed.get(job.name)
+        if at is None:
             reasons[name] = explained.waiting(job)
-        elif name in claimed.first and ran[name] == at:
+        elif name in second and ran[name] == at:
             reasons[name] = Reason(f"stays on {at}, now as its first job")
         elif name in pinned:
             reasons[name] = Reason(f"it {pinned[name]}", "keeps ")
@@ -455,10 +495,10 @@ def _draft(
             reasons[name] = Reason(f"{at}{why}; {gang.speed_at(at):.3g} steps/s are predicted")
         else:
             columns = dict.fromkeys(column_of[part.pool] for part in at.by_pool)
-            share, received = question.shares.get(name, {}), claimed.received_fraction
+            share = question.shares.get(name, {})
             reasons[name] = explain_placement(
                 share=sum(share.get(column, 0.0) for column in columns),
-                received_fraction=sum(received.get((name, column), 0.0) for column in columns),
+                received_fraction=sum(received_fraction.get((name, column), 0.0) for column in columns),
                 extended=ran.get(name) == at,
             )
-    return Draft(question=question, placements=placements, reasons=reasons)
+    return reasons

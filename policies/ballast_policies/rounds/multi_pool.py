@@ -33,6 +33,7 @@ from ballast_policies.rounds.divisions import best_parts, mixtures, open_nodes, 
 from ballast_policies.rounds.draft import Draft, Explained, Reason
 from ballast_policies.rounds.elastic import grant_elastic
 from ballast_policies.rounds.gangs import RESTART_SECONDS, ElasticGang, MixedGang
+from ballast_policies.rounds.grants import fill
 from ballast_policies.rounds.ledger import Ledger, given_to_tenants, in_its_pools, pack
 from ballast_policies.rounds.memory import exempt_newest, keeps_free, moves_left, within_min_run
 from ballast_policies.rounds.question import Question
@@ -113,7 +114,7 @@ def _of_these_shares(question: Question, shares: dict[str, dict[str, float]]) ->
 
 
 def _chosen_alone(question: Question, chosen: Mapping[str, Configuration]) -> Question:
-    """The question of the chosen gangs alone, each on the GPU types of its pools."""
+    """The question of the chosen gangs alone, each on the GPU types of its pools; a pool is a column."""
     types = question.types
     jobs, shares, elastic, mixed = [], {}, {}, dict(question.mixed)
     for job in question.jobs:
@@ -125,7 +126,7 @@ def _chosen_alone(question: Question, chosen: Mapping[str, Configuration]) -> Qu
         jobs.append(dataclasses.replace(job, throughput=rates))
         pool = next(iter(pools))
         stays = at is not None and at.pool == pool
-        shares[job.name] = {question.columns.get(pool, types[pool]): STAYS if stays else STARTS}
+        shares[job.name] = {pool: STAYS if stays else STARTS}
         if question.in_several_pools(job.name):
             if at is None:
                 speeds = {kind: rate for kind, rate in mixed[job.name].speeds.items() if kind in here}
@@ -136,8 +137,14 @@ def _chosen_alone(question: Question, chosen: Mapping[str, Configuration]) -> Qu
             elastic[job.name] = dataclasses.replace(
                 gang, speeds={types[pool]: gang.speeds.get(types[pool], {})}, wanted=pools[pool]
             )
-    parts = question.claimed_parts()
-    alone = dataclasses.replace(question, jobs=jobs, elastic=elastic, mixed=mixed, parts=parts)
+    alone = dataclasses.replace(
+        question,
+        jobs=jobs,
+        elastic=elastic,
+        mixed=mixed,
+        parts=question.claimed_parts(),
+        columns={name: name for name in types},
+    )
     return _of_these_shares(alone, shares)
 
 
@@ -336,7 +343,8 @@ class _Backfill:
                     self._start(name, gang, now)
             elif now is not None and gang.may_move and left > 0 and name not in self._pinned:
                 left -= self._move(name, gang, now)
-        return self._decided.with_placements(self._placements, self._reasons)
+        found = self._decided.with_placements(self._placements, self._reasons)
+        return fill(found) if self._reasons else found
 
     def _kept_for_others(self, name: str) -> bool:
         """True if a more urgent gang waits for some that must not be disturbed: what is free may be its."""

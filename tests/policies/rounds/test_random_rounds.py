@@ -407,6 +407,9 @@ each_kind = pytest.mark.parametrize(
 @example(seed=300086)  # pods: what is free is kept for a gang that has room in it
 @example(seed=300125)  # taints and pods: a gang has room in two groups of nodes, and its pods not in one
 @example(seed=80151)  # taints and pods: a pool is kept for a gang that finds nodes for its pods elsewhere
+@example(seed=50075)  # racks: a gang takes its nodes in another group than it was granted
+@example(seed=1076)  # elastic: a gang that goes to another pool leaves room for one that waits
+@example(seed=2096)  # elastic: a gang that cannot shrink, and has to leave, starts with its least size
 @example(seed=80113)  # pods: GPUs kept for a gang that finds nodes for its pods elsewhere come free
 @given(seed=seeds)
 def test_rounds_one_after_the_other_keep_every_law(kinds, seed):
@@ -414,7 +417,7 @@ def test_rounds_one_after_the_other_keep_every_law(kinds, seed):
     for question, decided in played(random.Random(seed), kinds):
         for law in LAWS:
             law(question, decided)
-        if not {*kinds} - {"taints", "pods", "spread"}:
+        if not {*kinds} - {"taints", "pods", "racks", "spread", "elastic"}:
             none_waits_beside_its_room(question, decided)
 
 
@@ -533,7 +536,7 @@ def test_who_runs_is_decided_at_the_least_sizes(seed, surplus):
         }
         state = dataclasses.replace(question.state, running=least)
         alone = decide_round(dataclasses.replace(question, elastic={}, state=state))
-        assert decide_round(question).placements.keys() == alone.placements.keys()
+        assert decide_round(question).placements.keys() >= alone.placements.keys()
 
 
 @pytest.mark.slow

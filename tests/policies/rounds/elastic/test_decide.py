@@ -50,6 +50,14 @@ def test_by_completion_time_a_long_gang_waits_for_a_short_one_where_that_pays_it
         assert "0 of 1 v100 free" in decided.reasons["long" if "short" in decided.placements else "short"]
 
 
+def test_by_completion_time_gangs_start_in_the_pools_that_were_chosen_for_them():
+    """Of two pools of one type the first would hold either gang, and the second the small one alone."""
+    jobs = [job("small", 4, steps_remaining=1000.0), job("large", 8, steps_remaining=1000.0)]
+    nodes = [node("a", 8), node("b", 4, "b")]
+    decided = decide(jobs, nodes, {}, surplus=Surplus.COMPLETION_TIME)
+    assert {name: at.pool for name, at in decided.placements.items()} == {"small": "b", "large": "a"}
+
+
 def test_a_deadline_is_worth_its_price():
     """The gang is as large as its deadline needs, and no larger."""
     jobs = [job("x", steps_remaining=1000.0, deadline=500.0), job("y", steps_remaining=1000.0)]
