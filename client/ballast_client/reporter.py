@@ -70,11 +70,12 @@ class Reporter:
         self._thread.start()
 
     def resumed(self, step: int) -> None:
-        """The loop begins after ``step`` steps."""
+        """The loop begins after ``step`` steps, which a checkpoint holds."""
         with self._changed:
             self._step = step
-            self._resumed = step or None
+            self._resumed = self._saved = step or None
             self._stepped = monotonic()
+            self._window.clear()
 
     def step(self, step: int) -> None:
         """``step`` steps are done."""
@@ -189,7 +190,7 @@ class Reporter:
         self._acknowledged, self._told = epoch, told
 
     def _rate(self) -> float | None:
-        """Steps/s over the window, the time since the last step included; None: not known yet."""
+        """Steps/s from the first to the last step of the window; None: not known yet."""
         if len(self._window) < 2:
             return None
         (begun, first), (ended, last) = self._window[0], self._window[-1]

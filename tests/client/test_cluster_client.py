@@ -180,6 +180,28 @@ def test_a_demo_on_a_cluster_that_refuses_it_ends_with_its_words(answers, status
     assert "check the kubeconfig" in refused("demo", "--kubeconfig", where)
 
 
+def test_requests_at_once_share_a_login(answers, tmp_path):
+    """A cloud's plugin is asked once; its answer takes a second or two."""
+    where, asked = answers(b'{"items": []}'), tmp_path / "asked"
+    found = {
+        "kind": "ExecCredential",
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "status": {"token": "t"},
+    }
+    plugin = {"apiVersion": found["apiVersion"], "command": "sh", "interactiveMode": "Never"}
+    plugin["args"] = ["-c", f"echo >> {asked}; echo '{json.dumps(found)}'"]
+    content = yaml.safe_load(Path(where).read_text())
+    content["users"][0]["user"] = {"exec": plugin}
+    Path(where).write_text(yaml.safe_dump(content))
+
+    async def ask():
+        async with AsyncClient(where) as client:
+            await asyncio.gather(*(client.list(namespace="") for _ in range(5)))
+
+    asyncio.run(ask())
+    assert asked.read_text() == "\n"
+
+
 @pytest.mark.parametrize("words", [*COMMANDS, ("ui", "--no-open")], ids=lambda words: words[0])
 def test_without_a_cluster_each_command_says_so(words, tmp_path, monkeypatch):
     """No kubeconfig, one that is none, and a server that does not answer."""

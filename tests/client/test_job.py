@@ -125,6 +125,18 @@ def test_a_script_that_is_told_to_leave_in_its_last_step_is_done(operator):
     assert (operator / "finished-step").read_text() == str(step)
 
 
+def test_a_job_that_resumes_reports_the_checkpoint_that_it_has(operator):
+    """Until it saves the next one; a speed it has once it has made steps of its own."""
+    job = a_job(operator)
+    for begin in (60, 40):  # a script may train twice
+        job.resumed(begin)
+        job.step(begin + 1)
+        wait_for(operator / "report.json", Report.from_json, lambda report, at=begin: report.step == at + 1)
+    job.finish(41)
+    report = Report.from_json((operator / "report.json").read_text())
+    assert (report.checkpoint_step, report.resumed_from_step, report.steps_per_second) == (40, 40, None)
+
+
 def test_speed_is_measured_over_the_last_steps(operator, monkeypatch):
     """Ten steps a second, by a clock of the test's."""
     now = [100.0]

@@ -1,5 +1,6 @@
 """The connection to an API server: its credentials, requests, and errors in the client's own words."""
 
+import asyncio
 import contextlib
 import ipaddress
 import json
@@ -200,6 +201,7 @@ class Connection:
     def __init__(self, kubeconfig: str | None, timeout: float) -> None:
         self._kubeconfig, self._timeout = kubeconfig, timeout
         self._api: Any = None
+        self._connecting = asyncio.Lock()
         self.date = ""
 
     async def close(self) -> None:
@@ -297,9 +299,9 @@ class Connection:
     async def _open(
         self, verb: str, path: str, query: Mapping[str, str] | None, body: Any, patch: str, limits: Any
     ) -> Any:
-        if self._api is None:
+        async with self._connecting:
             try:
-                self._api = kubernetes_client.ApiClient(await configuration(self._kubeconfig))
+                self._api = self._api or kubernetes_client.ApiClient(await configuration(self._kubeconfig))
             except kubernetes_config.ConfigException as error:
                 raise NotConnected(
                     f"{error}. To fix: give a kubeconfig, or set KUBECONFIG; `ballast up` starts a cluster "

@@ -162,7 +162,7 @@ class Stage(Model):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not 0 <= self.first_layer < self.end_layer:
+        if self.first_layer >= self.end_layer:
             raise ValueError(
                 f"stage on rank {self.rank} has layers [{self.first_layer}, {self.end_layer}): "
                 "a stage needs at least one layer"

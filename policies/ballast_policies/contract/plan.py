@@ -86,7 +86,7 @@ class Plan(Model):
                     f"stage on rank {stage.rank} starts at layer {stage.first_layer}, expected {next_layer}: "
                     "stages cover the layers in order, without gaps"
                 )
-            if not 0 <= stage.rank < len(self.ranks):
+            if stage.rank >= len(self.ranks):
                 raise ValueError(f"a stage is on rank {stage.rank}, but the plan has {len(self.ranks)} ranks")
             next_layer = stage.end_layer
         return self

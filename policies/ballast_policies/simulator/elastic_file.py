@@ -8,14 +8,11 @@ from typing import Any, Literal
 from ballast_policies.allocation.problem import Configuration
 from ballast_policies.contract.decode import decode_text
 from ballast_policies.contract.errors import ContractError, Problem, shown
-from ballast_policies.contract.limits import FILE, Limits
 from ballast_policies.elastic.job import ElasticCluster, ElasticJob
 
 Sizes = Literal["stated", "all", "requested"] | int
 """Numbers of GPUs that a job may have: those that the file's cluster states for each type, all that have a
 measured speed, (nearest to) what the job requested, or (nearest to) one number for all jobs."""
-
-READ_LIMITS: Limits = dataclasses.replace(FILE, most_bytes=256 * 1024 * 1024)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +58,7 @@ def read_workload(text: str, *, workload: str | None = None, sizes: Sizes = "sta
     Raises:
         ContractError: the file does not fit, or has no such workload.
     """
-    file = decode_text(_File, text, unknown="ignore", limits=READ_LIMITS, spelling=str)
+    file = decode_text(_File, text, unknown="ignore", spelling=str)
     if workload is None:
         if len(file.workloads) != 1:
             raise ContractError(

@@ -9,7 +9,7 @@ from ballast_policies.simulator.workloads import TraceJob, WorkloadError
 from ballast_policies.throughput.table import JobType, ThroughputTable
 
 REFERENCE_TYPE = "v100"
-"""Deadlines are multiples of the duration alone on this type, if the table has it."""
+"""Deadlines are multiples of the duration alone on this type; without a speed there, on the fastest one."""
 
 
 class Ledger:
@@ -68,12 +68,9 @@ class Ledger:
                     spread[k] = measured
                     if m.gpus > self.gpus_per_node.get(gpu_type, m.gpus):
                         rates[k] = spread[k]
-            reference = (
-                self.table.alone(m, REFERENCE_TYPE)
-                if REFERENCE_TYPE in self.table.gpu_types
-                else float(rates.max())
-            )
-            self._rates[m] = rates, spread, reference
+            known = REFERENCE_TYPE in table.gpu_types
+            reference = table.alone(m, REFERENCE_TYPE) if known else 0.0
+            self._rates[m] = rates, spread, reference or float(rates.max())
         rates, spread, reference = self._rates[m]
         if not rates.any():
             raise WorkloadError(
@@ -94,7 +91,7 @@ class Ledger:
         self.rate[row], self.gpus[row], self.weight[row] = rates, m.gpus, job.weight
         self.spread_rate[row] = spread
         self.arrival[row], self.steps[row], self.left[row] = job.arrival, job.steps, job.steps
-        if job.deadline_factor is not None and reference > 0:
+        if job.deadline_factor is not None:
             self.deadline[row] = job.arrival + job.deadline_factor * job.steps / reference
         self._equal[row] = rates @ self.capacity
         return row

@@ -109,6 +109,9 @@ def test_a_late_job_misses_its_deadline():
     assert (result.deadlines, result.deadline_violations) == (2, 2)
     alone = run(jobs[:1], {"fast": 1}, FAST, rules="ballast")
     assert (alone.deadlines, alone.deadline_violations) == (1, 0)
+    elsewhere = table({("a", 1): {"v100": 0.0, "slow": 1.0}, ("b", 1): {"v100": 1.0, "slow": 1.0}})
+    never_on_v100 = run([*jobs[:1], jobs[2]], {"v100": 1, "slow": 1}, elsewhere)
+    assert (never_on_v100.deadlines, never_on_v100.deadline_violations) == (1, 0)
 
 
 @pytest.mark.parametrize("rules", ALL_RULES)
