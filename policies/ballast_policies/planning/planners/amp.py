@@ -172,8 +172,7 @@ def with_best_layers(grid: Grid, placement: Placement, *, microbatch_size: int, 
     gas = batch_size // (data * microbatch_size)
     groups, degrees = grid.gpus(placement), Degrees(tensor, data, microbatch_size, gas)
     gpus = model.stage_gpus(groups)
-    # Of one microbatch, and without an exchange.
-    t = model.layer_seconds(Degrees(tensor, 1, microbatch_size, 1), gpus)
+    t, _ = model.layer_seconds(degrees, gpus)
     sizes = microbatch_size / model.profiled_size * model.outputs[:-1]
     e = 2 * sizes / gpus.boundary_link[:, None]
     taken = model.stage_bytes(degrees, len(placement)).taken

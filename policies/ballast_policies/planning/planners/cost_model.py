@@ -140,6 +140,9 @@ class CostModel:
         devices: the GPUs.
         measured: the same layers by GPU type and degree, in place of the profile's seconds and the speeds.
         zero_stage: what replicas share, as ``parallelism.zeroStage``.
+
+    Raises:
+        PlanningError: replicas share what a layer holds, and how much of it are weights is not known.
     """
 
     def __init__(
@@ -152,6 +155,14 @@ class CostModel:
         measured: GpuProfiles | None = None,
         zero_stage: int = 0,
     ) -> None:
+        rows = () if measured is None else itertools.chain.from_iterable(measured.measured.values())
+        held = [*zip(profile.held_bytes, profile.weight_bytes, strict=True)]
+        held += [(row.held_bytes, row.weight_bytes) for row in rows]
+        if zero_stage and any(whole and not weights for whole, weights in held):
+            raise PlanningError(
+                "a layer holds bytes, and weightBytes does not say how many of them replicas gather. "
+                "To fix: weightBytes, or --zero-stage 0"
+            )
         self.zero_stage = zero_stage
         self.profile, self.devices, self.profiled_size = profile, devices, microbatch_size
         self.measured = measured
@@ -204,13 +215,16 @@ class CostModel:
         transfer = scale * self.outputs[end[:, :-1] - 1] / gpus.boundary_link
         return StageTimes(forward=forward, backward=backward, transfer=transfer, exchange=exchange)
 
-    def layer_seconds(self, degrees: Degrees, gpus: StageGpus) -> np.ndarray:
-        """Seconds of a step of each layer on each stage's GPUs, transfers between stages left out: (p, L)."""
+    def layer_seconds(self, degrees: Degrees, gpus: StageGpus) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds of each layer on each stage's GPUs: of a microbatch and after a step, (p, L) each.
+
+        Transfers between stages are left out.
+        """
         column = StageGpus(**{f.name: getattr(gpus, f.name)[:, None] for f in dataclasses.fields(gpus)})
         first = np.arange(self.layers)[None, :]
         data = np.array(degrees.data)
         forward, backward, exchange = self._own_seconds(degrees, column, (first, first + 1), data)
-        return np.asarray(degrees.microbatches * (forward + backward) + exchange)
+        return forward + backward, exchange
 
     def profiled(self, degrees: Degrees, types: np.ndarray) -> np.ndarray:
         """True, by placement, where all GPU types of the stages were measured at the degrees."""
@@ -220,6 +234,17 @@ class CostModel:
             if self.measured and self.measured.sums(kind, degrees.tensor, degrees.microbatch_size) is None
         )
         return np.asarray((types & unknown == 0).all(axis=-1))
+
+    @property
+    def no_degrees(self) -> str:
+        """Reason that there is no plan, where none has degrees that divide the batch."""
+        profiled, profiles = (
+            ("", "") if self.measured is None else (" was profiled and", ", or more profiles")
+        )
+        return (
+            f"no degree over {self.devices.count} GPUs{profiled} divides the batch. "
+            f"To fix: another --batch-size{profiles}"
+        )
 
     def _own_seconds(
         self, degrees: Degrees, gpus: StageGpus, layers: tuple[np.ndarray, np.ndarray], r: np.ndarray

@@ -108,9 +108,11 @@ def _best(
     found: list[tuple[float, Degrees, int]] = []
     tried, least = 0, float("inf")
     for degrees, stages in shapes:
-        tried += 1
         bounds = np.array([even_partition(model.layers, stages).bounds])
         gpus = model.stage_gpus(_in_order(degrees, stages))
+        if not model.profiled(degrees, gpus.types):
+            continue
+        tried += 1
         if model.fits(degrees, gpus, bounds, schedule)[0]:
             found.append((predicted(degrees, model.times(degrees, gpus, bounds)), degrees, stages))
         elif not found:
@@ -122,7 +124,7 @@ def _best(
             f"none of {tried} configurations fits the GPUs' memory; the least needs {least / 1e9:.4g} GB "
             "a GPU. To fix: use more GPUs or more memory"
             if tried
-            else f"no degrees over {model.devices.count} GPUs divide the batch. To fix: another --batch-size"
+            else model.no_degrees
         )
         raise PlanningError(f"{name}: {reason}")
     found.sort(key=lambda each: (each[0], each[1].tensor, each[2]))

@@ -311,6 +311,11 @@ LAYER = "{repeat: 2000, forwardSeconds: 1, backwardSeconds: 1}"
         ({"profile": BIG}, ("--batch-size", "3"), "not a multiple of the profile's microbatchSize of 2"),
         ({}, ("--schedule", "2F2B"), "--schedule: '2F2B' is not one of 1F1B"),
         ({"profile": f"tensor: 2\n{BIG}"}, (), "tensor: 2 has a GPU's part of each layer"),
+        (
+            {"profile": BIG},
+            ("--planner", "best", "--zero-stage", "1"),
+            "weightBytes does not say how many of them replicas gather. To fix: weightBytes, or",
+        ),
     ],
 )
 def test_what_cannot_be_planned_is_refused_with_the_field_and_the_reason(run, files, options, want):

@@ -29,6 +29,9 @@ GIVEN = {
 }
 
 
+WHOLE = {str(layer): [1, 2, 0.5] for layer in range(3)}
+
+
 def sailor(forward, layers=3, tensor="2"):
     """Sailor's form: microbatches of one sample."""
     return {"1": {tensor: {str(layer): [forward, 2 * forward, 0.5] for layer in range(layers)}}}
@@ -158,6 +161,15 @@ def test_a_plan_made_from_profiles_is_predicted_alike_when_it_is_given(run, tmp_
         ),
         ({"M_fast.json": sailor(1)}, (), {"plans": []}, "To fix: make the plan without --schedule"),
         ({}, (), GIVEN, "--profiles: no profile in"),
+        *(
+            (
+                {"M_fast.json": {"3": {"1": WHOLE}}, "M_slow.json": {"3": {"1": WHOLE}}},
+                ("--planner", planner),
+                None,
+                "no degree over 4 GPUs was profiled and divides the batch. To fix: another --batch-size, or",
+            )
+            for planner in ("best", "2bw", "megatron")
+        ),
     ],
 )
 def test_what_is_no_profile_or_no_plan_is_refused_with_the_field_and_what_to_change(

@@ -82,6 +82,7 @@ def test_what_a_planner_says_fits_is_admitted_launched_and_forecast_so(planner, 
     plans = answer["plans"] or [{**answer, "fits": True, "recompute": False, "microbatchSize": 1, "gpus": 0}]
     measured = MeasuredLayers(
         held_bytes=profile.held_bytes,
+        weight_bytes=profile.weight_bytes,
         activation_bytes=profile.activation_bytes,
         output_bytes=profile.output_bytes,
         gradient_bytes=profile.gradient_bytes,

@@ -55,4 +55,5 @@ def random_model(random, *, most_gpus=5, most_layers=6, memory=0.6, mixed=True, 
     )
     reduced = random.uniform(0, 4, profile.layers) if random.random() < 0.7 else np.zeros(profile.layers)
     size = int(random.choice([1, 2]))
-    return CostModel(profile, tuple(reduced.tolist()), size, devices, zero_stage=zero_stage)
+    stage = zero_stage if any(profile.weight_bytes) else 0
+    return CostModel(profile, tuple(reduced.tolist()), size, devices, zero_stage=stage)

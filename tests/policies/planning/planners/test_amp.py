@@ -103,6 +103,21 @@ def test_amp_step_time_by_hand():
     assert step_seconds(strategy, cluster.model) == pytest.approx((gas - 1) * t + 2 * t + e + sync)
 
 
+def test_layers_whose_weights_are_gathered_for_each_microbatch_take_longer():
+    """ZeRO-3: of all cuts, the one with the shortest step has fewer of the layers with many weights."""
+    weights = (1e8, 1e8, 1e8, 0.0, 0.0, 0.0)
+    layers = dataclasses.replace(layers_of([1.0] * 6), weight_bytes=weights, held_bytes=weights)
+    model = grid(rows=2, layers=layers).model
+    cluster = Grid(CostModel(layers, (0.0,) * 6, 1, model.devices, zero_stage=3))
+    placement = (((0,), (1,)), ((2,), (3,)))
+    found = with_best_layers(cluster, placement, microbatch_size=1, batch_size=16)
+    every = [
+        Degrees(1, 2, 1, 8).layout((0, cut, 6), cluster.gpus(placement)) for cut in range(1, layers.layers)
+    ]
+    assert found == min(every, key=lambda layout: step_seconds(layout, cluster.model))
+    assert found.bounds != (0, 3, 6)
+
+
 @given(seed=st.integers(0, 10**6))
 def test_layers_go_where_no_other_cut_has_a_shorter_step(seed):
     """Of all cuts that fit the memory, over heterogeneous stages and boundaries, of equal layers."""

@@ -102,6 +102,8 @@ def plan_best(
     for plan in sorted((each for each in found if not each.exact), key=lambda f: f.seconds)[:_MOST_IMPROVED]:
         gpus = model.stage_gpus(plan.placement)
         plan.seconds, plan.bounds = improved(model, plan.shape.degrees, gpus, plan.bounds, plan.seconds)
+    if not shapes:
+        raise PlanningError(model.no_degrees)
     if not found:
         raise PlanningError(
             f"none of {shapes} shapes over {model.devices.count} GPUs fits their memory. "
@@ -255,11 +257,11 @@ def _quick_cut(model: CostModel, degrees: Degrees, gpus: StageGpus) -> np.ndarra
     stages = len(gpus.speed)
     if not model.profiled(degrees, gpus.types):
         return None
-    busy = model.layer_seconds(degrees, gpus)
+    of_microbatch, exchange = model.layer_seconds(degrees, gpus)
     limited = not np.isinf(gpus.memory).all()
     try:
         found = partition_by_rank(
-            busy,
+            degrees.microbatches * of_microbatch + exchange,
             taken=model.stage_bytes(degrees, stages).taken if limited else None,
             memory=gpus.memory.tolist() if limited else None,
         )
