@@ -13,30 +13,22 @@ counts as bounded by :data:`FREE_RANGE` times its value.  Otherwise the answer i
 """
 
 import dataclasses
+import functools
+import importlib
+import math
+import re
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ballast_policies.allocation.instance import Instance
-
-if TYPE_CHECKING:
-    import cvxpy
-import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 from ballast_policies.allocation.policies import max_min_fairness
-from ballast_policies.allocation.policy import Answer, nothing, relative_gap
+from ballast_policies.allocation.policy import Answer, Policy, Reads, SpaceSharing, nothing, relative_gap
 from ballast_policies.allocation.problem import ProblemError
 
 if TYPE_CHECKING:
     import cvxpy
-import functools
-import importlib
-import re
-from collections.abc import Iterable
-
-from ballast_policies.allocation.policy import Policy, Reads, SpaceSharing
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -310,20 +302,15 @@ def _run(problem: "cvxpy.Problem") -> _Claim:
     """Solve; linear programs and whole numbers by HiGHS, the rest by Clarabel."""
     import cvxpy
 
-    if problem.is_mixed_integer():
-        data, chain, inverse = problem.get_problem_data(cvxpy.HIGHS, solver_opts={})
-        raw = chain.solve_via_data(problem, data, False, False, {})
-        problem.unpack_results(raw, chain, inverse)
-        return _Claim(f"HiGHS, its own gap {raw['info'].mip_gap:.1e}", None)
-    if problem.is_lp():
-        data, chain, inverse = problem.get_problem_data(cvxpy.HIGHS, solver_opts={})
-        raw = chain.solve_via_data(problem, data, False, False, {})
-        problem.unpack_results(raw, chain, inverse)
-        bound = _bound(problem, data, raw) if problem.status == cvxpy.OPTIMAL else None
-        return _Claim("HiGHS", bound)
-    data, chain, inverse = problem.get_problem_data(cvxpy.CLARABEL, solver_opts={})
+    whole, linear = problem.is_mixed_integer(), problem.is_lp()
+    solver = cvxpy.HIGHS if whole or linear else cvxpy.CLARABEL
+    data, chain, inverse = problem.get_problem_data(solver, solver_opts={})
     raw = chain.solve_via_data(problem, data, False, False, {})
     problem.unpack_results(raw, chain, inverse)
+    if whole:
+        return _Claim(f"HiGHS, its own gap {raw['info'].mip_gap:.1e}", None)
+    if linear:
+        return _Claim("HiGHS", _bound(problem, data, raw) if problem.status == cvxpy.OPTIMAL else None)
     own = abs(raw.obj_val - raw.obj_val_dual) / max(1.0, abs(raw.obj_val_dual))
     return _Claim(f"Clarabel, its own gap {own:.1e}", None)
 
@@ -371,7 +358,8 @@ def _given_shares(X: np.ndarray, instance: Instance) -> Answer:
     shape = (len(rows), len(instance.gpu_types))
     if X.shape != shape:
         raise ProblemError(f"its shares have shape {X.shape}, not (jobs, GPU types) = {shape}")
-    X = X.astype(float)
+    if X.dtype.kind not in "biuf":
+        raise ProblemError(f"its shares are of type {X.dtype}. To fix: return an array of floats")
     if not np.isfinite(X).all():
         raise ProblemError("its shares are no numbers (NaN or infinite)")
     full = np.zeros_like(instance.T)
@@ -435,7 +423,7 @@ def own_policy(
     """
     called = name or getattr(function, "__name__", "policy")
     return Policy(
-        summary=summary or (function.__doc__ or called).strip().splitlines()[0],
+        summary=summary or (function.__doc__ or "").strip().partition("\n")[0] or called,
         solve=functools.partial(_solve, called, function),
         objective=functools.partial(objective, function),
         reads=frozenset(reads),

@@ -140,3 +140,18 @@ def below_zero(cluster: Any) -> Any:
 def nan_shares(cluster: Any) -> Any:
     """No numbers."""
     return np.full(cluster.speeds.shape, np.nan)
+
+
+def text_shares(cluster: Any) -> Any:
+    """Texts in place of numbers."""
+    return np.full(cluster.speeds.shape, "half")
+
+
+def complex_shares(cluster: Any) -> Any:
+    """Numbers whose imaginary part would be lost."""
+    return np.full(cluster.speeds.shape, 0.1 + 1j)
+
+
+def blank_docstring(cluster: Any) -> Any:
+    """ """
+    return even_shares(cluster)

@@ -34,6 +34,8 @@ REFUSED = {
     "where_it_cannot_run": "a GPU type on which it cannot run",
     "below_zero": "a share is below 0",
     "nan_shares": "no numbers",
+    "text_shares": "of type <U4. To fix: return an array of floats",
+    "complex_shares": "of type complex128. To fix",
 }
 
 
@@ -145,7 +147,8 @@ def test_looking_up_a_function_imports_nothing():
 
 
 def test_a_row_says_what_its_function_reads():
-    """Its docstring's first line is its summary."""
+    """Its docstring's first line is its summary, else its name."""
+    assert own_policy(problems.blank_docstring).summary == "blank_docstring"
     policy = own_policy(problems.cheapest, reads={Reads.PRICES}, compares_speeds=False)
     assert (policy.summary, policy.reads) == (
         "Least cost at half of a level for every job.",
