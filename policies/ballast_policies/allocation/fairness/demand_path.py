@@ -20,6 +20,7 @@ import numpy as np
 
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.solvers import linear
+from ballast_policies.allocation.solvers.dense_program import dot
 
 TOLERANCE = 1e-9
 """Relative tolerance: gap between bound and value, and by how much a demand may be missed."""
@@ -29,6 +30,9 @@ ROUNDING = 1e-12
 
 FIRST_PART = 1e-3
 """First distance of a root from its expected place, as a part of it."""
+
+DIFFERENCE = 1e-6
+"""Part of s over which the growth of demands is measured."""
 
 BINDING = 1e-9
 """Part of the largest multiplier (per full speed) from which on a job's counts as positive."""
@@ -55,6 +59,7 @@ class MaxFeasible:
         s: how far ``raised.x`` reaches.
         bound: proven upper bound on s.
         raised: the last LP; its x are the shares.
+        proof: the LP whose multipliers prove ``bound``: at the last, a job that is full there may seem to.
         binding: (n,) whether lambda_m > 0 in a cut that is tight at s: such a job can get more only if
             another gets less.
     """
@@ -62,6 +67,7 @@ class MaxFeasible:
     s: float
     bound: float
     raised: linear.LinearSolution
+    proof: linear.LinearSolution
     binding: np.ndarray
 
 
@@ -72,12 +78,14 @@ def max_feasible(instance: Instance, path: DemandPath) -> MaxFeasible:
         SolverError: it is not, or the solver failed.
     """
     lowest = path.demand(0.0)
-    trial, bound = path.end, path.end
+    trial, bound, proof = path.end, path.end, None
     cuts: list[tuple[float, np.ndarray]] = []
     while True:
         slope = np.maximum(path.demand(trial) - lowest, 0.0)
         raised = linear.maximise(instance, base=lowest * (1 - TOLERANCE), slope=slope)
         root = root_of_cut(path, raised.level_duals, raised.cut, trial)
+        if proof is None or root < bound * (1 - TOLERANCE):
+            proof = raised
         bound = min(bound, root)
         weight = raised.level_duals * instance.top
         cuts.append((root, weight > BINDING * weight.max()))
@@ -86,8 +94,19 @@ def max_feasible(instance: Instance, path: DemandPath) -> MaxFeasible:
         # A root that no longer moves is exact to floating-point precision.
         if close or root >= trial * (1 - 1e-13):
             tight = [jobs for end, jobs in cuts if end <= bound + 10 * TOLERANCE * max(abs(bound), 1e-300)]
-            return MaxFeasible(s=s, bound=bound, raised=raised, binding=np.logical_or.reduce(tight))
+            binding = np.logical_or.reduce(tight)
+            return MaxFeasible(s=s, bound=bound, raised=raised, proof=proof, binding=binding)
         trial = root
+
+
+def per_gpu(path: DemandPath, s: float, level_duals: np.ndarray, prices: np.ndarray) -> np.ndarray:
+    """(k,) how much further than ``s`` the path could go with one GPU more of each type.
+
+    ``level_duals``: (n,) lambda of a cut that is tight at s; ``prices``: (k,) increase of B per GPU.
+    """
+    before = s * (1 - DIFFERENCE)
+    rise = dot(level_duals, path.demand(s) - path.demand(before))
+    return prices * ((s - before) / rise) if rise > 0 else prices
 
 
 def _reached(path: DemandPath, throughput: np.ndarray, high: float) -> float:

@@ -11,13 +11,12 @@ import dataclasses
 
 import numpy as np
 
-from ballast_policies.allocation.fairness.demand_path import root_of_cut
+from ballast_policies.allocation.fairness.demand_path import per_gpu, root_of_cut
 from ballast_policies.allocation.fairness.teams import FillStage
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.solvers.best_response import respond
 from ballast_policies.allocation.solvers.dense_program import (
     Rows,
-    dot,
     equal_rows,
     largest,
     least,
@@ -102,8 +101,6 @@ CLOSE = 1e-9
 """An excess of GPUs in use up to this part of a type is ignored."""
 NOTHING = 1e-12
 """Part of full speed below which nothing is demanded."""
-DIFFERENCE = 1e-6
-"""Part of s over which its growth is measured."""
 
 
 class StageJobs:
@@ -221,10 +218,7 @@ class StageJobs:
         program = self.program(prices > 0, s)
         if not len(program.rows):
             return prices
-        before = s * (1 - DIFFERENCE)
-        level = respond(program.rows, prices[prices > 0], 0.0).level
-        rise = dot(level, program.demand(s) - program.demand(before))
-        return prices * ((s - before) / rise) if rise > 0 else prices
+        return per_gpu(program, s, respond(program.rows, prices[prices > 0], 0.0).level, prices)
 
     def over(self, X: np.ndarray) -> np.ndarray:
         """(k,) types whose GPUs are exceeded by the jobs with X and the others together."""

@@ -34,9 +34,19 @@ class Team:
     teams: tuple["Team", ...]
     team_weights: np.ndarray
 
-    def room(self, left: np.ndarray) -> float:
-        """Volume that all its jobs together can still take, given the room of each (n,)."""
-        return float(left[self.jobs].sum()) + sum(team.room(left) for team in self.teams)
+    @property
+    def weights(self) -> np.ndarray:
+        """(members,) of its jobs and then of the teams inside."""
+        return np.concatenate([self.job_weights, self.team_weights])
+
+    def by_member(self, values: np.ndarray) -> np.ndarray:
+        """(members,) sums of ``values`` (n,) of jobs over each job and then each team inside."""
+        return np.concatenate([values[self.jobs], [team.by_member(values).sum() for team in self.teams]])
+
+    def least(self, volume: np.ndarray, runs: np.ndarray) -> float:
+        """The least ``volume`` (n,) per weight of the members with a job that ``runs`` (n,); 0: none has."""
+        some = self.by_member(runs.astype(float)) > 0
+        return float((self.by_member(volume) / self.weights)[some].min()) if some.any() else 0.0
 
 
 def flat(instance: Instance) -> Team:
@@ -145,7 +155,7 @@ class FillStage:
         self._rate, self._offset = np.zeros(len(base)), np.zeros(len(base))
         self._team = np.zeros(len(base), dtype=np.intp)
         self._divisions: list[_Division] = []
-        rooms, weights = _rooms(root, left), np.concatenate([root.job_weights, root.team_weights])
+        rooms, weights = root.by_member(left), root.weights
         self.end = float((rooms / weights).max(initial=0.0))
         self._add(root, rooms, weights, np.zeros(len(rooms)))
 
@@ -157,8 +167,7 @@ class FillStage:
         for child, rate, offset, room in zip(
             team.teams, rates[jobs:], offsets[jobs:], rooms[jobs:], strict=True
         ):
-            inside = _rooms(child, self._left)
-            weights = np.concatenate([child.job_weights, child.team_weights])
+            inside, weights = child.by_member(self._left), child.weights
             fifo = child.policy == "fifo"
             volumes, times = (None, None) if fifo or not len(inside) else _fair_times(weights, inside)
             self._divisions.append(
@@ -187,11 +196,6 @@ class FillStage:
         levels += self._base
         found: np.ndarray = levels
         return found
-
-
-def _rooms(team: Team, left: np.ndarray) -> np.ndarray:
-    """(members,) volume that each job and then each team inside can still take."""
-    return np.concatenate([left[team.jobs], [inside.room(left) for inside in team.teams]])
 
 
 def _fair_times(weights: np.ndarray, rooms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -15,10 +15,16 @@ import dataclasses
 
 import numpy as np
 
-from ballast_policies.allocation.fairness.demand_path import max_feasible
+from ballast_policies.allocation.fairness.demand_path import max_feasible, per_gpu
 from ballast_policies.allocation.fairness.stage_jobs import TiedError
 from ballast_policies.allocation.fairness.teams import FillStage, Team
-from ballast_policies.allocation.fairness.water_prices import FULL, Filled, fill_by_prices, largest_gap
+from ballast_policies.allocation.fairness.water_prices import (
+    FULL,
+    Filled,
+    FirstStage,
+    fill_by_prices,
+    largest_gap,
+)
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policy import CERTIFIED_GAP, Answer, nothing
 from ballast_policies.allocation.solvers.linear import SolverError
@@ -75,12 +81,15 @@ def fill_by_programs(instance: Instance, root: Team) -> Filled:
     full = scale * instance.top
     levels, frozen = np.zeros(len(full)), full <= 0
     bound = np.zeros(len(full))
-    answer, stages = nothing(instance), 0
+    answer, stages, first = nothing(instance), 0, None
     while not frozen.all():
         filling = FillStage(root, levels, np.where(frozen, 0.0, full - levels))
         stage = _Stage(fill=filling, scale=scale)
         found = max_feasible(instance, stage)
         stages += 1
+        if first is None:
+            prices = per_gpu(stage, found.s, found.proof.level_duals, found.proof.shadow_prices)
+            first = FirstStage(s=found.s, prices=prices)
         levels = np.minimum(filling.levels(found.s), full)
         done = found.binding | (full - levels <= FULL * full)
         if not (done & ~frozen).any():
@@ -91,6 +100,6 @@ def fill_by_programs(instance: Instance, root: Team) -> Filled:
             x=found.raised.x,
             solver=found.raised.solver,
             gap=largest_gap(instance, found.raised.x, bound),
-            shadow_prices=found.raised.shadow_prices if stages == 1 else answer.shadow_prices,
+            shadow_prices=first.shadow_prices(root, full, levels),
         )
     return Filled(answer=answer, levels=levels, stages=stages)

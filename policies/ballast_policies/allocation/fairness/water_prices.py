@@ -25,7 +25,7 @@ import numpy as np
 from ballast_policies.allocation.fairness.stage_jobs import PricedJobs, StageJobs, stage_columns, stopped_jobs
 from ballast_policies.allocation.fairness.teams import FillStage, Team
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.policy import Answer
+from ballast_policies.allocation.policy import CERTIFIED_GAP, Answer
 from ballast_policies.allocation.solvers.best_response import respond
 from ballast_policies.allocation.solvers.dense_program import largest, stratified
 from ballast_policies.allocation.solvers.least_utilization import Utilization, least_utilization
@@ -313,6 +313,25 @@ def largest_gap(instance: Instance, x: np.ndarray, bound: np.ndarray) -> float:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FirstStage:
+    """End of the first stage, and (k,) how much further it would go with one GPU more of each type."""
+
+    s: float
+    prices: np.ndarray
+
+    def shadow_prices(self, root: Team, full: np.ndarray, levels: np.ndarray) -> np.ndarray | None:
+        """(k,) increase of the least volume per weight of the root's members per GPU; None: not known.
+
+        ``full``, ``levels``: (n,) levels at full speed, and in the end. A member that was full before the
+        end of the stage rises no more; if all rise after it, the stages that follow limit them.
+        """
+        least = root.least(levels, full > 0)
+        if least > self.s * (1 + CERTIFIED_GAP):
+            return None
+        return self.prices if least >= self.s * (1 - CERTIFIED_GAP) else np.zeros_like(self.prices)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _State:
     """State between two stages.
 
@@ -321,7 +340,7 @@ class _State:
         settled: (n,) jobs whose shares X are final.
         open_types: (k,) types that do not limit.
         reserved: (k,) GPUs of settled jobs.
-        prices: (k,) of the first stage.
+        first: the first stage; None before it.
     """
 
     levels: np.ndarray
@@ -330,7 +349,7 @@ class _State:
     X: np.ndarray
     open_types: np.ndarray
     reserved: np.ndarray
-    prices: np.ndarray
+    first: FirstStage | None = None
 
 
 class _Filling:
@@ -351,7 +370,6 @@ class _Filling:
             X=np.zeros(self.columns.rates.shape),
             open_types=self.instance.capacity > 0,
             reserved=np.zeros(k),
-            prices=np.zeros(k),
         )
 
     def stage(
@@ -408,7 +426,6 @@ class _Filling:
         now = np.zeros_like(every)
         now[mine] = every[mine]
         bound[mine] = fill.levels(end.bound, mine)
-        first = not state.settled[self.full > 0].any()
         prices = np.zeros(len(state.reserved))
         prices[kinds] = end.prices
         return _State(
@@ -418,18 +435,18 @@ class _Filling:
             X=every,
             open_types=state.open_types & ~limits,
             reserved=state.reserved + self.columns.used(now),
-            prices=prices if first else state.prices,
+            first=state.first or FirstStage(s=end.s, prices=prices),
         )
 
     def filled(self, state: _State, stages: int) -> Filled:
         """Allocation of the last state, with the gap between the levels and their proven upper bounds."""
-        instance, columns = self.instance, self.instance.columns
+        instance, columns, first = self.instance, self.instance.columns, state.first
         x = instance.feasible(state.X[columns.first, columns.place])
         answer = Answer(
             x=x,
             solver=f"prices and {SOLVER}",
             gap=largest_gap(instance, x, state.bound),
-            shadow_prices=state.prices,
+            shadow_prices=None if first is None else first.shadow_prices(self.root, self.full, state.levels),
         )
         return Filled(answer=answer, levels=state.levels, stages=stages)
 

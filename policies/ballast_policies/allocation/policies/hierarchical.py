@@ -24,11 +24,4 @@ def solve(instance: Instance) -> Answer:
 
 def objective(instance: Instance, x: np.ndarray) -> float:
     """The least volume per weight of the members of the root that have a job that can run."""
-    volume = instance.level_scale * instance.throughput(x)
-    runs = instance.runnable
-    root = tree(instance)
-    values = [volume[m] / w for m, w in zip(root.jobs, root.job_weights, strict=True) if runs[m]]
-    for team, weight in zip(root.teams, root.team_weights, strict=True):
-        if team.room(runs.astype(float)) > 0:
-            values.append(team.room(volume) / weight)
-    return float(min(values, default=0.0))
+    return tree(instance).least(instance.level_scale * instance.throughput(x), instance.runnable)

@@ -5,8 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 from ballast_policies.allocation.instance import instance
-from ballast_policies.allocation.problem import ProblemError
-from ballast_policies.allocation.registry import POLICIES, allocate, greedy
+from ballast_policies.allocation.problem import Entity, ProblemError
+from ballast_policies.allocation.registry import POLICIES, allocate, greedy, solve
+from ballast_policies.allocation.solvers import methods
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -101,6 +102,41 @@ def test_every_allocation_is_feasible_and_its_gap_closed(p, policy, agnostic):
     if policy in BOUNDED:
         assert answer.gap <= 1e-6
         assert answer.status == "optimal"
+
+
+@pytest.mark.parametrize(
+    ("policy", "by_types"),
+    [
+        *((name, False) for name in BOUNDED),
+        *((name, True) for name in ("water-filling", "hierarchical")),
+    ],
+)
+@pytest.mark.parametrize("contention", first_daily([8.0, 2.0, 0.6], 2))
+def test_a_shadow_price_is_what_a_little_more_of_a_type_adds_to_the_objective(
+    policy, by_types, contention, monkeypatch
+):
+    """In the objective's unit, at the same equal shares; of a makespan the seconds that it saves."""
+    monkeypatch.setattr(methods, "STAGES", 0 if by_types else 10**9)
+    real = instance(random_problem(3, 25, 3, gangs=(1, 2), contention=contention, entities=3))
+    answer = solve(policy, real)
+    for j, price in enumerate([] if answer.shadow_prices is None else answer.shadow_prices):
+        sides = []
+        for step in (-1e-5, 1e-5):
+            capacity = real.capacity * np.where(np.arange(3) == j, 1 + step, 1.0)
+            other = solve(policy, dataclasses.replace(real, capacity=capacity)).objective
+            sides.append(abs(other - answer.objective) / (1e-5 * real.capacity[j]))
+        rounding = 1e-4 * answer.objective / real.capacity[j]
+        assert min(sides) * (1 - 1e-3) - rounding <= price <= max(sides) * (1 + 1e-3) + rounding
+
+
+def test_teams_that_rise_in_later_stages_have_no_shadow_prices():
+    """Of the first stage's end they would be those of another level; of a team that is full they are 0."""
+    teams = {"one": Entity(), "two": Entity()}
+    rates = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+    rising = problem(rates, [1, 1, 1], entities=teams, entity=["one", "one", "two", "two"])
+    full = problem([[4.0], [1.0]], [5], entities=teams, entity=["one", "two"])
+    assert not allocate("hierarchical", rising).shadow_prices
+    assert allocate("hierarchical", full).shadow_prices == {"type-0": 0.0}
 
 
 @pytest.mark.parametrize("policy", POLICIES.builtin)
