@@ -329,8 +329,6 @@ class Rule:
             reason = self.reason if self.explain is None else self.explain(of)
             return Problem(self.path, f"{reason}. To fix: {self.fix}")
         values = {json_path(path): at(path).value(of) for path in dict.fromkeys(self.condition.fields())}
-        if None in values.values():
-            return None
         read = ", ".join(f"{path}: {value}" for path, value in values.items())
         return Problem(self.path, f"{self.reason}{f' ({read})' if read else ''}. To fix: {self.fix}")
 

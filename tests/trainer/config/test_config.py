@@ -213,7 +213,7 @@ def test_an_assignment_that_yaml_cannot_read_is_refused(tmp_path, value):
         ("gpt", {"dropout": 7}, "dropout 7"),
         ("gpt", {"dropout": True}, "dropout True"),
         ("gpt", {"layers": 3.5}, "layers 3.5"),
-        ("gpt", {"embedding_std": float("nan")}, "embedding_std nan"),
+        ("gpt", {"embedding_std": -0.1}, "embedding_std -0.1"),
         ("recurrent", {"dim": 0}, "dim 0"),
         ("autoencoder", {"dropout": 1.0}, "dropout 1.0"),
     ],
