@@ -192,12 +192,13 @@ def kept_positions(
     block: int,
     layer_bytes: Sequence[float],
     nodes: Sequence[tuple[str, ...]] = (),
+    speeds: Sequence[float] | None = None,
 ) -> tuple[int, ...]:
     """Today's positions that stay, in the order of their new ones: whole blocks of neighbours, the first too.
 
     Of all choices that keep the order of the blocks, those on the fewest nodes, so that whole nodes become
-    free; among these the one for which the fewest bytes travel. The ranks are alike in speed and memory, so
-    that the decision's partition holds on any of them.
+    free; among these the one for which the fewest bytes travel. The ranks are alike in memory and no slower
+    than the decision's, so that its partition holds on them; empty: there are no such blocks.
 
     Args:
         decision: to repack, onto a multiple of ``block`` positions.
@@ -205,6 +206,7 @@ def kept_positions(
         block: neighbouring positions that fill whole pods together, and stay or go together.
         layer_bytes: of each layer, shape (L,).
         nodes: of each position; empty: not known. A node is taken to have ranks that follow each other.
+        speeds: of each position; None: alike.
 
     Raises:
         PlanningError: the positions do not fill whole blocks.
@@ -220,7 +222,12 @@ def kept_positions(
     stay = _bytes_that_stay(partition, after, block, np.asarray(layer_bytes, dtype=float))
     on = [frozenset().union(*nodes[i : i + block]) for i in range(0, len(nodes), block)]
     new_nodes = np.array([[len(here - before) for here in on] for before in on])
-    kept = _best_increasing(stay, new_nodes * (1.0 + stay.sum()) if on else np.zeros((1, 1)))
+    cost = new_nodes * (1.0 + stay.sum()) if on else np.zeros((1, 1))
+    if speeds is not None:
+        here = np.reshape(speeds, (-1, block))
+        slower = here < np.take(speeds, decision.kept_ranks).reshape(-1, 1, block)
+        stay[slower.any(axis=2)] = -np.inf
+    kept = _best_increasing(stay, cost)
     return tuple(old * block + offset for old in kept for offset in range(block))
 
 
@@ -239,7 +246,8 @@ def _bytes_that_stay(before: Partition, after: Partition, block: int, layer_byte
 def _best_increasing(value: np.ndarray, cost: np.ndarray) -> list[int]:
     """Column for each row, growing from row to row and 0 for the first, with the largest sum of values.
 
-    ``cost``: less what each column costs after another, shape (columns, columns) or (1, 1).
+    ``cost``: less what each column costs after another, shape (columns, columns) or (1, 1). Empty: no sum is
+    finite.
     """
     rows, columns = value.shape
     following = np.where(np.tri(columns, k=-1, dtype=bool).T, -cost, -np.inf)
@@ -247,6 +255,8 @@ def _best_increasing(value: np.ndarray, cost: np.ndarray) -> list[int]:
     best[0, 0] = value[0, 0]
     for row in range(1, rows):
         best[row] = (best[row - 1][:, None] + following).max(axis=0) + value[row]
+    if np.isinf(best[-1]).all():
+        return []
     chosen = [int(np.argmax(best[-1]))]
     for row in range(rows - 2, -1, -1):
         chosen.append(int(np.argmax(best[row] + following[:, chosen[-1]])))

@@ -1,5 +1,6 @@
 """Repacking: the fewest ranks that keep the pace, exactly the best of them, whole pods, fewest bytes."""
 
+import dataclasses
 import importlib
 import itertools
 import random
@@ -290,3 +291,15 @@ def test_a_repack_frees_a_whole_node():
     assert kept_positions(decided(after, before), before, 1, [1.0] * 8, nodes) == (0, 1)
     nodes = [("a",), ("b",), ("a",), ("b",)]
     assert kept_positions(decided(after, before), before, 1, [1.0] * 8, nodes) == (0, 2)
+
+
+def test_ranks_that_are_slower_than_the_decisions_do_not_stay_in_their_place():
+    """Neither on fewer nodes nor in whole pods; where no pods are as fast, none stay."""
+    before, after = even_partition(8, 4), even_partition(8, 2)
+    decision, nodes = dataclasses.replace(decided(after, before), kept_ranks=(0, 2)), [("a",), ("a",), ("b",)]
+    assert kept_positions(decision, before, 1, [1.0] * 8, [*nodes, ("b",)], [1, 0.5, 1, 1]) == (0, 2)
+    before, after = even_partition(8, 6), even_partition(8, 4)
+    decision = dataclasses.replace(decided(after, before), kept_ranks=(0, 1, 2, 4))
+    assert kept_positions(decision, before, 2, [1.0] * 8, speeds=[1, 1, 0.5, 0.5, 1, 1]) == (0, 1, 4, 5)
+    decision = dataclasses.replace(decision, kept_ranks=(0, 1, 3, 4))
+    assert kept_positions(decision, before, 2, [1.0] * 8, speeds=[1, 1, 0.5, 1, 1, 0.5]) == ()

@@ -9,11 +9,12 @@ from ballast_policies.contract.limits import MOST_SLOW_RANKS
 from ballast_policies.contract.messages import Report
 from ballast_policies.planning.launch import partition_of, stages_over
 from ballast_trainer.channel.base import DirectoryChannel
+from ballast_trainer.loop.replanning import best_step_seconds, repack_proposal
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.rank_speeds import RankSpeeds, SpeedProbe
 
 from tests.support.plans import local_plan
-from tests.trainer.loop.test_rebalance import LAYERS, add_step, decided, job, monitor_of
+from tests.trainer.loop.test_rebalance import LAYERS, SIZES, add_step, decided, job, monitor_of, run_of
 
 COST = 0.3
 """Of each layer on a rank at full speed."""
@@ -61,6 +62,31 @@ def test_the_prediction_knows_what_a_layer_costs_elsewhere():
     decision = decided(training)
     loads = decision.partition.loads([COST] * LAYERS, [1.0, 0.5, 1.0, 1.0])
     assert decision.step_seconds_after == pytest.approx(3 / 4 * loads.max() + loads.sum() / 4)
+
+
+@pytest.mark.parametrize(
+    ("slowness", "reference", "kept", "bounds"),
+    [
+        ([1.0, 3.0, 1.0, 3.0], 1.4, ("rank-0", "rank-2"), (0, 4, 8)),
+        ([3.0, 3.0, 1.0, 1.0], 2.1, ("rank-0", "rank-2"), (0, 2, 8)),
+        ([1.0, 3.0, 3.0, 3.0], 1.4, None, None),
+    ],
+)
+def test_a_repack_keeps_the_ranks_that_are_fast(slowness, reference, kept, bounds):
+    """By each layer's cost there; none is offered where the ranks left would be too slow by that."""
+    training = job((0, 2, 4, 6, 8), repack={"targetStages": 2, "maxSlowdown": 0.1})
+    measure(training, slowness)
+    offered = repack_proposal(training, run_of(training), SIZES, reference_step_seconds=reference)
+    assert (offered and offered.kept_pods) == kept
+    assert (offered and partition_of(offered.stages).bounds) == bounds
+
+
+def test_a_repack_has_to_keep_the_speed_of_the_ranks_as_they_are():
+    """Three layers on each fast rank and one on each slow one take 0.9 s there."""
+    training = job((0, 2, 4, 6, 8))
+    measure(training, [1.0, 3.0, 1.0, 3.0])
+    seconds = best_step_seconds(training, training.profile.costs())
+    assert seconds == pytest.approx((3 * 0.9 + 4 * 0.9) / 4)
 
 
 def test_ranks_that_differ_by_noise_count_as_alike():

@@ -155,9 +155,11 @@ def best_step_seconds(model: ModelState, costs: LayerCosts) -> float:
 
     A rebalance may soon put it in force.
     """
-    stages = len(model.config.pipeline.used_replicas or ()) or model.world.positions
-    loads = exact_partition(costs.total, stages).loads(costs.total)
-    return predict_step_seconds(loads, model.microbatches_per_drain)
+    stages, speeds = len(model.config.pipeline.used_replicas or ()), None
+    if not stages:
+        stages, speeds, costs = model.world.positions, _measured_speeds(model), unit_costs(model, costs)
+    best = exact_partition(costs.total, stages, RankCapacity(speeds=speeds))
+    return predict_step_seconds(best.loads(costs.total, speeds), model.microbatches_per_drain)
 
 
 def predicted_step_seconds(model: ModelState, costs: LayerCosts, stages: Sequence[Stage]) -> float:
@@ -298,10 +300,11 @@ def repack_proposal(
     fewest = max(config.repack.min_stages, config.pipeline.min_stages)
     if costs is None or model.world.positions <= fewest:
         return None
+    costs, speeds = unit_costs(model, costs), _measured_speeds(model)
     in_force = partition_of(model.stages)
     if in_force.ranks != model.world.positions:
         # With several stages a rank, the proposal is computed as if each rank had one.
-        in_force = exact_partition(costs.total, model.world.positions)
+        in_force = exact_partition(costs.total, model.world.positions, RankCapacity(speeds=speeds))
     limit, layers = config.rebalance.memory_bytes, measured_layers(model, sizes)
 
     def bytes_on(ranks: int) -> PlaceBytes:
@@ -330,7 +333,7 @@ def repack_proposal(
         RankSubsets(
             in_force,
             costs.total,
-            RankCapacity(layer_bytes=sizes.bytes, memory=memory),
+            RankCapacity(layer_bytes=sizes.bytes, memory=memory, speeds=speeds),
             bytes_on=None if limit is None else bytes_on,
         ),
         microbatches=model.microbatches_per_drain,
@@ -347,7 +350,9 @@ def repack_proposal(
         tuple(on_nodes[rank] for rank in model.world.mesh.column_ranks(at))
         for at in range(in_force.ranks if all(on_nodes) else 0)
     ]
-    kept = kept_positions(decision, in_force, block, sizes.bytes, by_position)
+    kept = kept_positions(decision, in_force, block, sizes.bytes, by_position, speeds)
+    if not kept:
+        return None
     ranks = [run.plan.ranks[rank] for at in kept for rank in model.world.mesh.column_ranks(at)]
     kept_pods = tuple(dict.fromkeys(rank.pod for rank in ranks))
     placement = model.placement(len(kept) * column)
