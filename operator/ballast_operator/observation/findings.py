@@ -175,7 +175,8 @@ class Findings:
         found: dict[str, AvoidedNode] = {}
         for node, complaints in by_node.items():
             complaints.sort(reverse=True)
-            for first, last in zip(complaints, complaints[health.failed_jobs - 1 :], strict=False):
+            together = complaints[health.failed_jobs - 1 :] if lasts > 0 else []
+            for first, last in zip(complaints, together, strict=False):
                 until = _until(first[0], lasts)
                 if first[0] - last[0] <= within and until > now:
                     jobs = sorted((job, slow) for at, job, slow in complaints if last[0] <= at <= first[0])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from ballast_operator.errors import Forbidden
-from ballast_operator.kube.kinds import CONFIG_MAP, JOB, WORKLOAD
+from ballast_operator.kube.kinds import CONFIG_MAP, JOB, POLICY, WORKLOAD
 from ballast_policies.contract.messages import plan_config_map_name
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
@@ -115,6 +115,23 @@ async def test_a_queue_that_is_not_asked_is_said_on_the_job(asks_kueue: bool) ->
     want = ("NameTaken", "is not the job's") if asks_kueue else ("Queued", "kueue.enabled=true")
     await simulation.refused("one", *want)
     assert simulation.status("one").launches == 0
+
+
+@pytest.mark.parametrize("policies", [0, 1])
+async def test_kueue_is_asked_a_few_times_a_minute(policies: int, monkeypatch: Any) -> None:
+    """For each job; also where there is no ClusterPolicy, and nothing to make a Workload of."""
+    simulation = queued()
+    simulation.by_queue, get, asked = True, simulation.cluster.get, []
+    if not policies:
+        simulation.world.drop(POLICY, "", "default")
+
+    async def counted(kind: Any, *names: str) -> Any:
+        asked.append(kind)
+        return await get(kind, *names)
+
+    monkeypatch.setattr(simulation.cluster, "get", counted)
+    await simulation.ticks(60)
+    assert 2 <= asked.count(WORKLOAD) <= 6
 
 
 async def test_a_right_that_is_missing_to_ask_kueue_is_said_with_what_to_grant() -> None:

@@ -187,6 +187,17 @@ async def test_what_is_told_of_a_node_does_not_change_with_each_report_of_slow_r
     assert len(said) == 2
 
 
+async def test_a_policy_that_turns_avoiding_off_avoids_no_node():
+    """Not for the rest of a second either, again and again with each report."""
+    slow = SlowRank(rank=0, factor=1.5)
+    simulation = await two_measure({"fast-0": ("fast", 2)}, slow, avoid_seconds=0)
+    simulation.trainers["b"].slow = (slow,)
+    for _ in range(60):
+        simulation.asked_to_decide()
+        await simulation.tick(seconds=0.7)
+        assert not told(simulation)
+
+
 async def test_a_failure_and_a_slow_rank_of_two_jobs_are_told_together():
     """A job whose pod failed is not heard as slow elsewhere."""
     simulation = await two_measure({"fast-0": ("fast", 2)}, SlowRank(rank=0, factor=1.5))
