@@ -72,7 +72,8 @@ class SolverSettings:
     """The allocation's solver process."""
 
     limit_seconds: float = 10.0
-    """A solve that takes longer is killed with its process; the greedy fallback decides instead."""
+    """A plan of a job's degrees that takes longer ends with its process. Of an allocation the ClusterPolicy
+    says it: ``spec.solver.timeLimitSeconds``."""
 
     start_seconds: float = 60.0
     """Time for a fresh solver process to import its libraries and say so."""

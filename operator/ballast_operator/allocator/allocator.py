@@ -80,11 +80,11 @@ class DecisionThrottle:
         """A new job has come."""
         self.request(Cooldown.NONE if self._may_fit(view) else Cooldown.LONG)
 
-    def decided(self, took_seconds: float, snapshot: Snapshot, round_: Round | None) -> None:
+    def decided(self, took_seconds: float, snapshot: Snapshot, round_: Round) -> None:
         """A decision on ``snapshot`` has ended."""
         self._ended_at, self._took_seconds = self._clock(), took_seconds
         free = {node.name: node.gpus for node in snapshot.capacity.nodes if not node.closed}
-        for placement in round_.placements.values() if round_ is not None else ():
+        for placement in round_.placements.values():
             for name in placement.nodes:
                 if name in free:
                     free[name] -= 1

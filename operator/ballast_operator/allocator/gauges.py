@@ -18,11 +18,9 @@ from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import dedupe_shared_allocations
 
 
-def set_gauges(
-    metrics: Metrics, snapshot: Snapshot, jobs: Sequence[JobView], round_: Round | None = None
-) -> None:
+def set_gauges(metrics: Metrics, snapshot: Snapshot, jobs: Sequence[JobView], round_: Round) -> None:
     """GPUs by pool, the effective throughput of the running jobs, and jobs kept off spot machines."""
-    metrics.jobs_kept_off_spot.set(len(round_.blocked_by_spot_limit) if round_ is not None else 0)
+    metrics.jobs_kept_off_spot.set(len(round_.blocked_by_spot_limit))
     capacity, taken = Counter[tuple[str, str]](), Counter[str]()
     for node in snapshot.capacity.nodes:
         left_out = snapshot.capacity.left_out.get(node.name, 0)

@@ -276,14 +276,19 @@ def next_bill(
     *,
     pools: Sequence[NodePool],
     capacity: Sequence[PoolCapacity],
-    paid: Paid | None = None,
+    paid: Paid,
 ) -> tuple[PoolBill, ...]:
     """The bill up to now, and what is paid from now on; pools that are gone keep what they have cost."""
     known = {entry.pool: entry for entry in brought_up_to(bill, at, now, paid)}
     prices = {pool.name: pool.price_per_gpu_hour for pool in pools}
     found = {name: entry.replace(gpus=0, gpus_held=0) for name, entry in known.items()}
     for entry in capacity:
-        before = known.get(entry.pool, new_pool(entry.pool, paid, now))
+        before = known.get(entry.pool) or PoolBill(
+            pool=entry.pool,
+            since=now,
+            deleted_jobs_cost=paid.gpus.others.get(entry.pool),
+            deleted_jobs_data_cost=paid.data.others.get(entry.pool),
+        )
         found[entry.pool] = before.replace(
             gpu_type=entry.gpu_type,
             gpus=max(entry.gpus, entry.gpus_held),
@@ -294,13 +299,6 @@ def next_bill(
     used = {entry.pool for entry in capacity}
     ordered = sorted(found.values(), key=lambda entry: entry.pool in used)
     return tuple(ordered[-MOST_POOLS:])
-
-
-def new_pool(pool: str, paid: Paid | None, now: Time) -> PoolBill:
-    """The bill of a pool that begins now."""
-    others = None if paid is None else paid.gpus.others.get(pool)
-    others_data = None if paid is None else paid.data.others.get(pool)
-    return PoolBill(pool=pool, since=now, deleted_jobs_cost=others, deleted_jobs_data_cost=others_data)
 
 
 def pool_infos(

@@ -163,11 +163,9 @@ def spot_limits(spec: ClusterPolicySpec, kinds: Mapping[str, PoolKind]) -> SpotL
     )
 
 
-def within_spot_limits(
-    limits: SpotLimits, decided: Round | None, nodes: Iterable[Node] = ()
-) -> list[Verdict]:
+def within_spot_limits(limits: SpotLimits, decided: Round, nodes: Iterable[Node]) -> list[Verdict]:
     """The condition WithinSpotLimits after a round, if anything is limited; ``nodes``: with zones."""
-    if not limits.limits or decided is None:
+    if not limits.limits:
         return []
     places, used, total = {node.name: node.place for node in nodes}, Counter[str](), 0
     for placement in decided.first_placements.values():
@@ -448,14 +446,14 @@ def in_todays_pools(
     jobs: Sequence[JobView],
     policy: ClusterPolicy,
     nodes: Mapping[str, NodeView],
-    faults: dict[Key, Exception] | None = None,
+    faults: dict[Key, Exception],
 ) -> list[JobView]:
     """The jobs, with running gangs in the pools that their nodes are in now: pools are renamed and split.
 
     A gang in one pool stays its pool's, whatever that is called, also on nodes that have lost its labels; one
     whose pool is gone, whose nodes are of several or of another GPU type, or will not come since the pool has
     no ``maxNodes`` any more, needs GPUs elsewhere (``JobView.lost_pool``). ``faults``: takes in the jobs for
-    which this raises, which stay as they are; None: it raises.
+    which this raises, which stay as they are.
     """
     pools = policy.spec.node_pools
     types = {pool.name: pool.gpu_type for pool in pools}
@@ -465,8 +463,6 @@ def in_todays_pools(
         try:
             return today(view)
         except Exception as error:
-            if faults is None:
-                raise
             faults[view.key] = error
             return view
 
