@@ -94,7 +94,7 @@ def migrate(file: str, steps: int | None, checkpoint: str | None, image: str | N
 
     from ballast_operator.api.read import InvalidObject, read_training_job
 
-    made, wrong = [], False
+    made, names, wrong = [], set[tuple[str, str]](), False
     for item in read_manifests(file):
         try:
             job, said = converted(item, steps=steps, checkpoint=checkpoint, image=image)
@@ -103,6 +103,11 @@ def migrate(file: str, steps: int | None, checkpoint: str | None, image: str | N
             wrong = True
             continue
         name = job["metadata"]["name"]
+        key = str(job["metadata"].get("namespace")), name
+        if key in names:
+            said.append(f"to correct: metadata.name: a job before has {name}, too, and would be replaced")
+            wrong = True
+        names.add(key)
         try:
             read_training_job(job)
         except InvalidObject as error:

@@ -109,6 +109,16 @@ def test_a_pytorchjob_keeps_its_pods_and_its_policy():
     assert "--nnodes=4: torchrun reads them" in said and "nprocPerNode" not in said
 
 
+def test_two_jobs_of_one_name_are_to_be_corrected():
+    """The end, which is cut, may be what tells them apart: the second would take the place of the first."""
+    names = [f"resnet50-imagenet-lr-0-001-batch-256-epochs-90-seed-{seed}" for seed in (1, 2)]
+    items = [{**yaml.safe_load(PYTORCH), "metadata": {"name": name}} for name in names]
+    done = CliRunner().invoke(main, ["migrate", "-"], input=yaml.safe_dump_all(items))
+    assert done.exit_code == 1 and done.stderr.count("would be replaced") == 1
+    items[1]["metadata"]["namespace"] = "other"
+    assert CliRunner().invoke(main, ["migrate", "-"], input=yaml.safe_dump_all(items)).exit_code == 0
+
+
 @pytest.mark.parametrize("resource", ["nvidia.com/gpu", "amd.com/gpu", "nvidia.com/mig-1g.5gb"])
 def test_the_container_with_gpus_is_the_one_that_trains(resource):
     """Behind a sidecar, and by the name that its device plugin has for a GPU or a slice of one."""

@@ -234,8 +234,8 @@ def _policy_in(caches: "Caches", name: str) -> "Object":
     if name not in policies:
         if not policies:
             raise ProblemError(NO_POLICY)
-        there = ", ".join(sorted(policies))
-        raise ProblemError(f"--cluster-policy: {name or 'not given'}; the cluster has {there}")
+        wrong = f"there is no ClusterPolicy {name}" if name else "--cluster-policy: not given"
+        raise ProblemError(f"{wrong}; the cluster has {', '.join(sorted(policies))}")
     return policies[name]
 
 
