@@ -53,7 +53,6 @@ class Happened:
     """Something that happened to a job at ``at``: ``what`` in a word, ``text`` in a sentence."""
 
     at: float
-    key: Key
     uid: str
     what: str
     text: str
@@ -65,7 +64,6 @@ class DecisionLine:
 
     at: float
     key: Key
-    uid: str
     plan_id: str
     chosen: str
     next_best: str
@@ -138,7 +136,7 @@ class Recent:
         caches: what it listens to.
         clock: epoch seconds.
         spans, events, decisions, rounds: oldest first.
-        samples: (time, pool -> (GPUs, held, price)).
+        samples: (time, pool -> GPUs held).
         dropped: changes that nobody worked out in time, or that cannot be read.
         told: hears, when it is worked out, of (time, a job as it is now or what happened to it, whether it is
             deleted).
@@ -154,7 +152,7 @@ class Recent:
         self.events: deque[Happened] = deque(maxlen=MOST_EVENTS)
         self.decisions: deque[DecisionLine] = deque(maxlen=MOST_DECISIONS)
         self.rounds: deque[RoundLine] = deque(maxlen=MOST_ROUNDS)
-        self.samples: deque[tuple[float, dict[str, tuple[float, float, float]]]] = deque(maxlen=MOST_SAMPLES)
+        self.samples: deque[tuple[float, dict[str, int]]] = deque(maxlen=MOST_SAMPLES)
         self.dropped = 0
         self.told: Callable[[float, Object | Happened, bool], None] = lambda at, news, deleted: None
         caches.store_listeners.append(self.note)
@@ -218,21 +216,13 @@ class Recent:
                 gap=last.get("gap"),
             )
             self.rounds.append(line)
-        prices = {entry["pool"]: entry.get("pricePerGpuHour", 0.0) for entry in status.get("bill") or []}
-        pools = {
-            entry["pool"]: (
-                float(entry.get("gpus", 0)),
-                float(entry.get("gpusHeld", 0)),
-                float(prices.get(entry["pool"], 0.0)),
-            )
-            for entry in status.get("capacity") or []
-        }
-        if not pools:
+        held = {entry["pool"]: int(entry.get("gpusHeld", 0)) for entry in status.get("capacity") or []}
+        if not held:
             return
         if self.samples and at - self.samples[-1][0] < self._sample_seconds:
-            self.samples[-1] = (self.samples[-1][0], pools)
+            self.samples[-1] = (self.samples[-1][0], held)
         else:
-            self.samples.append((at, pools))
+            self.samples.append((at, held))
 
     def _gone(self, at: float, item: Object) -> None:
         job = self._jobs.pop(_uid(item), None)
@@ -258,7 +248,6 @@ class Recent:
                 DecisionLine(
                     at=at if old is not None else _admitted_at(after, at),
                     key=job.key,
-                    uid=uid,
                     plan_id=decision.get("planId", ""),
                     chosen=decision.get("chosen", "")[:LONGEST_TEXT],
                     next_best=decision.get("nextBest", "")[:LONGEST_TEXT],
@@ -323,8 +312,7 @@ class Recent:
             self._happened(seconds_of(after.get("finishedAt"), at), item, after["state"], message)
 
     def _happened(self, at: float, item: Object, what: str, text: str) -> None:
-        key = key_of(item)
-        happened = Happened(at=at, key=key, uid=_uid(item), what=what, text=text[:LONGEST_TEXT])
+        happened = Happened(at=at, uid=_uid(item), what=what, text=text[:LONGEST_TEXT])
         self.events.append(happened)
         self.told(at, happened, False)
 

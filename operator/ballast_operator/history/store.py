@@ -146,11 +146,7 @@ class History:
             HistoryError: it cannot be written.
         """
         newest = {row.uid: dataclasses.asdict(row) for row in rows if isinstance(row, JobRecord)}
-        events = [
-            {"uid": row.uid, "at": row.at, "what": row.what, "text": row.text}
-            for row in rows
-            if isinstance(row, Happened)
-        ]
+        events = [dataclasses.asdict(row) for row in rows if isinstance(row, Happened)]
         kept = [dataclasses.asdict(row) for row in rows if isinstance(row, Kept)]
         with self._connected("rwc" if create else "rw") as connection:
             for table, content in ((_JOBS, list(newest.values())), (_EVENTS, events), (_KEPT, kept)):

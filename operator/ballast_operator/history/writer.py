@@ -135,9 +135,7 @@ class HistoryWriter:
         for job in known:
             if job.uid not in present and job.updated <= at:
                 rows.append(dataclasses.replace(job, deleted=at, updated=at))
-                rows.append(
-                    Happened(at=at, key=(job.namespace, job.name), uid=job.uid, what="Deleted", text=GONE)
-                )
+                rows.append(Happened(at=at, uid=job.uid, what="Deleted", text=GONE))
         self._history.put(rows)
         self._present = None
 

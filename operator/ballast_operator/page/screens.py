@@ -210,7 +210,7 @@ def cluster_curves(view: View) -> dict[str, Any]:
     """GPUs that jobs hold, by pool: for uPlot, times first."""
     samples = list(view.recent.samples) if view.policies else []
     names = sorted({name for _, pools in samples for name in pools})[:16]
-    rows = [[pools.get(name, (None, None, None))[1] for _, pools in samples] for name in names]
+    rows = [[pools.get(name) for _, pools in samples] for name in names]
     return {"series": [f"{name} (GPUs held)" for name in names], "data": [[at for at, _ in samples], *rows]}
 
 

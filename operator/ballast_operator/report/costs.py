@@ -22,6 +22,7 @@ from ballast_policies.prices.egress import NO_DATA_PRICES, DataPrices
 
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus, team_costs
 from ballast_operator.api.costs import BudgetPeriod, DataLocation
+from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.api.training_job_status import WASTE, allocation_in
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import JOB, Object, is_ours, key_of, spec_of
@@ -74,13 +75,12 @@ def read_prices(policies: Sequence[Object]) -> Prices:
     )
 
 
-def data_usd_per_step(job: Object, prices: Prices) -> float:
+def data_usd_per_step(spec: Mapping[str, Any], allocation: JobAllocation, prices: Prices) -> float:
     """Price of the data of a step of the job where it runs; 0: nothing, or it is not known."""
-    stated, allocation = spec_of(job).get("dataLocation"), allocation_in(job.get("status"))
-    if not stated or allocation is None:
+    if not spec.get("dataLocation"):
         return 0.0
     try:
-        data = DataLocation.model_validate(stated).read_in(spec_of(job).get("totalSteps", 0))
+        data = DataLocation.model_validate(spec["dataLocation"]).read_in(spec.get("totalSteps", 0))
     except ValueError:  # of a newer release
         return 0.0
     pools = {part.pool: prices.region.get(part.pool, "") for part in allocation.by_pool}
@@ -354,8 +354,8 @@ def _job(job: Object, prices: Prices, now: datetime.datetime) -> JobCost:
     projected = None
     if finished or not left:
         projected = total
-    elif speed > 0 and rate > 0:
-        projected = total + rate * left / speed + left * data_usd_per_step(job, prices)
+    elif allocation is not None and speed > 0 and rate > 0:
+        projected = total + rate * left / speed + left * data_usd_per_step(spec, allocation, prices)
     return JobCost(
         namespace=job["metadata"].get("namespace", ""),
         job=job["metadata"]["name"],
