@@ -13,7 +13,6 @@ from ballast_trainer.dynamics.pruning.neurons import as_linear
 from ballast_trainer.dynamics.registry import build_dynamic, build_dynamics, check_changes
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import ValidatedJob
-from ballast_trainer.models.blocks import set_submodule
 from ballast_trainer.models.gpt import Block, build_gpt
 from ballast_trainer.models.protocol import Model
 from torch import nn
@@ -217,7 +216,7 @@ def test_a_model_without_linear_layers_is_not_pruned_in_silence():
 def test_a_block_whose_attention_is_not_torchs_is_refused_as_it_runs():
     """The trial of the first plan runs it, so no step is trained."""
     block = OwnBlock(16)
-    set_submodule(block, "inner.look", nn.Identity())
+    block.set_submodule("inner.look", nn.Identity())
     changed = build_dynamic(DynamicConfig(kind="sparseAttention"), 5).prepare(1, block)
     changed.get_submodule("inner.look").strength = 1.0
     with pytest.raises(Exception, match="Identity does not call"):

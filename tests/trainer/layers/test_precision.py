@@ -228,6 +228,14 @@ def test_the_loss_scale_halves_on_overflow_and_doubles_after_a_while():
         assert one.value == FIRST_SCALE / 2
 
 
+def test_a_job_that_changes_to_fp16_begins_with_the_first_scale():
+    """Its checkpoint has none: by 1 small gradients would vanish for thousands of steps."""
+    before, scale = LossScale("bf16"), LossScale("fp16")
+    assert before.step_is_sound(1.0, step=0)
+    scale.restore(before.state)
+    assert scale.value == FIRST_SCALE
+
+
 def test_an_overflow_at_the_smallest_scale_ends_the_job():
     """It is not the scale's fault any more."""
     scale = LossScale("fp16")

@@ -33,7 +33,7 @@ class Manifest:
         layer_count: layers of the model.
         seed: the seed of weights, data order and dropout.
         files: CRC-32 of each file.
-        loss_scale: the factor on the loss, and steps since it changed; matters to fp16.
+        loss_scale: the factor on the loss, 0 unless the precision is fp16, and steps since it changed.
         optimizer: its name in the configuration; None: not noted.
         tied: the parameters that layers share, as text.
         data: where the training data were, as ``Batches.position`` says; empty: not noted.
@@ -43,7 +43,7 @@ class Manifest:
     layer_count: int
     seed: int
     files: Mapping[str, int]
-    loss_scale: tuple[float, int] = (1.0, 0)
+    loss_scale: tuple[float, int] = (0.0, 0)
     optimizer: str | None = None
     tied: tuple[str, ...] = ()
     data: str = ""

@@ -35,7 +35,7 @@ from ballast_trainer.layers.shared_experts import (
     put_together,
     shared_experts,
 )
-from ballast_trainer.models.blocks import chosen_experts_are_given, expert_loads, experts_of, set_submodule
+from ballast_trainer.models.blocks import chosen_experts_are_given, expert_loads, experts_of
 from ballast_trainer.models.protocol import Model, layer_without_memory
 
 
@@ -240,7 +240,7 @@ class MixtureOfExperts(BlockChange):
             return block
         typed: Any = block
         path = typed.mlp_path()
-        set_submodule(block, path, Experts(block.get_submodule(path), typed.width, self._settings))
+        block.set_submodule(path, Experts(block.get_submodule(path), typed.width, self._settings))
         return block
 
     def after_optimizer(self, layers: LayerSet) -> None:

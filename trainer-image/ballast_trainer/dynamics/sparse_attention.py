@@ -28,7 +28,6 @@ from ballast_trainer.device import sparse_pays_on
 from ballast_trainer.dynamics.block_change import BlockChange, ChangingModule
 from ballast_trainer.errors import TrainerError
 from ballast_trainer.layers.layer import LayerSet
-from ballast_trainer.models.blocks import set_submodule
 
 DENSE_ABOVE = {Pattern.BLOCKS: 0.5, Pattern.HASH: 0.3}
 """Kept fraction above which attention stays dense; above, choosing costs about what it saves
@@ -360,7 +359,7 @@ class SparseAttention(BlockChange):
         """Wrap the attention."""
         typed: Any = block
         path = typed.attention_path()
-        set_submodule(block, path, ChosenAttention(block.get_submodule(path), self._settings))
+        block.set_submodule(path, ChosenAttention(block.get_submodule(path), self._settings))
         return block
 
     def measured(self, layers: LayerSet) -> dict[str, dict[int, Any]]:

@@ -92,10 +92,6 @@ def in_place_of_loss(loss: object) -> contextlib.AbstractContextManager[object]:
     return in_place(copies_of(loss.modules() if isinstance(loss, nn.Module) else ()))
 
 
-def _own(module: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: buffer for name, buffer in module._buffers.items() if buffer is not None}
-
-
 class StepBuffers:
     """Buffers of layers whose replicas train different microbatches, from a step's begin to its end."""
 
@@ -205,8 +201,8 @@ class StepBuffers:
 
 
 def _pick(module: nn.Module, held: Mapping[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
-    now = _own(module)
-    return [(name, now[name]) for name in held if name in now and now[name].shape == held[name].shape]
+    now = ((name, module._buffers.get(name)) for name in held)
+    return [(name, one) for name, one in now if one is not None and one.shape == held[name].shape]
 
 
 def _split(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:

@@ -8,6 +8,7 @@ rank keeps the outputs of the last frozen layer that it holds; messages between 
 import contextlib
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
@@ -66,10 +67,7 @@ class FrozenOutputs:
 
     def samples(self) -> dict[int, int]:
         """Number of samples whose outputs are kept, by layer."""
-        found: dict[int, int] = {}
-        for layer, _ in self._kept.values():
-            found[layer] = found.get(layer, 0) + 1
-        return found
+        return Counter(layer for layer, _ in self._kept.values())
 
     def output(self, microbatch: int, source: Tree, layers: Sequence[int], compute: Compute) -> Tree:
         """The output of frozen layers, computed for samples of which nothing is kept.

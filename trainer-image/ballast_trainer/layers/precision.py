@@ -108,12 +108,12 @@ class LossScale:
 
     @property
     def state(self) -> tuple[float, int]:
-        """The factor, and steps since it last changed."""
-        return self.value, self._good_steps
+        """The factor, 0 where there is none, and steps since it last changed."""
+        return self.value if self._moves else 0.0, self._good_steps
 
     def restore(self, state: tuple[float, int]) -> None:
-        """Continue from the ``state`` of a checkpoint or of another rank."""
-        if self._moves:
+        """Continue from the ``state`` of a checkpoint, maybe of another precision, or of another rank."""
+        if self._moves and state[0] > 0:
             self.value, self._good_steps = float(state[0]), int(state[1])
 
     def scaled(self, loss: Loss) -> Loss:

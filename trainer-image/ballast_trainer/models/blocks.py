@@ -56,12 +56,6 @@ def lacking(module: nn.Module, members: tuple[str, ...]) -> str:
     return ""
 
 
-def set_submodule(module: nn.Module, path: str, part: nn.Module) -> None:
-    """Put ``part`` at ``path`` inside ``module``."""
-    parent, _, name = path.rpartition(".")
-    setattr(module.get_submodule(parent), name, part)
-
-
 def is_conv1d(module: nn.Module) -> bool:
     """True if it is transformers' linear layer of GPT-2, which has inputs first."""
     return type(module).__name__ == "Conv1D"

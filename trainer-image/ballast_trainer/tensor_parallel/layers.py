@@ -16,7 +16,6 @@ from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.layers.layer import refuse_whole_matrices
 from ballast_trainer.layers.slicing import slicings
-from ballast_trainer.models.blocks import set_submodule
 from ballast_trainer.models.gpt import Attention, Block, Mlp
 from ballast_trainer.models.hugging_face import DecoderLayer, RoutedLayer
 from ballast_trainer.models.protocol import Model, buildable
@@ -71,8 +70,8 @@ def _split_block(module: Block, axis: Axis) -> nn.Module:
     module.attention = CutAttention(module.attention, axis)
     up, down = ColumnLinear(module.mlp.up, axis), RowLinear(module.mlp.down, axis)
     ParallelPair([up], down, units=up.weight.shape[0])
-    set_submodule(module, "mlp.up", up)
-    set_submodule(module, "mlp.down", down)
+    module.set_submodule("mlp.up", up)
+    module.set_submodule("mlp.down", down)
     return module
 
 

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.layers.slicing import Slicing, slicings
-from ballast_trainer.models.blocks import is_conv1d, set_submodule
+from ballast_trainer.models.blocks import is_conv1d
 from ballast_trainer.models.hugging_face import ATTENTION, DecoderLayer
 from ballast_trainer.tensor_parallel.exchange import copy_to_group, gather, reduce_from_group, scatter
 from ballast_trainer.tensor_parallel.migration import begin_migration, finish_migration
@@ -210,7 +210,7 @@ def cut_by_plan(module: DecoderLayer, axis: Axis) -> nn.Module:
                 _keep_unfused(parts[name])
         elif style == _NORM:
             groups[name].norms.append(CutNorm(part, axis))
-            set_submodule(layer, path, groups[name].norms[-1])
+            layer.set_submodule(path, groups[name].norms[-1])
         elif style == _STATES:
             _cut_states(part, axis)
         elif style == _OF_HEADS:
@@ -257,7 +257,7 @@ def _cut_map(module: DecoderLayer, path: str, part: nn.Module, style: str, group
                 row.register_forward_pre_hook(lambda _, args: scatter(args[0], axis))
             elif style == "rowwise":
                 group.rows.setdefault(path, []).append(row)
-            set_submodule(layer, place, row)
+            layer.set_submodule(place, row)
             continue
         given = group.given if "lora_B" not in place else None
         column = ColumnLinear(one, axis, blocks=1 + (style == _PACKED), given=given)
@@ -265,7 +265,7 @@ def _cut_map(module: DecoderLayer, path: str, part: nn.Module, style: str, group
             column.register_forward_hook(lambda _, args, output: gather(output, axis))
         else:
             group.columns.append(column)
-        set_submodule(layer, place, column)
+        layer.set_submodule(place, column)
 
 
 def _attends(layer: nn.Module, path: str) -> bool:

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from ballast_trainer.dynamics.pruning.neurons import Units, as_linear, replace_linears, shrinking
-from ballast_trainer.models.blocks import set_submodule
 from ballast_trainer.seeding import host_seeded
 
 _HAD = "ballast_heads"
@@ -145,7 +144,7 @@ def _alone(block: nn.Module) -> nn.Module:
     """A copy of a block on the CPU with random weights (its own may be zeros), and without its MLP."""
     typed: Any = copy.deepcopy(block)
     if hasattr(typed, "mlp_path"):
-        set_submodule(typed, typed.mlp_path(), nn.Identity())
+        typed.set_submodule(typed.mlp_path(), nn.Identity())
     if any(tensor.is_meta for tensor in (*typed.parameters(), *typed.buffers())):
         typed.to_empty(device="cpu")
         for buffer in typed.buffers():
