@@ -166,7 +166,7 @@ UNEQUAL = {"name": "users_module:unequal", "args": {"samples": 400, "fewer": 50}
             ({"data": UNEQUAL}, "data.name: the ranks .* the batch of step 1,"),
             (
                 {"evaluation": {"everySteps": 1, "data": UNEQUAL}},
-                "evaluation.data.name: .* batch 1 of an eval",
+                "evaluation.data.name: the ranks have 43 to 50 batches",
             ),
             ({"data": UNEQUAL, "parallelism": {"data": 2}}, "data.name: the ranks .* the batch of step 1,"),
             (

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from ballast_trainer.causes import EVALUATION_NOTE, note_input, note_layer
 from ballast_trainer.data.sources import read_batch
 from ballast_trainer.distributed.activity import ACTIVITY, Limit
+from ballast_trainer.errors import DataError
 from ballast_trainer.layers.boundaries import Boundary, wire
 from ballast_trainer.layers.buffers import evaluating, in_place_of_loss
 from ballast_trainer.layers.precision import computing_in, in_full_precision
@@ -198,6 +199,12 @@ class Evaluator:
         data, began = model.validation, time.perf_counter()
         if data is None:
             return None
+        counts = model.world.gather(data.count)
+        if len(set(counts)) > 1:
+            raise DataError(
+                f"{data.field}: the ranks have {min(counts)} to {max(counts)} batches of it, by len(). "
+                "To fix: the same data on every rank"
+            )
         metrics = model.definition.metrics
         names = list(metrics)
         forward = ForwardOnly(
@@ -284,4 +291,4 @@ class Evaluator:
             self._usual_weight = (
                 sum(weights_of(self._model.definition.loss_weight, batch[1], count)) / count or 1.0
             )
-        return *own_part(batch, self._model.world, self._model.device), data.count + targets_digest(batch[1])
+        return *own_part(batch, self._model.world, self._model.device), targets_digest(batch[1])
