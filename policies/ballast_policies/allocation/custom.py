@@ -398,7 +398,9 @@ MAY_READ = (
     Reads.STEPS,
     Reads.ARRIVAL_ORDER,
     Reads.ELAPSED,
+    Reads.ISOLATED_ELAPSED,
     Reads.DEADLINES,
+    Reads.BUDGETS,
 )
 """Inputs that a function may read unless it declares its own."""
 

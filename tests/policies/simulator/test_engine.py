@@ -86,6 +86,23 @@ def test_ideal_gives_exactly_the_shares():
     assert result.utilisation == pytest.approx(1.0)
 
 
+SEEN = []
+"""What the policy below was told."""
+
+
+def notes(cluster):
+    """Half of the GPU for each of two jobs."""
+    SEEN.extend(zip(cluster.jobs, cluster.isolated_elapsed.tolist(), strict=True))
+    return cluster.capacity / cluster.capacity.sum() / 2 * (cluster.speeds > 0)
+
+
+def test_a_policy_of_ones_own_is_told_how_long_jobs_would_have_taken_on_isolated_shares():
+    """A job that ran alone has done in its first round what takes two on half of the GPU."""
+    SEEN.clear()
+    run([job(), job("b")], {"fast": 1}, FAST, rules="ballast", policy=f"{__name__}:notes")
+    assert max(seconds for _, seconds in SEEN) == pytest.approx(720.0)
+
+
 def test_rho_is_the_completion_time_over_that_on_an_isolated_part():
     """Finish-time fairness: alone on two GPUs, of which half the time of each would be its part of 1/1."""
     oracle = table({("a", 1): {"fast": 4.0, "slow": 2.0}})
