@@ -43,13 +43,18 @@ def _read(kind: type[Any], text: str) -> Any:
 
 
 def read_recording(history: "History", since: float, until: float) -> Recording:
-    """History from ``since`` to ``until``, epoch seconds. Raises HistoryError: it cannot be read."""
+    """History from ``since``, or its own begin, to ``until``, epoch seconds.
+
+    Raises:
+        HistoryError: it cannot be read.
+    """
     rows = {what: history.kept(what, until=until, since=since) for what in (SEEN, COURSE, CLUSTER)}
     seen = {row.uid: row.content for row in rows[SEEN]}
     courses: defaultdict[str, list[str]] = defaultdict(list)
     for row in rows[COURSE]:
         courses[row.uid].append(row.content)
     clusters, left_out = _clusters([row.content for row in rows[CLUSTER]], since), dict[str, str]()
+    since = max(since, clusters[0].at if clusters else since)
     jobs = []
     for record in history.jobs(within=(since, until), most=MOST_JOBS):
         name = f"{record.namespace}/{record.name}"
@@ -175,7 +180,7 @@ def _at_seen_pace(one: ClusterJob, course: Sequence[Held]) -> ClusterJob:
             nodes = held.nodes[:gpus]
             speed = alone.speed(Placement(gpu_type=held.gpu_type, pool=held.pool, nodes=nodes))
             promised += speed * max(0.0, later.at - held.at)
-    did = course[-1].step
+    did = course[-1].step - course[0].step
     if promised <= 0 or not 1 / MOST_OFF <= did / promised <= MOST_OFF:
         return one  # it has hardly trained
     factor, job, gang = did / promised, one.job, one.elastic

@@ -91,6 +91,25 @@ async def test_a_job_that_was_suspended_is_replayed_with_the_time_that_it_was(tm
     assert found.jobs[0].starts == 2 and found.time_error == pytest.approx(0, abs=0.05)
 
 
+async def test_history_that_begins_while_a_job_trains_is_replayed_from_its_begin(tmp_path: Path) -> None:
+    """With the steps that were left then, at the speed since then."""
+    path = tmp_path / "history.db"
+    simulation = Simulation(nodes={"a": ("v100", 2)}, nodePools=POOLS, objective={"policy": "fifo"})
+    simulation.add_job("one", stages=(2, 2), totalSteps=500, throughput=SPEEDS)
+    for _ in range(45):
+        await simulation.tick()
+    simulation.history_file = path
+    simulation.start_operator()
+    began = simulation.now.timestamp()
+    while simulation.state("one") != "Succeeded":
+        await simulation.tick()
+        simulation.history.write()
+    recording = read_recording(History(path), began - 3600, simulation.now.timestamp())
+    assert recording.since == pytest.approx(began, abs=2)
+    assert recording.jobs[0].one.job.steps_remaining == pytest.approx(200, abs=30)
+    assert replay(recording).time_error == pytest.approx(0, abs=0.1)
+
+
 async def test_the_condition_says_whether_the_twin_agrees(tmp_path: Path) -> None:
     """By the newest result of the file; the status has the figures, for `ballast whatif`."""
     path = tmp_path / "history.db"
