@@ -10,7 +10,7 @@ from typing import Any
 
 from ballast_policies.allocation.policy import Reads
 from ballast_policies.allocation.price_classes import PriceClasses, PricedPool
-from ballast_policies.allocation.problem import Allocation, Problem, ProblemError
+from ballast_policies.allocation.problem import Allocation, Problem
 from ballast_policies.allocation.registry import allocate, find_policy
 
 NOTICEABLE = 0.01
@@ -19,14 +19,14 @@ NOTICEABLE = 0.01
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """Side of the comparison.
+    """Another policy, GPUs and prices.
 
     Attributes:
         policy: its name.
         agnostic: it takes all GPU types for equally fast.
         more: GPU type -> GPUs added (negative: taken away).
         prices: GPU type -> USD per GPU hour, instead of today's.
-        gpus: pool -> GPUs that may be in use, instead of today's.
+        gpus: pool -> GPUs that may be in use, under other limits of spot machines.
     """
 
     policy: str
@@ -34,6 +34,24 @@ class Setup:
     more: Mapping[str, int] = dataclasses.field(default_factory=dict)
     prices: Mapping[str, float] = dataclasses.field(default_factory=dict)
     gpus: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """Side of the comparison.
+
+    Attributes:
+        setup: what is asked of it.
+        problem: the jobs of now, with its GPUs and prices.
+        pools: those that the GPUs are in; policies that read prices choose between them. Empty: one price a
+            type.
+        usd_per_step: job -> pool -> what a step there costs besides GPUs, for policies that read prices.
+    """
+
+    setup: Setup
+    problem: Problem
+    pools: Sequence[PricedPool] = ()
+    usd_per_step: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,41 +105,16 @@ class Comparison:
         }
 
 
-def compare(
-    problem: Problem,
-    before: Setup,
-    after: Setup,
-    pools: Sequence[PricedPool] = (),
-    usd_per_step: Mapping[str, Mapping[str, float]] | None = None,
-) -> Comparison:
-    """Solve ``problem`` both ways.
-
-    Args:
-        problem: the jobs of now.
-        before: one side.
-        after: the other.
-        pools: those that the problem's GPUs are in; policies that read prices choose between them. GPUs that
-            a side adds or takes away are the cheapest ones of their type. Empty: one price a type.
-        usd_per_step: job -> pool -> what a step there costs besides GPUs, for policies that read prices.
+def compare(before: Side, after: Side) -> Comparison:
+    """Solve both sides, whose jobs are the same ones.
 
     Raises:
-        ProblemError: a policy is unknown or lacks what it needs, a GPU type is not in the problem, or more
-            GPUs would be taken away than there are.
+        ProblemError: a policy is unknown or lacks what it needs.
     """
-    own = [
-        [dataclasses.replace(pool, gpus=side.gpus.get(pool.pool, pool.gpus)) for pool in pools]
-        for side in (before, after)
-    ]
-    sides = [
-        (side, _with(_of_pools(problem, pools, of), side), of)
-        for side, of in zip((before, after), own, strict=True)
-    ]
-    (cost_before, solved_first), (cost_after, solved_second) = [
-        _solved(changed, side, of, usd_per_step or {}) for side, changed, of in sides
-    ]
+    (cost_before, solved_first), (cost_after, solved_second) = map(_solved, (before, after))
     return Comparison(
-        before=before,
-        after=after,
+        before=before.setup,
+        after=after.setup,
         jobs=tuple(
             JobChange(
                 job=job.name,
@@ -130,7 +123,7 @@ def compare(
                 types_before=_used(solved_first, job.name),
                 types_after=_used(solved_second, job.name),
             )
-            for job in problem.jobs
+            for job in before.problem.jobs
         ),
         cost_before=cost_before,
         cost_after=cost_after,
@@ -139,59 +132,16 @@ def compare(
     )
 
 
-def _of_pools(problem: Problem, pools: Sequence[PricedPool], others: Sequence[PricedPool]) -> Problem:
-    """``problem`` with the GPUs of ``others`` instead of those of the same ``pools``."""
-    capacity = dict(problem.capacity)
-    for before, after in zip(pools, others, strict=True):
-        if after.gpus != before.gpus:
-            capacity[after.gpu_type] = capacity.get(after.gpu_type, 0) + after.gpus - before.gpus
-    return dataclasses.replace(problem, capacity=capacity)
-
-
-def _with(problem: Problem, side: Setup) -> Problem:
-    for field, types in (("more", side.more), ("prices", side.prices)):
-        for gpu_type in sorted(set(types) - set(problem.gpu_types)):
-            raise ProblemError(
-                f"{field}: {gpu_type} is not one of {', '.join(problem.gpu_types)}; the speed of jobs on "
-                "other GPU types is not known"
-            )
-    capacity = {t: problem.capacity.get(t, 0) + side.more.get(t, 0) for t in problem.gpu_types}
-    for gpu_type, count in capacity.items():
-        if count < 0:
-            raise ProblemError(
-                f"more: {gpu_type}: {-side.more[gpu_type]} GPUs cannot be taken away, there are "
-                f"{problem.capacity.get(gpu_type, 0)}"
-            )
-    return dataclasses.replace(problem, capacity=capacity, prices={**problem.prices, **side.prices})
-
-
-def _solved(
-    problem: Problem,
-    side: Setup,
-    pools: Sequence[PricedPool],
-    usd_per_step: Mapping[str, Mapping[str, float]],
-) -> tuple[float, Allocation]:
+def _solved(side: Side) -> tuple[float, Allocation]:
     """(cost per hour of the GPU time that is used, the allocation by GPU type)."""
-    if Reads.PRICES not in find_policy(side.policy).reads:
-        allocation = allocate(side.policy, problem, agnostic=side.agnostic)
+    setup, problem = side.setup, side.problem
+    if Reads.PRICES not in find_policy(setup.policy).reads:
+        allocation = allocate(setup.policy, problem, agnostic=setup.agnostic)
         return _cost(problem, allocation), allocation
-    classes = PriceClasses.of(_changed(pools, side), problem.prices)
-    asked = classes.split(problem, None, usd_per_step)
-    allocation = allocate(side.policy, asked, agnostic=side.agnostic)
+    classes = PriceClasses.of(side.pools, problem.prices)
+    asked = classes.split(problem, None, side.usd_per_step)
+    allocation = allocate(setup.policy, asked, agnostic=setup.agnostic)
     return _cost(asked, allocation), classes.merge(allocation)
-
-
-def _changed(pools: Sequence[PricedPool], side: Setup) -> list[PricedPool]:
-    """The pools with a side's prices and GPUs."""
-    more, found = dict(side.more), []
-    for pool in sorted(pools, key=lambda pool: (pool.price, pool.pool)):
-        wanted = more.pop(pool.gpu_type, 0)
-        change = max(-pool.gpus, wanted)
-        if change != wanted:
-            more[pool.gpu_type] = wanted - change
-        price = side.prices.get(pool.gpu_type, pool.price)
-        found.append(dataclasses.replace(pool, price=price, gpus=pool.gpus + change))
-    return found
 
 
 def _used(allocation: Allocation, job: str) -> dict[str, float]:

@@ -10,14 +10,14 @@ import click
 
 from ballast_operator.cli.laboratory import from_lab
 from ballast_operator.cli.live.connection import asked, cluster_errors, kubeconfig_option
-from ballast_operator.cli.live.whatif_over_time import limited, priced_pools, with_spot_limits
+from ballast_operator.cli.live.whatif_over_time import changed, limited, priced_pools, with_spot_limits
 from ballast_operator.cli.option_names import Number, import_from_here, with_option
 from ballast_operator.cli.simulate.input import is_folder_of_prices, progress_bar, read_amounts
 
 if TYPE_CHECKING:
     from ballast_policies.allocation.problem import Problem
     from ballast_policies.simulator.clock import OnProgress
-    from ballast_policies.simulator.whatif import Comparison, Setup
+    from ballast_policies.simulator.whatif import Comparison, Setup, Side
 
     from ballast_operator.allocator.problem.snapshot import Snapshot
     from ballast_operator.api.cluster_policy import ClusterPolicy, Objective
@@ -133,19 +133,25 @@ def _compared(
     Raises:
         ProblemError: a policy cannot be used.
     """
-    from ballast_policies.simulator.whatif import Setup, compare
+    from ballast_policies.simulator.whatif import Setup, Side, compare
 
-    snapshot, objective = live.snapshot, live.policy.spec.objective
-    problem, notes = pose(snapshot, objective, after.policy, prices=after.prices)
+    objective = live.policy.spec.objective
     limits = live.policy if spot is None else with_spot_limits(live.policy, spot)
-    gpus = {} if spot is None else {p.pool: p.gpus for p in limited(snapshot, limits).usable_pools}
-    after = dataclasses.replace(after, gpus=gpus)
+    then = limited(changed(live.snapshot, after), limits)
+    if spot is not None:
+        after = dataclasses.replace(after, gpus={pool.pool: pool.gpus for pool in then.usable_pools})
     before = Setup(policy=objective.policy, agnostic=objective.heterogeneity_agnostic)
-    problem, more_notes = _with_large_gangs(problem, snapshot, (before, after))
-    notes += more_notes
+    sides, said = [], dict[str, None]()
+    for setup, snapshot in ((before, live.snapshot), (after, then)):
+        problem, notes = pose(snapshot, objective, after.policy, prices=after.prices)
+        pools, usd_per_step = priced_pools(snapshot)
+        sides.append(Side(setup=setup, problem=problem, pools=pools, usd_per_step=usd_per_step))
+        said |= dict.fromkeys(notes)
+    sides, more_notes = _with_large_gangs(sides, live.snapshot)
+    notes = (*said, *more_notes)
     if hours is None:
         notes += tuple(f"left out: {line}" for line in live.left_out)
-    found = compare(problem, before, after, *priced_pools(snapshot))
+    found = compare(*sides)
     content = {**found.to_json(), "notes": list(notes)}
     text = "\n".join([as_text(found), *(f"note: {note}" for note in notes)])
     if hours is not None:
@@ -338,18 +344,19 @@ def as_text(found: "Comparison") -> str:
     return "\n".join(lines)
 
 
-def _with_large_gangs(
-    problem: "Problem", snapshot: "Snapshot", sides: "Sequence[Setup]"
-) -> "tuple[Problem, tuple[str, ...]]":
-    """(the problem with the gangs that only several pools hold, what has to be said of them)."""
+def _with_large_gangs(sides: "list[Side]", snapshot: "Snapshot") -> "tuple[list[Side], tuple[str, ...]]":
+    """(both sides with the gangs that only several pools hold, what has to be said of them)."""
     from ballast_policies.rounds.divisions import with_mixtures
 
     large = sorted(name for name, gang in snapshot.mixed.items() if not gang.fits_one_pool)
     if not large:
-        return problem, ()
+        return sides, ()
+    found = []
     for side in sides:
-        found = with_mixtures(problem, snapshot.mixed, side.policy, agnostic=side.agnostic)
-        if found is problem:
-            text = f"{side.policy}{' (heterogeneity-agnostic)' if side.agnostic else ''}"
-            return problem, (f"{', '.join(large)}: no pool holds it, so it has no share under {text}",)
+        setup = side.setup
+        problem = with_mixtures(side.problem, snapshot.mixed, setup.policy, agnostic=setup.agnostic)
+        if problem is side.problem:
+            text = f"{setup.policy}{' (heterogeneity-agnostic)' if setup.agnostic else ''}"
+            return sides, (f"{', '.join(large)}: no pool holds it, so it has no share under {text}",)
+        found.append(dataclasses.replace(side, problem=problem))
     return found, (f"{', '.join(large)}: over several pools, as they are now",)

@@ -182,7 +182,11 @@ def changed(snapshot: "Snapshot", setup: "Setup") -> "Snapshot":
     """The snapshot with a setup's prices, and its GPUs; those are of the cheapest pools of their type.
 
     GPUs that are taken away are free ones first. A gang that loses one holds nothing.
+
+    Raises:
+        ProblemError: the cluster has no such GPU type, or fewer GPUs than are taken away.
     """
+    _check_types(snapshot, setup)
     nodes = _changed_nodes(snapshot, setup)
     room = {node.name: node.gpus for node in nodes}
     total = Counter[str]()
@@ -210,6 +214,24 @@ def changed(snapshot: "Snapshot", setup: "Setup") -> "Snapshot":
             room.update({node: room[node] - gpus for node, gpus in held.items() if node in room})
             jobs.append(job)
     return dataclasses.replace(snapshot, capacity=capacity, jobs=tuple(jobs))
+
+
+def _check_types(snapshot: "Snapshot", setup: "Setup") -> None:
+    from ballast_policies.allocation.problem import ProblemError
+    from ballast_policies.rounds.values import gpus_by
+
+    known, there = snapshot.capacity.gpu_types, gpus_by(snapshot.capacity.nodes, lambda node: node.gpu_type)
+    for field, types in (("more", setup.more), ("prices", setup.prices)):
+        for gpu_type in sorted(set(types) - set(known)):
+            raise ProblemError(
+                f"{field}: {gpu_type} is not one of {', '.join(known)}; the speed of jobs on other GPU types "
+                "is not known"
+            )
+    for gpu_type, more in setup.more.items():
+        if there[gpu_type] + more < 0:
+            raise ProblemError(
+                f"more: {gpu_type}: {-more} GPUs cannot be taken away, there are {there[gpu_type]}"
+            )
 
 
 def _changed_nodes(snapshot: "Snapshot", setup: "Setup") -> "tuple[Node, ...]":

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,13 +10,13 @@ import pytest
 import yaml
 from ballast_operator.cli.live.policy_diff import as_text as policy_text
 from ballast_operator.cli.live.policy_diff import difference
-from ballast_operator.cli.live.whatif import as_text, pose, read_change, read_cluster, whatif
+from ballast_operator.cli.live.whatif import pose, read_change, read_cluster, whatif
 from ballast_operator.cli.live.whatif_over_time import changed
 from ballast_operator.cli.main import main
 from ballast_operator.kube import client
 from ballast_operator.kube.kinds import JOB, NODE, POLICY
 from ballast_policies.allocation.problem import ProblemError
-from ballast_policies.simulator.whatif import Setup, compare
+from ballast_policies.simulator.whatif import Setup, Side, compare
 from click.testing import CliRunner
 
 from tests.operator.loops.simulated.fake_cluster import FakeCluster
@@ -120,17 +121,30 @@ def test_a_changed_policy_says_what_the_next_round_would_do():
         asyncio.run(read_change(found, {"metadata": {"name": "other"}}))
 
 
-def test_two_more_v100_help_the_job_that_has_to_share_them():
+def test_two_more_v100_help_the_job_that_has_to_share_them(monkeypatch):
     """The transformer no longer spends half of its time on P100s; no job loses."""
-    problem, _ = read(cluster())
-    policy = "max-min-fairness"
-    found = compare(problem, Setup(policy=policy), Setup(policy=policy, more={"v100": 2}))
-    assert {job.job: job.verdict for job in found.jobs} == {
+    serve(monkeypatch, cluster())
+    content = json.loads(CliRunner().invoke(whatif, ["--add", "v100=2", "--output", "json"]).stdout)
+    assert {job["job"]: job["verdict"] for job in content["jobs"]} == {
         "default/transformer": "gains",
         "default/recommender": "same",
         "default/recurrent": "same",
     }
-    assert "1 gain, 0 lose, 2 the same" in as_text(found)
+    assert "1 gain, 0 lose, 2 the same" in CliRunner().invoke(whatif, ["--add", "v100=2"]).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--add", "h100=2"], "--add: h100 is not one of k80, p100, v100"),
+        (["--prices", "h100=2"], "--prices: h100 is not one of k80, p100, v100"),
+        (["--add", "v100=-5"], "--add: v100: 5 GPUs cannot be taken away, there are 4"),
+    ],
+)
+def test_gpus_that_the_cluster_has_not_are_refused(monkeypatch, arguments, words):
+    serve(monkeypatch, cluster())
+    done = CliRunner().invoke(whatif, arguments)
+    assert done.exit_code == 2 and words in " ".join(done.stderr.split())
 
 
 def test_policies_of_prices_choose_between_the_pools_of_a_type():
@@ -138,9 +152,9 @@ def test_policies_of_prices_choose_between_the_pools_of_a_type():
     live = asyncio.run(read_cluster(cluster(stages=2)))
     snapshot, objective = live.snapshot, live.policy.spec.objective
     problem, _ = pose(snapshot, objective, "min-cost")
-    before, after = Setup(policy="max-min-fairness"), Setup(policy="min-cost")
-    mean = compare(problem, before, after)
-    found = compare(problem, before, after, snapshot.capacity.pools)
+    of_types = [Side(setup=Setup(policy=name), problem=problem) for name in ("max-min-fairness", "min-cost")]
+    mean = compare(*of_types)
+    found = compare(*(dataclasses.replace(side, pools=snapshot.capacity.pools) for side in of_types))
     (recommender,) = [job for job in found.jobs if job.job == "default/recommender"]
     assert set(recommender.types_after) == {"p100"}
     assert found.cost_after < mean.cost_after
@@ -210,20 +224,24 @@ def test_over_time_is_refused_where_it_cannot_apply(monkeypatch, arguments, word
     assert "To fix:" in done.stderr
 
 
-def test_other_limits_of_spot_machines(monkeypatch):
-    """Without spot machines the two spot P100s are in nobody's share, and no gang starts there later."""
+@pytest.mark.parametrize("more", [[], ["--add", "p100=2"]])
+def test_other_limits_of_spot_machines(monkeypatch, more):
+    """Without spot machines the spot P100s are in nobody's share, and no gang starts there later.
+
+    Nor are those that are added, which are the cheapest ones.
+    """
     there = cluster(stages=2)
     (item,) = (one for one in there.world.items(JOB) if one["metadata"]["name"] == "recommender")
     there.world.put(JOB, {**item, "metadata": {"name": "second", "namespace": "default"}})
     serve(monkeypatch, there)
-    arguments = ["--spot", "onDemandShare=1", "--over-time", "2000"]
+    arguments = [*more, "--spot", "onDemandShare=1", "--over-time", "2000"]
     found = CliRunner().invoke(whatif, [*arguments, "--output", "json"])
     content = json.loads(found.stdout)
     assert content["after"]["gpus"]["p100-spot"] == 0
     assert content["before"]["gpus"] == {}
     used = {job["job"]: (job["types_before"], job["types_after"]) for job in content["jobs"]}
     before, after = (sum(2 * types[at].get("p100", 0.0) for types in used.values()) for at in (0, 1))
-    assert after < before
+    assert after < before and after <= GPUS["p100"] + 1e-6
     assert (
         content["over_time"]["after"]["last_end_seconds"]
         >= content["over_time"]["before"]["last_end_seconds"]
