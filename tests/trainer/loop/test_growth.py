@@ -140,6 +140,20 @@ def test_a_job_that_gives_ranks_back_and_takes_more_keeps_the_curve(
     assert [(one["ranks_before"] // each, one["ranks_after"] // each) for one in changes] == [(3, 2), (2, 4)]
 
 
+def test_a_plan_that_comes_in_the_last_step_is_not_followed(pods, small_config, tmp_path):
+    """No step is left for which layers could move, and whose data a trial could read."""
+    gates, names = Gates(tmp_path / "gates", 3), ["job-1-0", "job-1-1", "job-1-2"]
+    config = gates.hold(small_config(totalSteps=4, training={"dataloaderNumWorkers": 1}))
+    folder = tmp_path / "channel"
+    pods.start_job(folder, config, local_plan(names[:2], network=21))
+    pods.wait_for_step(3, names[0])
+    grow(pods, folder, local_plan(names, epoch=2, network=21))
+    gates.open()
+    assert {pods.exit_code(name) for name in names[:2]} == {0}, pods.errors()
+    assert not pods.events("grow", names[0])
+    assert pods.termination(names[0])["reason"] == "Finished"
+
+
 def test_a_planned_gang_has_the_splits_of_its_plans(pods, small_config, same_curve, tmp_path):
     """It gives a rank back and takes two; those are launched with another ``plan.layers`` than the first."""
     plain = small_config(totalSteps=12)

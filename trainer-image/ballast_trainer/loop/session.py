@@ -124,6 +124,8 @@ class Session:
                 break
             if agreed.stop:
                 return self._saver.save_and_stop("told to stop")
+            if self._end.reached:
+                break
             ranks = model.world.size
             outcome = self._plans.follow_plan(agreed.epoch)
             if outcome is not None:
@@ -140,8 +142,6 @@ class Session:
         ``launched``: from the state after that step, and only an evaluation is due, unless ranks join in it.
         """
         config, step = self._model.config, self._run.step
-        if step >= config.total_steps:
-            return None
         epoch = self._run.plan.epoch
         outcome = self._evaluate_if_due()
         same_plan = self._run.plan.epoch == epoch
