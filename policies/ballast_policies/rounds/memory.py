@@ -52,8 +52,8 @@ def moves_left(question: Question) -> int:
 
 
 def recent_moves(moves: tuple[float, ...], now: float) -> tuple[float, ...]:
-    """Moves (times, seconds) that happened within the hour before ``now``."""
-    return tuple(at for at in moves if now - at < HOUR)
+    """Moves (times, seconds) within an hour of ``now``; a clock that was set back has older ones after it."""
+    return tuple(at for at in moves if abs(now - at) < HOUR)
 
 
 def keeps_free(question: Question) -> bool:
@@ -116,10 +116,9 @@ def valid_placements(question: Question) -> dict[str, Placement]:
     valid = {}
     for name in sorted(state.running, key=state.by_age):
         placement, job = state.running[name], jobs.get(name)
-        if job is None or not (
-            placement.parts
-            or (job.gpus == len(placement.nodes) and job.throughput.get(placement.gpu_type, 0.0) > 0)
-        ):
+        if job is None or (not placement.parts and job.gpus != len(placement.nodes)):
+            continue
+        if any(job.throughput.get(part.gpu_type, 0.0) <= 0 for part in placement.by_pool):
             continue
         if in_its_pools(placement, ledger.nodes) and ledger.grant(placement.nodes):
             valid[name] = placement

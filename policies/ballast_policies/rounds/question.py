@@ -200,8 +200,12 @@ class Question:
         return self.now - self.state.running_since.get(name, self.now)
 
     def trained(self, name: str) -> float:
-        """Seconds since the running gang's first step where it is; 0 or less: it starts."""
-        return min(self.ran(name), self.now - self.state.trains_from.get(name, -math.inf))
+        """Seconds since the running gang's first step where it is; 0 or less: it starts.
+
+        Infinite: not known, as a clock was set back since.
+        """
+        ran = self.ran(name)
+        return min(ran if ran >= 0 else math.inf, self.now - self.state.trains_from.get(name, -math.inf))
 
     def may_stop(self, name: str) -> bool:
         """True if the running gang has had its start, and its least time after that."""

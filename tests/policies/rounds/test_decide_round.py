@@ -227,6 +227,19 @@ def test_gangs_whose_node_is_gone_take_none_of_the_moves_of_the_hour():
     assert (found.displaced, found.disturbed) == (("displaced",), 1)
 
 
+def test_after_a_clock_was_set_back_gangs_are_moved_as_before():
+    """What began, and moved, by the clock's old time a day later holds nothing in place for a day."""
+    asked = Question(
+        now=10.0,
+        shares={"old": {"v100": 0.0}, "urgent": {"v100": 0.9}},
+        jobs=[job("old"), job("urgent")],
+        nodes=[node("n0", 1)],
+        state=RoundState(running={"old": at("n0")}, running_since={"old": 86400.0}, moves=(86400.0,)),
+        settings=RoundSettings(max_moves_per_hour=1, min_run_seconds=60.0),
+    )
+    assert decide_round(asked).started == ("urgent",)
+
+
 def test_a_gang_that_waits_is_told_which_one_starts_where_it_could_run():
     """With since when; of several, the first."""
     state = RoundState(

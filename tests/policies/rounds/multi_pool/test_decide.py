@@ -177,10 +177,15 @@ def test_a_young_gang_is_not_moved_to_where_it_would_be_faster(least_run):
     assert (decide_round(question).placements["wide"] == now) == bool(least_run)
 
 
-def test_a_gang_whose_node_is_gone_does_not_stay():
-    question = asked(
-        [WIDE], nodes(fast=2), {"wide": a_gang(4)}, running={"wide": both()}, since={"wide": 0.0}
-    )
+@pytest.mark.parametrize(
+    ("job", "cluster"),
+    [(WIDE, nodes(fast=2)), (a_job("wide", 4, "fast"), TWO)],
+    ids=["its node is gone", "it may use one type no longer"],
+)
+def test_a_gang_that_could_not_be_started_where_it_is_does_not_stay(job, cluster):
+    question = asked([job], cluster, {"wide": a_gang(4)}, running={"wide": both()}, since={"wide": 0.0})
+    speeds = {kind: SPEEDS[kind] for kind in job.throughput}
+    question = dataclasses.replace(question, mixed={"wide": a_gang(4, speeds=speeds)})
     assert decide_round(question).stopped == ("wide",)
 
 
