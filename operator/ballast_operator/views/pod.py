@@ -136,7 +136,7 @@ class PodView:
 
 LONGEST_DETAIL = 300
 """Characters of a container's own message that are shown."""
-EVICTION_REASONS = frozenset({"Evicted", "NodeLost", "NodeShutdown", "Preempting"})
+EVICTION_REASONS = frozenset({"Evicted", "NodeLost", "NodeShutdown", "Preempting", "Terminated"})
 """Values of ``status.reason`` of pods that the cluster has ended."""
 
 

@@ -47,6 +47,10 @@ CASES = {
         {**ended(1), "status": {**ended(1)["status"], "reason": "Evicted"}},
         False,
     ),
+    "its node shuts down, as the pod says": (
+        {**ended(1), "status": {**ended(1)["status"], "reason": "Terminated"}},
+        False,
+    ),
     "preempted, as a condition says": (
         ended(1, conditions=[{"type": "DisruptionTarget", "status": "True"}]),
         False,
