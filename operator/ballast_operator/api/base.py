@@ -151,6 +151,12 @@ GpuType = Annotated[
 ]
 """Name of a GPU type, e.g. ``v100``; free to choose, the same in jobs and pools."""
 
+Name = Annotated[str, Field(max_length=253)]
+"""Name of a Kubernetes object or label, or of something else that a user has named."""
+
+Text = Annotated[str, Field(max_length=4096)]
+"""Sentences for people."""
+
 DnsLabel = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 """Lower case letters, digits and hyphens."""
 

@@ -13,13 +13,12 @@ from ballast_policies.contract.conditions import Cel, Rule
 from pydantic import Field, field_validator
 
 from ballast_operator.api import meta
-from ballast_operator.api.base import ApiModel, LabelKey, ObjectMeta, cel_list, listed, registered
+from ballast_operator.api.base import ApiModel, LabelKey, Name, ObjectMeta, cel_list, listed, registered
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
 from ballast_operator.api.costs import DataPrice, SpotLimits, TeamBudget
 from ballast_operator.api.node_pool import CapacityType, NodePool
 
 _Seconds = Annotated[float, Field(ge=0, le=1e9)]
-_Name = Annotated[str, Field(max_length=253)]
 _Limit = Annotated[int, Field(ge=0, le=1_000_000)]
 _ByType = Annotated[dict[str, _Limit], Field(max_length=64)]
 
@@ -97,7 +96,7 @@ class Objective(ApiModel):
         ),
     )
 
-    policy: _Name = DEFAULT_POLICY
+    policy: Name = DEFAULT_POLICY
     """Name of the policy: one of docs/policies.md, ``prefix.name`` of a distribution in the operator's
     image, or ``module:function`` of that image, called in its solver process."""
     heterogeneity_agnostic: bool = False

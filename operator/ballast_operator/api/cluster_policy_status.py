@@ -6,20 +6,18 @@ from typing import Annotated, Any
 from ballast_policies.accounting import cost
 from pydantic import Field
 
-from ballast_operator.api.base import Conditions, StatusModel, Time, listed
+from ballast_operator.api.base import Conditions, Name, StatusModel, Text, Time, listed
 from ballast_operator.api.costs import TeamCost, Written
-
-_Name = Annotated[str, Field(max_length=253)]
 
 
 class PoolCapacity(StatusModel):
     """Capacity of a pool."""
 
-    pool: _Name
+    pool: Name
     """The pool's name."""
-    gpu_type: _Name
+    gpu_type: Name
     """Its GPU type."""
-    capacity_type: _Name = ""
+    capacity_type: Name = ""
     """``onDemand`` or ``spot``: as the spec says, or else the labels of its nodes."""
     region: Annotated[str, Field(max_length=63)] = ""
     """Region of its nodes, as far as it is known."""
@@ -36,9 +34,9 @@ class PoolCapacity(StatusModel):
 class PoolBill(StatusModel):
     """Cost of a pool's nodes since Ballast has known them, up to ``billAt``."""
 
-    pool: _Name
+    pool: Name
     """The pool's name."""
-    gpu_type: _Name = ""
+    gpu_type: Name = ""
     """Its GPU type."""
     since: Time
     """Time when it was first seen."""
@@ -76,7 +74,7 @@ class PoolBill(StatusModel):
 class PoolHazard(StatusModel):
     """Rate at which machines of a spot pool are taken away, as far as it was seen."""
 
-    pool: _Name
+    pool: Name
     """The pool's name."""
     nodes: Annotated[int, Field(ge=0)] = 0
     """Its nodes that hold gangs, since ``billAt``."""
@@ -95,7 +93,7 @@ class PoolHazard(StatusModel):
 class PoolPrice(StatusModel):
     """The last good price that a price feed has given."""
 
-    pool: _Name
+    pool: Name
     """The pool's name."""
     feed: Annotated[str, Field(max_length=507)] = ""
     """Its source: ConfigMap/key, or the cloud's list."""
@@ -110,24 +108,24 @@ class Proposed(StatusModel):
 
     job: Annotated[str, Field(max_length=512)]
     """namespace/name."""
-    gpu_type: _Name = ""
+    gpu_type: Name = ""
     """GPU type; empty: none."""
-    pool: _Name = ""
+    pool: Name = ""
     """Node pool."""
     gpus: Annotated[int, Field(ge=0)] = 0
     """GPUs."""
-    why: Annotated[str, Field(max_length=4096)] = ""
+    why: Text = ""
     """Reason."""
 
 
 class Round(StatusModel):
     """The last round."""
 
-    plan_id: _Name
+    plan_id: Name
     """Its name, as ``status.lastDecision.planId`` of a job has it."""
     time: Time
     """Time of the decision."""
-    policy: _Name = ""
+    policy: Name = ""
     """Policy that decided it."""
     solve_seconds: Annotated[float, Field(ge=0)] | None = None
     """Time for the solution."""

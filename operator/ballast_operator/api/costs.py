@@ -13,7 +13,9 @@ from pydantic import Field
 
 from ballast_operator.api.base import (
     ApiModel,
+    DnsLabel,
     MemoryQuantity,
+    Name,
     StatusModel,
     Step,
     Time,
@@ -67,7 +69,7 @@ class TeamBudget(ApiModel):
 class TeamPart(StatusModel):
     """Part of a job's cost that one team has paid."""
 
-    team: Annotated[str, Field(max_length=253)]
+    team: Name
     """The team, ``spec.entity`` then; empty: none."""
     cost: Annotated[float, Field(ge=0)] = 0.0
     """Amount that it has paid."""
@@ -108,7 +110,7 @@ class Written:
 class TeamCost(StatusModel):
     """Cost of a team's jobs, deleted ones included, up to ``billAt``."""
 
-    team: Annotated[str, Field(max_length=253)]
+    team: Name
     """The team, ``spec.entity`` of its jobs; empty: jobs without one."""
     since: Time
     """Time when it was first seen."""
@@ -174,7 +176,7 @@ class SpotUse(enum.StrEnum):
     """Only on spot machines."""
 
 
-Region = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+Region = DnsLabel
 """A region by its cloud's name: ``us-east-1``, ``europe-west4``, ``eastus``."""
 
 _RegionOrAny = Annotated[
@@ -241,7 +243,6 @@ class DataCost(StatusModel):
 
 
 _AwsRegion = Annotated[str, Field(max_length=32, pattern=r"^[a-z]{2}(-[a-z]+){1,3}-[0-9]$")]
-_Place = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 
 
 class AwsPriceFeed(ApiModel):
@@ -258,7 +259,7 @@ class AwsPriceFeed(ApiModel):
 class AzurePriceFeed(ApiModel):
     """The retail prices of Azure, read every hour without credentials, by the pool's ``capacityType``."""
 
-    region: _Place
+    region: Region
     """Region, e.g. ``eastus``."""
     vm_size: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
     """VM size, e.g. ``Standard_NC6s_v3``."""

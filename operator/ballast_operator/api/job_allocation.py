@@ -12,10 +12,7 @@ from ballast_policies.protocol.observed import Cause
 from ballast_policies.rounds.values import Placement, PoolPart
 from pydantic import Field, WithJsonSchema, field_serializer, field_validator
 
-from ballast_operator.api.base import StatusModel, Time, listed
-
-_Text = Annotated[str, Field(max_length=4096)]
-_Name = Annotated[str, Field(max_length=253)]
+from ballast_operator.api.base import Name, StatusModel, Text, Time, listed
 
 
 def coming_node(pool: str, number: int) -> str:
@@ -38,7 +35,7 @@ class Ending(StatusModel):
 
     cause: Annotated[Cause, WithJsonSchema({"type": "string", "maxLength": 253})]
     """Cause, in a word."""
-    message: _Text = ""
+    message: Text = ""
     """Reason, in a sentence."""
     since: Time
     """Time of the decision."""
@@ -53,7 +50,7 @@ class Ending(StatusModel):
 class NodesLeaving(StatusModel):
     """Nodes of the gang that have announced that they go."""
 
-    nodes: Annotated[tuple[_Name, ...], listed(1024)] = ()
+    nodes: Annotated[tuple[Name, ...], listed(1024)] = ()
     """Their names."""
     seen: Annotated[tuple[Time, ...], listed(1024)] = ()
     """Times when each of them was first seen to go."""
@@ -75,11 +72,11 @@ class NodesLeaving(StatusModel):
 class AllocationPart(StatusModel):
     """The GPUs of one pool of a gang that runs in several."""
 
-    pool: _Name
+    pool: Name
     """The pool's name."""
-    gpu_type: _Name
+    gpu_type: Name
     """Type of its GPUs."""
-    pods: Annotated[tuple[_Name, ...], listed(1024)] = ()
+    pods: Annotated[tuple[Name, ...], listed(1024)] = ()
     """Names of the pods there, by rank at launch."""
     speed: Annotated[float, Field(gt=0)] = 1.0
     """Speed of a GPU, relative to the other parts', by which the first stages were cut."""
@@ -88,7 +85,7 @@ class AllocationPart(StatusModel):
 class SharedGpu(StatusModel):
     """The GPU of a job that may share it."""
 
-    partner: _Name = ""
+    partner: Name = ""
     """The job that is on it as well, as namespace/name: each pays half of the price then. Empty: none."""
 
 
@@ -105,7 +102,7 @@ class LaunchDegrees(StatusModel):
     """Forwards are repeated."""
     recompute_every: Annotated[int, Field(ge=1)] = 1
     """Layers that repeat their forward, as of ``training``."""
-    schedule: _Name = DEFAULT_SCHEDULE
+    schedule: Name = DEFAULT_SCHEDULE
     """Order of the microbatches."""
     layers: Annotated[tuple[Annotated[int, Field(ge=1)], ...], listed(1024)] = ()
     """Layers of each stage."""
@@ -113,7 +110,7 @@ class LaunchDegrees(StatusModel):
     """Predicted of a step."""
     memory_bytes: Annotated[float, Field(ge=0)] = 0.0
     """Predicted of the fullest GPU."""
-    measured_on: Annotated[tuple[_Name, ...], listed(16)] = ()
+    measured_on: Annotated[tuple[Name, ...], listed(16)] = ()
     """GPU types with measured layers, by which it was planned."""
 
     @property
@@ -164,31 +161,31 @@ class LaunchDegrees(StatusModel):
 class JobAllocation(StatusModel):
     """The GPUs that the job holds, or is about to hold. Written before the first pod is made."""
 
-    gpu_type: _Name
+    gpu_type: Name
     """Type of the GPUs; of a gang in several pools, that of rank 0."""
-    all_gpu_types: Annotated[str, Field(max_length=4096)] = ""
+    all_gpu_types: Text = ""
     """Types of its GPUs in the order of the ranks, as ``kubectl get`` shows them: ``v100``, ``v100+k80``."""
-    pool: _Name
+    pool: Name
     """Node pool they are in; of a gang in several, that of rank 0."""
     gpus: Annotated[int, Field(ge=0)]
     """Number of GPUs."""
     gpus_per_pod: Annotated[int, Field(ge=1, le=1024)] = 1
     """Number of them in each pod, one for each of its ranks."""
-    pods: Annotated[tuple[_Name, ...], listed(1024)] = ()
+    pods: Annotated[tuple[Name, ...], listed(1024)] = ()
     """Names of the pods, by rank at launch."""
-    nodes: Annotated[tuple[_Name, ...], listed(1024)] = ()
+    nodes: Annotated[tuple[Name, ...], listed(1024)] = ()
     """Node of each of the pods; ``pool/new-0``, ``pool/new-1``...: one that does not exist yet."""
     parts: Annotated[tuple[AllocationPart, ...], listed(64)] = ()
     """Parts of a gang in several pools, in the order of the ranks; empty: it is in one."""
     degrees: LaunchDegrees | None = None
     """Degrees of a job with ``planner``, as planned for its GPUs."""
-    plan_id: _Name = ""
+    plan_id: Name = ""
     """The round that chose it."""
     launch: Annotated[int, Field(ge=1, le=MOST_EPOCH)] = 1
     """Number of the launch, from 1."""
     since: Time
     """Time when it was given."""
-    joining: Annotated[tuple[_Name, ...], listed(1024)] = ()
+    joining: Annotated[tuple[Name, ...], listed(1024)] = ()
     """Pods that are to join the running gang, and have not yet."""
     joining_since: Time | None = None
     """Time of the last growth's decision."""
@@ -200,9 +197,9 @@ class JobAllocation(StatusModel):
     """Growths that were given up since the last change of size that succeeded."""
     first_newcomer: Annotated[int, Field(ge=0)] = 0
     """Number in the name of the first pod of the last growth; 0: the gang has not grown."""
-    master_address: _Name = ""
+    master_address: Name = ""
     """Address of rank 0 that a job without a model told its other ranks; empty: not yet."""
-    pod_group: _Name = ""
+    pod_group: Name = ""
     """The PodGroup of Kubernetes that its pods are; empty: the API server had none when it was given."""
     leaving: NodesLeaving | None = None
     """Nodes that are about to go; absent: none is."""
@@ -210,7 +207,7 @@ class JobAllocation(StatusModel):
     """GPU of a job that may share it, in a pool with ``sharing``; absent: its GPUs are its own."""
     ending: Ending | None = None
     """Set once the launch has to end; never unset."""
-    ended: Annotated[tuple[_Name, ...], listed(1024)] = ()
+    ended: Annotated[tuple[Name, ...], listed(1024)] = ()
     """Pods that have ended of a launch that ends, or whose job is being deleted: their GPUs are paid no
     more, and others may take them."""
 
@@ -350,9 +347,9 @@ class JobAllocation(StatusModel):
 class PoolCost(StatusModel):
     """Cost to the job of GPUs of one pool, up to ``costAt``."""
 
-    pool: _Name
+    pool: Name
     """The pool's name."""
-    gpu_type: _Name = ""
+    gpu_type: Name = ""
     """Its GPU type."""
     gpu_seconds: Annotated[float, Field(ge=0)] = 0.0
     """GPUs held x seconds."""

@@ -12,10 +12,7 @@ from typing import Annotated, Any
 from ballast_policies.contract.conditions import Rule, absent, at
 from pydantic import ConfigDict, Field, ValidationError
 
-from ballast_operator.api.base import ApiModel, DnsLabel, listed
-
-Name = Annotated[str, Field(max_length=253)]
-"""Name of a Kubernetes object or label."""
+from ballast_operator.api.base import ApiModel, DnsLabel, Name, listed
 
 
 class TemplatePart(ApiModel):
@@ -68,7 +65,7 @@ class Toleration(TemplatePart):
     """The taint's key; empty: every one."""
     operator: Annotated[str, Field(max_length=32)] | None = None
     """Equal or Exists."""
-    value: Annotated[str, Field(max_length=253)] | None = None
+    value: Name | None = None
     """The taint's value, for Equal."""
     effect: Annotated[str, Field(max_length=32)] | None = None
     """NoSchedule, PreferNoSchedule or NoExecute; empty: every one."""
@@ -81,7 +78,7 @@ class NodeRequirement(TemplatePart):
     """The label or the field."""
     operator: Annotated[str, Field(max_length=32)]
     """In, NotIn, Exists, DoesNotExist, Gt or Lt."""
-    values: tuple[Annotated[str, Field(max_length=253)], ...] | None = None
+    values: tuple[Name, ...] | None = None
     """Values to compare with."""
 
 

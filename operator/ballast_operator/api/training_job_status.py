@@ -10,8 +10,10 @@ from pydantic import Field, field_validator
 from ballast_operator.api.base import (
     Condition,
     Conditions,
+    Name,
     StatusModel,
     Step,
+    Text,
     Time,
     find_condition,
     listed,
@@ -21,9 +23,6 @@ from ballast_operator.api.base import (
 from ballast_operator.api.conditions import SUSPENSIONS, JobCondition, JobReason, JobState
 from ballast_operator.api.costs import DataCost, TeamPart
 from ballast_operator.api.job_allocation import JobAllocation, LaunchDegrees, PoolCost
-
-_Text = Annotated[str, Field(max_length=4096)]
-_Name = Annotated[str, Field(max_length=253)]
 
 
 class Progress(StatusModel):
@@ -87,9 +86,9 @@ class Rebalancing(StatusModel):
 class Survivor(StatusModel):
     """A pod that a repack kept."""
 
-    name: _Name
+    name: Name
     """Its name."""
-    uid: _Name
+    uid: Name
     """Its UID, the same before and after."""
 
 
@@ -102,7 +101,7 @@ class Repacking(StatusModel):
     """The plan's epoch that it made."""
     step: Step
     """First step with fewer ranks."""
-    released_pods: Annotated[tuple[_Name, ...], listed(1024)]
+    released_pods: Annotated[tuple[Name, ...], listed(1024)]
     """Pods that went."""
     survivors: Annotated[tuple[Survivor, ...], listed(1024)]
     """Pods that stayed, by new rank."""
@@ -114,7 +113,7 @@ class Repacking(StatusModel):
     """Predicted seconds per step as it was."""
     step_seconds_after: Annotated[float, Field(ge=0)] | None = None
     """Predicted seconds per step with fewer ranks."""
-    reason: _Text = ""
+    reason: Text = ""
     """Reason, as text."""
     asked: bool = False
     """It was asked for, for other jobs or since nodes go; false: the trainer proposed it."""
@@ -127,7 +126,7 @@ MOST_RATIO = 1000.0
 class MeasuredOnType(StatusModel):
     """Measured times of a planned job's layers on a GPU type: its next launches are planned by them."""
 
-    gpu_type: _Name
+    gpu_type: Name
     """The GPU type."""
     tensor: Annotated[int, Field(ge=1, le=1024)] = 1
     """Tensor degree."""
@@ -135,7 +134,7 @@ class MeasuredOnType(StatusModel):
     """Measured seconds of each layer over those stated."""
     at: Time
     """Time of their measurement."""
-    of: _Name
+    of: Name
     """Digest of the planner and model that they count for."""
 
 
@@ -146,7 +145,7 @@ class TriedPlan(StatusModel):
     """Plan with its predicted seconds."""
     step_seconds: Annotated[float, Field(ge=0)] | None = None
     """Measured; absent: it has not run."""
-    reason: _Text = ""
+    reason: Text = ""
     """Reason that it cannot."""
 
     def __str__(self) -> str:
@@ -162,9 +161,9 @@ class PlanTrial(StatusModel):
 
     launch: Annotated[int, Field(ge=1, le=MOST_EPOCH)]
     """Number of the launch."""
-    gpus: _Name
+    gpus: Name
     """GPUs on which it was."""
-    of: _Name
+    of: Name
     """Digest of planner and model."""
     plans: Annotated[tuple[TriedPlan, ...], listed(8)] = ()
     """The launched one first."""
@@ -186,15 +185,15 @@ class PlanTrial(StatusModel):
 class Decision(StatusModel):
     """The allocator's last decision about the job."""
 
-    chosen: _Text = ""
+    chosen: Text = ""
     """Choice."""
-    next_best: _Text = ""
+    next_best: Text = ""
     """Second choice."""
-    why: _Text = ""
+    why: Text = ""
     """Reason, in a sentence."""
-    plan_id: _Name = ""
+    plan_id: Name = ""
     """The round."""
-    gpu_type: _Name = ""
+    gpu_type: Name = ""
     """GPU type chosen; empty: none."""
 
 
