@@ -29,7 +29,8 @@ class JobSettings:
     """A gang whose pods are not all running with an address by then is rolled back: all or none."""
 
     pull_seconds: float = 1800.0
-    """The same, while the nodes of all pods that do not run yet pull their images, where that is longer."""
+    """The same, while the nodes of all pods that do not run yet pull their images, or init containers run,
+    where that is longer."""
 
     start_seconds: float = 300.0
     """Limit from the plan's writing to rank 0's first acknowledgement (imports, rendezvous, checkpoint)."""

@@ -180,8 +180,8 @@ class ReconcileContext:
     def bind_seconds(self) -> float:
         """Seconds that the pods of a launch or a growth may take until all run.
 
-        More where nodes have to come, and while images are all that is missing: to give up then would start
-        the same pull on another node.
+        More where nodes have to come, and while images or init containers are all that is missing: to give up
+        then would start the same on another node.
         """
         allocation = self.view.status.allocation
         waits = () if allocation is None else allocation.pools_to_grow

@@ -56,7 +56,7 @@ class PodView:
         reason: Kubernetes' reason of an end or a wait (OOMKilled, Evicted, ImagePullBackOff...).
         detail: the same in a sentence.
         disrupted: the cluster ended it (eviction, preemption by a higher priority, taint).
-        pulling: all that it waits for is its image, which the node fetches.
+        pulling: all that it waits for is its image, which the node fetches, or an init container that runs.
         node_ready: whether its node is there and Ready.
         leaves: its node is about to go, or the cluster is about to end it: it still runs. One that is
             evicted from a node which is not ready does not: nothing of it can be saved.
@@ -155,9 +155,9 @@ def read_pod(
     # Volumes and network are there, and nothing has failed. Many kubelets set this condition only after the
     # pull: there the Event ``Pulling`` tells.
     prepared = conditions.get("PodReadyToStartContainers", {}).get("status") == "True"
-    pulling = prepared and waiting.get("reason") == _CREATING
-    if pulling:
-        reason, detail = _PULLING, ""
+    pulling = waiting.get("reason") == _INITIALIZING
+    if prepared and waiting.get("reason") == _CREATING:
+        pulling, reason, detail = True, _PULLING, ""
     message = _message(ended.get("message", ""))
     if message is None:
         # What a container that did not end by itself printed last has nothing to do with it.
