@@ -40,7 +40,7 @@ from ballast_operator.api.conditions import JobState, PolicyCondition, PolicyRea
 from ballast_operator.api.read import unknown_fields
 from ballast_operator.api.training_job_status import plain
 from ballast_operator.errors import Conflict, Fenced, NotFound, Rejected, Unavailable, for_good
-from ballast_operator.history.recording import Decided, TwinResult
+from ballast_operator.history.recording import Decided, Stated, TwinResult
 from ballast_operator.history.writer import HistoryWriter
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.client import Cluster, DroppedFields
@@ -83,8 +83,14 @@ def decided(made: MadeDecision) -> Decided:
         policy=made.of.scheduling,
         round_ends=made.decision.memory.next_at,
         jobs={
-            job_id(view.key): (view.uid, view.spec is not None and view.spec.grow and not view.spec.is_script)
+            job_id(view.key): Stated(
+                uid=view.uid,
+                live=spec.grow and not spec.is_script,
+                deadline=None if spec.asked.deadline is None else spec.asked.deadline.timestamp(),
+                budget=spec.asked.budget,
+            )
             for view in made.of.seen.jobs
+            if (spec := view.spec) is not None
         },
     )
 

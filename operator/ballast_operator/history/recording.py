@@ -105,6 +105,22 @@ class Kept:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Stated:
+    """Statements of a job that decisions see as what is left of them.
+
+    Attributes:
+        live: it changes its size without a restart.
+        deadline: epoch seconds; None: none.
+        budget: for all of its steps; None: none.
+    """
+
+    uid: str
+    live: bool = False
+    deadline: float | None = None
+    budget: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
     """A decision.
 
@@ -113,14 +129,14 @@ class Decided:
         state: on which was decided.
         policy: by which.
         round_ends: when the round ends.
-        jobs: job -> (its UID, whether it changes its size without a restart).
+        jobs: by name.
     """
 
     at: float
     state: ClusterState
     policy: SchedulingPolicy
     round_ends: float | None
-    jobs: Mapping[str, tuple[str, bool]]
+    jobs: Mapping[str, Stated]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +202,7 @@ class Rows:
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[object, ...]] = {}
-        self._seen: dict[str, tuple[ClusterJob, str]] = {}
+        self._seen: dict[str, tuple[ClusterJob, Stated, str]] = {}
         self._cluster: RecordedCluster | None = None
 
     def of_job(self, uid: str, item: Object, at: float, *, deleted: bool) -> Iterator[Kept]:
@@ -199,18 +215,21 @@ class Rows:
             self._held.pop(uid, None)
 
     def of_decision(self, decided: Decided) -> Iterator[Kept]:
-        """The pools and the jobs that are new, or whose speeds are."""
+        """The pools and the jobs that are new, or of which something recorded is."""
         state, there = decided.state, set[str]()
         for one in state.jobs:
-            uid, live = decided.jobs.get(one.name, ("", False))
+            stated = decided.jobs.get(one.name)
+            if stated is None:
+                continue
+            uid = stated.uid
             there.add(uid)
             before = self._seen.get(uid)
-            if not uid or (before is not None and _alike(before[0], one)):
+            if before is not None and before[1] == stated and _alike(before[0], one):
                 continue
-            text = _text(_as_seen(one, decided.at, live=live))
-            if before is None or before[1] != text:
+            text = _text(_as_seen(one, stated))
+            if before is None or before[2] != text:
                 yield Kept(what=SEEN, uid=uid, at=0.0, content=text)
-            self._seen[uid] = one, text
+            self._seen[uid] = one, stated, text
         for uid in self._seen.keys() - there:
             del self._seen[uid]
         cluster = RecordedCluster(
@@ -258,7 +277,7 @@ def _near(old: Mapping[Any, float], new: Mapping[Any, float]) -> bool:
     )
 
 
-def _as_seen(one: ClusterJob, at: float, *, live: bool) -> dict[str, Any]:
+def _as_seen(one: ClusterJob, stated: Stated) -> dict[str, Any]:
     """A job without what changes as it trains; speeds by four digits."""
     job, gang = one.job, one.elastic
     fields = {field.name: getattr(one, field.name) for field in dataclasses.fields(ClusterJob)}
@@ -281,9 +300,9 @@ def _as_seen(one: ClusterJob, at: float, *, live: bool) -> dict[str, Any]:
     fields |= {"trains_from": 0.0, "launches": 0, "grows_from": None, "left_out": ""}
     return {
         "one": dataclasses.asdict(ClusterJob(**fields)),
-        "live": live,
-        "deadline": None if job.deadline is None else round(at + job.deadline),
-        "budget": job.budget,
+        "live": stated.live,
+        "deadline": stated.deadline,
+        "budget": stated.budget,
         "several_pools": one.mixed is not None and not one.mixed.fits_one_pool,
     }
 

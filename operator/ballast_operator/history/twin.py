@@ -130,7 +130,7 @@ def _job(
             steps_remaining=max(1.0, total - step),
             elapsed=start - arrived,
             deadline=None if known.deadline is None else known.deadline - start,
-            budget=known.budget,
+            budget=None if known.budget is None else max(0.0, known.budget - paid),
         ),
         placement=placement,
         running_since=now.at if now is not None and placement is not None else 0.0,

@@ -1,5 +1,6 @@
 """The twin: what the operator kept, replayed by its own decisions."""
 
+import datetime
 import json
 import sqlite3
 from pathlib import Path
@@ -89,6 +90,26 @@ async def test_a_job_that_was_suspended_is_replayed_with_the_time_that_it_was(tm
     assert 55 < end - begin < 65 and recorded.clusters[0].spot == SpotLimits()
     found = replay(recorded)
     assert found.jobs[0].starts == 2 and found.time_error == pytest.approx(0, abs=0.05)
+
+
+async def test_a_deadline_and_a_budget_are_replayed_as_they_were_stated_last(tmp_path: Path) -> None:
+    """Whenever a decision saw what was left of them, and less what was paid before."""
+    path = tmp_path / "history.db"
+    simulation = Simulation(
+        nodes={"a": ("v100", 2)}, history_file=path, nodePools=POOLS, objective={"policy": "fifo"}
+    )
+    stated = {"deadline": (START + datetime.timedelta(hours=1)).isoformat(), "budget": 50.0}
+    simulation.add_job("one", stages=(2, 2), totalSteps=5000, throughput=SPEEDS, **stated)
+    for number in range(200):
+        if number == 100:
+            later = (START + datetime.timedelta(hours=2)).isoformat()
+            simulation.change("one", deadline=later, budget=80.0, throughput=throughput(v100=11.0))
+        await simulation.tick()
+        simulation.history.write()
+    for since, paid in ((0, 0.0), (150, simulation.status("one").cost_so_far * 0.75)):
+        job = read_recording(History(path), BEGAN + since, simulation.now.timestamp()).jobs[0].one.job
+        assert job.deadline == pytest.approx(7200 - since, abs=2)
+        assert job.budget == pytest.approx(80.0 - paid, abs=0.3)
 
 
 async def test_history_that_begins_while_a_job_trains_is_replayed_from_its_begin(tmp_path: Path) -> None:
