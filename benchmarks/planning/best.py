@@ -103,7 +103,7 @@ def instance(seed):
         samples=microbatches * size,
         evaluations=60,
         most_tensor=known_tensor(read, cluster),
-        cost_model=CostModel(profile, reduced_bytes(read, microbatches), size, cluster.devices()),
+        model=CostModel(profile, reduced_bytes(read, microbatches), size, cluster.devices()),
     )
 
 

@@ -33,11 +33,3 @@ def predict_step_seconds(
     per_microbatch = np.asarray(loads, dtype=float) / microbatches
     steady = (microbatches - 1) * per_microbatch.max()
     return float(steady + per_microbatch.sum() + sum(boundary_seconds) + fixed_seconds)
-
-
-def bubble(loads: Sequence[float] | np.ndarray, step_seconds: float) -> float:
-    """Idle fraction of the ranks' time in a step, 0 to 1."""
-    loads = np.asarray(loads, dtype=float)
-    if step_seconds <= 0:
-        return 0.0
-    return float(np.clip(1.0 - loads.mean() / step_seconds, 0.0, 1.0))

@@ -7,7 +7,7 @@ import pytest
 from ballast_lab.simulated_steps import simulated_step_seconds
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.balancers.fewest_moves import nearest_partition
-from ballast_policies.planning.balancers.subset import RankSubsets
+from ballast_policies.planning.balancers.subset import PlaceBytes, RankSubsets
 from ballast_policies.planning.diffusion import diffuse
 from ballast_policies.planning.launch import (
     first_stages,
@@ -27,7 +27,7 @@ from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.repack import repack
 from ballast_policies.planning.schedules.registry import DEFAULT_STAGES_PER_RANK, SCHEDULES, build_schedule
 from ballast_policies.planning.schedules.schedule import ScheduleError
-from ballast_policies.planning.step_time import bubble, predict_step_seconds
+from ballast_policies.planning.step_time import predict_step_seconds
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -138,11 +138,9 @@ def test_fewer_layers_than_ranks_is_refused_with_the_numbers():
 
 
 def test_amp_step_time_of_equal_stages_is_the_1f1b_bubble():
-    """With equal stages and no communication T = (m + p - 1) t: the bubble is (p - 1) / (m + p - 1)."""
+    """With equal stages and no communication T = (m + p - 1) t."""
     p, m, t = 4, 8, 0.25
-    step = predict_step_seconds([m * t] * p, m)
-    assert step == pytest.approx((m + p - 1) * t)
-    assert bubble([m * t] * p, step) == pytest.approx((p - 1) / (m + p - 1))
+    assert predict_step_seconds([m * t] * p, m) == pytest.approx((m + p - 1) * t)
 
 
 @given(t=st.lists(st.floats(0.1, 3.0), min_size=1, max_size=6), m=st.integers(1, 10))
@@ -170,7 +168,12 @@ def test_a_repack_never_passes_memory_pace_or_least_ranks(seconds, data):
     memory = data.draw(st.lists(st.integers(1, 20), min_size=ranks, max_size=ranks))
     partition = even_partition(len(seconds), ranks)
     decision = repack(
-        RankSubsets(partition, seconds, RankCapacity(layer_bytes=[1] * len(seconds), memory=memory)),
+        RankSubsets(
+            partition,
+            seconds,
+            RankCapacity(memory=memory),
+            bytes_on=lambda count: PlaceBytes(rows=[[1] * len(seconds)] * count, reserved=[0] * count),
+        ),
         microbatches=4,
         min_ranks=least,
         max_slowdown=0.5,

@@ -34,14 +34,13 @@ def test_the_kept_ranks_equal_brute_force(seconds, data):
     memory = data.draw(st.lists(st.integers(1, 60), min_size=ranks, max_size=ranks))
     keep = data.draw(st.integers(1, ranks - 1))
     besides = data.draw(st.integers(0, 9))
-    extra = data.draw(st.none() | st.lists(st.integers(0, 9), min_size=layers, max_size=layers))
+    extra = data.draw(st.lists(st.integers(0, 9), min_size=layers, max_size=layers))
 
     def bytes_on(count):
         rows = [[sizes[j] + (count - i) * extra[j] for j in range(layers)] for i in range(count)]
         return PlaceBytes(rows=rows, reserved=[besides * (i % 2) for i in range(count)])
 
-    rows = [sizes] * keep if extra is None else bytes_on(keep).rows
-    reserved = [0] * keep if extra is None else bytes_on(keep).reserved
+    rows, reserved = bytes_on(keep).rows, bytes_on(keep).reserved
 
     def candidates():
         for rest in itertools.combinations(range(1, ranks), keep - 1):
@@ -62,7 +61,7 @@ def test_the_kept_ranks_equal_brute_force(seconds, data):
         start,
         seconds,
         RankCapacity(speeds=speeds, layer_bytes=sizes, memory=memory),
-        bytes_on=None if extra is None else bytes_on,
+        bytes_on=bytes_on,
     )
     found = subsets.best(keep)
     if not every:
@@ -143,7 +142,12 @@ def test_a_slow_rank_that_cannot_hold_the_next_layer_takes_the_one_before_it():
 def test_memory_that_is_not_enough_is_the_reason():
     """An explicit "cannot", for each number of ranks."""
     decision = repack(
-        RankSubsets(even_partition(4, 2), [1.0] * 4, RankCapacity(layer_bytes=[1] * 4, memory=[2, 2])),
+        RankSubsets(
+            even_partition(4, 2),
+            [1.0] * 4,
+            RankCapacity(memory=[2, 2]),
+            bytes_on=lambda ranks: PlaceBytes(rows=[[1] * 4] * ranks, reserved=[0] * ranks),
+        ),
         microbatches=2,
         max_slowdown=9.0,
     )

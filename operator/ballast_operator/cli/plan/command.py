@@ -255,7 +255,7 @@ def _request(
         microbatches=count,
         samples=batch_size or count * layers.microbatch_size,
         most_tensor=max_tensor or (cluster.total if measured else known_tensor(layers, cluster)),
-        cost_model=CostModel(
+        model=CostModel(
             profile,
             reduced_bytes(layers, count),
             layers.microbatch_size,

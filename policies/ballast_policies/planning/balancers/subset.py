@@ -49,17 +49,12 @@ class _PlaceMemory:
 
     Args:
         limits: bytes of each rank in force, shape (R,).
-        layer_bytes: of each layer, shape (L,), wherever it is.
-        bytes_on: for n kept ranks, what layers take on the first to the n-th of them, if not ``layer_bytes``.
+        layers: how many.
+        bytes_on: for n kept ranks, what layers take on the first to the n-th of them.
     """
 
-    def __init__(
-        self,
-        limits: Sequence[float],
-        layer_bytes: np.ndarray,
-        bytes_on: Callable[[int], PlaceBytes] | None = None,
-    ) -> None:
-        self._limits, self._layer_bytes, self._bytes_on = limits, layer_bytes, bytes_on
+    def __init__(self, limits: Sequence[float], layers: int, bytes_on: Callable[[int], PlaceBytes]) -> None:
+        self._limits, self._layers, self._bytes_on = limits, layers, bytes_on
         self._sums: dict[int, np.ndarray] = {}
         self._reserved: dict[int, np.ndarray] = {}
         self._flat: dict[int, np.ndarray] = {}
@@ -70,23 +65,17 @@ class _PlaceMemory:
         Raises:
             PlanningError: ``bytes_on`` answers with another shape than (ranks, L).
         """
-        number = ranks if self._bytes_on is not None else 0
-        if number not in self._sums:
-            rows = np.broadcast_to(self._layer_bytes, (len(self._limits), len(self._layer_bytes)))
-            if self._bytes_on is not None:
-                at_places = self._bytes_on(ranks)
-                rows = np.asarray(at_places.rows, dtype=float)
-                wanted = (ranks, len(self._layer_bytes))
-                if rows.shape != wanted:
-                    raise PlanningError(f"bytes_on({ranks}) has the shape {rows.shape}: give {wanted}")
-                self._reserved[ranks] = np.asarray(at_places.reserved, dtype=float)
-            self._sums[number] = np.concatenate([np.zeros((len(rows), 1)), np.cumsum(rows, axis=1)], axis=1)
-        return self._sums[number]
+        if ranks not in self._sums:
+            at_places, wanted = self._bytes_on(ranks), (ranks, self._layers)
+            rows = np.asarray(at_places.rows, dtype=float)
+            if rows.shape != wanted:
+                raise PlanningError(f"bytes_on({ranks}) has the shape {rows.shape}: give {wanted}")
+            self._reserved[ranks] = np.asarray(at_places.reserved, dtype=float)
+            self._sums[ranks] = np.concatenate([np.zeros((ranks, 1)), np.cumsum(rows, axis=1)], axis=1)
+        return self._sums[ranks]
 
     def room(self, rank: int, places: np.ndarray, ranks: int) -> np.ndarray:
         """Bytes that the layers of ``rank`` may take at each place."""
-        if self._bytes_on is None:
-            return np.full(places.shape, self._limits[rank], dtype=float)
         self.sums(ranks)
         room: np.ndarray = self._limits[rank] - self._reserved[ranks][places]
         return room
@@ -96,8 +85,6 @@ class _PlaceMemory:
     ) -> np.ndarray:
         """``searchsorted`` of each value in the bytes of the first layers at its place."""
         sums = self.sums(ranks)
-        if self._bytes_on is None:
-            return np.searchsorted(sums[0], values, side=side)
         # One search in all rows: each is shifted above the one before.
         width, shift = sums.shape[1], 2 * float(sums.max()) + 1
         if ranks not in self._flat:
@@ -125,9 +112,9 @@ class RankSubsets:
     Args:
         partition: the one in force.
         seconds: load of each layer, shape (L,).
-        capacity: speed and memory of the ranks in force, and bytes of each layer.
-        bytes_on: for n kept ranks, what layers take on the first to the n-th of them, if not
-            ``capacity.layer_bytes``: with the activations of the microbatches in flight there.
+        capacity: speed and memory of the ranks in force, and bytes of each layer, which travel.
+        bytes_on: for n kept ranks, what layers take on the first to the n-th of them, with the activations of
+            the microbatches in flight there; read where there is memory.
 
     Raises:
         PlanningError: memory without bytes, or for another number of ranks.
@@ -141,14 +128,17 @@ class RankSubsets:
         *,
         bytes_on: Callable[[int], PlaceBytes] | None = None,
     ) -> None:
-        memory = capacity.memory
-        if memory is not None and (capacity.layer_bytes is None or len(memory) != partition.ranks):
-            raise PlanningError(f"memory needs bytes of the layers and a limit for {partition.ranks} ranks")
         self.partition, self.seconds, self.capacity = partition, seconds, capacity
         self.S = sums_of(seconds)
         self.weight = capacity.weights(partition.layers)
         self.speeds = capacity.speed_array(partition.ranks)
-        self.memory = None if memory is None else _PlaceMemory(memory, self.weight, bytes_on)
+        self.memory: _PlaceMemory | None = None
+        if (limits := capacity.memory) is not None:
+            if bytes_on is None or len(limits) != partition.ranks:
+                raise PlanningError(
+                    f"memory needs bytes of the layers and a limit for {partition.ranks} ranks"
+                )
+            self.memory = _PlaceMemory(limits, partition.layers, bytes_on)
         self._alike = bool((self.speeds == self.speeds[0]).all())
 
     def smallest_load(self, ranks: int) -> float | None:

@@ -189,11 +189,11 @@ class Search:
 
     Attributes:
         plans: accepted ones with their predicted step seconds, best first, without doubles.
-        best_so_far: least step seconds after each evaluation.
+        evaluations: strategies that were scored.
     """
 
     plans: tuple[tuple[float, Layout], ...]
-    best_so_far: tuple[float, ...]
+    evaluations: int
 
 
 def tiling_degrees(grid: Grid, batch_size: int, most_tensor: float = float("inf")) -> list[tuple[int, int]]:
@@ -246,8 +246,7 @@ def search(
     if len(few) > evaluations:
         return anneal(grid, allowed, batch_size=batch_size, evaluations=evaluations, seed=seed)
     every = [_scored(grid, placement, size, batch_size) for placement, size in few]
-    running = itertools.accumulate((seconds for seconds, _ in every), min)
-    return _search({strategy: seconds for seconds, strategy in every}, list(running))
+    return _search({strategy: seconds for seconds, strategy in every}, len(every))
 
 
 def anneal(
@@ -274,18 +273,17 @@ def anneal(
     tensor, data = allowed[int(random.integers(len(allowed)))]
     cost, state = sampled(tensor, data)
     scale = cost if np.isfinite(cost) else 1.0
-    record, best_so_far = {state: cost}, [cost]
+    record = {state: cost}
     for step in range(1, evaluations):
         temperature = scale * (1 - step / evaluations)
         same = 1 if random.random() < 0.5 else 0
         # Neighbours share one of the two degrees.
         near = [pair for pair in allowed if pair[same] == (state.tensor, state.data)[same]]
         next_cost, candidate = sampled(*near[int(random.integers(len(near)))])
-        best_so_far.append(min(best_so_far[-1], next_cost))
         if next_cost <= cost or random.random() < exp(min(cost - next_cost, 0.0) / temperature):
             cost, state = next_cost, candidate
             record[state] = cost
-    return _search(record, best_so_far)
+    return _search(record, evaluations)
 
 
 def _candidates(
@@ -302,14 +300,14 @@ def _scored(grid: Grid, placement: Placement, size: int, batch_size: int) -> tup
     return step_seconds(layout, grid.model), layout
 
 
-def _search(record: dict[Layout, float], best_so_far: Sequence[float]) -> Search:
+def _search(record: dict[Layout, float], evaluations: int) -> Search:
     plans = sorted(((cost, s) for s, cost in record.items() if np.isfinite(cost)), key=lambda plan: plan[0])
     if not plans:
         raise PlanningError(
-            f"none of {len(best_so_far)} strategies fits the devices' memory. "
+            f"none of {evaluations} strategies fits the devices' memory. "
             "To fix: use more devices, or more evaluations"
         )
-    return Search(plans=tuple(plans), best_so_far=tuple(best_so_far))
+    return Search(plans=tuple(plans), evaluations=evaluations)
 
 
 Shapes = Callable[[], tuple[bool, ...]]

@@ -6,7 +6,7 @@ from typing import Any
 
 from ballast_policies.planning.pipeline_plan import PipelinePlan
 from ballast_policies.planning.planners.cost_model import CostModel
-from ballast_policies.planning.planners.layout import Layout, devices_of
+from ballast_policies.planning.planners.layout import Layout
 from ballast_policies.planning.planners.runnable import trainer_fields
 from ballast_policies.planning.profile import GpuKind, LayerProfile
 from ballast_policies.planning.schedules.exports import timeline
@@ -27,11 +27,12 @@ class PlanRequest:
         evaluations, seed: of a search.
         top: how many plans; None: as many as the planner shows.
         most_tensor: largest tensor-parallel degree.
-        cost_model: judges plans; None: made of the profile and the GPUs, with free transfers.
+        model: the one cost model, for this profile and cluster.
     """
 
     profile: LayerProfile
     gpus: tuple[GpuKind, ...]
+    model: CostModel
     bandwidth: float | None = None
     microbatches: int = 8
     samples: int = 8
@@ -41,14 +42,6 @@ class PlanRequest:
     seed: int = 0
     top: int | None = None
     most_tensor: int = 1
-    cost_model: CostModel | None = None
-
-    @property
-    def model(self) -> CostModel:
-        """The one cost model, for this profile and cluster."""
-        if self.cost_model is not None:
-            return self.cost_model
-        return CostModel(self.profile, (0.0,) * self.profile.layers, 1, devices_of(self.gpus))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -268,7 +268,7 @@ def amp(request: PlanRequest) -> PlannerAnswer:
         [FoundPlan(layout, predicted_seconds=seconds) for seconds, layout in plans],
         keys={
             "batchSize": request.samples,
-            "evaluations": len(found.best_so_far),
+            "evaluations": found.evaluations,
             "strategies": [
                 {
                     "stepSeconds": seconds,
@@ -282,5 +282,5 @@ def amp(request: PlanRequest) -> PlannerAnswer:
                 for seconds, layout in plans
             ],
         },
-        notes=[f"Best of {len(found.best_so_far)} strategies by AMP's cost model."],
+        notes=[f"Best of {found.evaluations} strategies by AMP's cost model."],
     )

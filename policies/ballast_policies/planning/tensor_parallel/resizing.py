@@ -50,23 +50,16 @@ def excess_columns(columns: int, ratio: float) -> int:
     return min(round(columns * ratio), columns - 1)
 
 
-def layer_ratio(
-    variation: np.ndarray,
-    ratio: float,
-    *,
-    iterations: int,
-    decay: float = DECAY,
-) -> float:
+def layer_ratio(variation: np.ndarray, ratio: float, *, iterations: int) -> float:
     """Gamma of one layer: max(1 - #(delta > theta) / L, alpha gamma), at most 0.9 (Algorithm 1, 9-11).
 
     Args:
         variation: delta, mean change of each column over the last epoch, shape (L,).
         ratio: gamma of the rank.
         iterations: N_iter of an epoch; theta = N_iter x :data:`MICRO_THRESHOLD`.
-        decay: alpha.
     """
     changed = int((variation > iterations * MICRO_THRESHOLD).sum())
-    return min(LARGEST_RATIO, max(1 - changed / len(variation), decay * ratio))
+    return min(LARGEST_RATIO, max(1 - changed / len(variation), DECAY * ratio))
 
 
 def keep_list(

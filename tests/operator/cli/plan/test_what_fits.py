@@ -55,7 +55,7 @@ def requests(draw, schedules, *, shards):
         schedule=schedule,
         chunks=2,
         top=3,
-        cost_model=CostModel(
+        model=CostModel(
             profile, (0.0,) * count, 1, devices, zero_stage=draw(st.integers(0, 3)) if shards else 0
         ),
     )

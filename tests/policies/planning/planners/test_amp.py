@@ -156,8 +156,7 @@ def test_amp_annealing_finds_the_exhaustive_best_of_8_devices(seed):
     every = search(cluster, batch_size=16, evaluations=10_000)
     found = anneal(cluster, tiling_degrees(cluster, 16), batch_size=16, evaluations=200, seed=seed)
     assert found.plans[0][0] == pytest.approx(every.plans[0][0], rel=1e-9)
-    assert len(found.best_so_far) == 200
-    assert list(found.best_so_far) == sorted(found.best_so_far, reverse=True)
+    assert found.evaluations == 200
 
 
 @pytest.mark.slow
