@@ -286,7 +286,6 @@ POLICIES = Registry(
             space_sharing=SpaceSharing.NEVER,
             takes_configurations=True,
             surplus=Surplus.COST,
-            imports=("scipy.optimize", "scipy.sparse"),
         ),
         "max-min-fairness-per-dollar": Policy(
             summary="maximise the least `throughput(m, X) cost_m / w_m`, cost_m the USD of a step on the "

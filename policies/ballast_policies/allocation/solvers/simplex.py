@@ -211,7 +211,12 @@ def optimum(lp: highspy.HighsLp) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def set_entries(lp: highspy.HighsLp, row: np.ndarray, column: np.ndarray, entry: np.ndarray) -> None:
-    """Give a program of ``lp.num_col_`` columns its matrix: (m,) rows, columns and entries, in any order."""
+    """Give a program of ``lp.num_col_`` columns its matrix: (m,) rows, columns and entries, in any order.
+
+    Entries of 0 are left out.
+    """
+    kept = np.flatnonzero(entry)
+    row, column, entry = row[kept], column[kept], entry[kept]
     order = np.argsort(column, kind="stable")
     counts = np.bincount(column, minlength=lp.num_col_)
     lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
@@ -242,7 +247,7 @@ def _model(program: Program, demanded: np.ndarray) -> highspy.HighsLp:
         values.append(-program.slope[demanded])
         places.append(np.full(d, c))
     row, entry, place = np.concatenate(rows), np.concatenate(values), np.concatenate(places)
-    kept = (row >= 0) & (entry != 0)
+    kept = row >= 0
     row, entry, place = row[kept], entry[kept], place[kept]
     width = c + (1 if gain else 0)
     lp = highspy.HighsLp()

@@ -16,15 +16,17 @@ Ties: jobs that need not be slower are speeded up on the types that they have, a
 which changes no cost.
 """
 
+import dataclasses
 import math
 
+import highspy
 import numpy as np
 
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policies.cost.min_cost import cheapest
 from ballast_policies.allocation.policies.makespan import objective
 from ballast_policies.allocation.policy import Answer, nothing
-from ballast_policies.allocation.solvers.simplex import SOLVER, SolverError
+from ballast_policies.allocation.solvers.simplex import SOLVER, SolverError, optimum, set_entries
 
 __all__ = ["objective", "solve"]
 
@@ -33,6 +35,22 @@ SLACK = 1e-9
 
 MOST_BUDGETS = 1e12
 """No job runs where its steps cost more than this many budgets: HiGHS takes no number above 1e15."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Limits:
+    """USD that the steps of each job (n,), and of all together, may cost: at least what they must."""
+
+    own: np.ndarray
+    all: float
+
+
+def _limits(instance: Instance, steps: np.ndarray, busy: np.ndarray) -> _Limits:
+    # A budget and a cost of 0: HiGHS divides by it.
+    least = np.zeros(len(steps))
+    least[busy] = np.maximum(cheapest(instance)[busy] * steps[busy] * (1 + SLACK), 1e-300)
+    own = np.where(np.isnan(instance.budgets), math.inf, np.maximum(instance.budgets, least))
+    return _Limits(own=own, all=max(instance.budget, float(least.sum())))
 
 
 def solve(instance: Instance) -> Answer:
@@ -47,8 +65,11 @@ def solve(instance: Instance) -> Answer:
     busy = np.unique(columns.first[kept])
     if not len(busy):
         return nothing(instance)
-    kept = kept[_within_reach(instance, steps, busy)[kept]]
-    seconds, bound, shadow = _program(instance, steps, kept, busy)
+    limits = _limits(instance, steps, busy)
+    usd = steps[columns.first] * columns.spending(instance.prices()) / 3600.0 / columns.rate_first
+    within = usd <= MOST_BUDGETS * np.minimum(limits.own[columns.first], limits.all)
+    kept = kept[within[kept]]
+    seconds, bound, shadow = _program(instance, steps, kept, busy, limits)
     x = np.zeros(len(columns))
     x[kept] = seconds / bound
     x = instance.feasible(x)
@@ -58,76 +79,61 @@ def solve(instance: Instance) -> Answer:
 
 
 def _program(
-    instance: Instance, steps: np.ndarray, kept: np.ndarray, busy: np.ndarray
+    instance: Instance, steps: np.ndarray, kept: np.ndarray, busy: np.ndarray, limits: _Limits
 ) -> tuple[np.ndarray, float, np.ndarray]:
     """(seconds on each kept column, proven lower bound on the makespan, seconds saved by one GPU more)."""
-    from scipy import sparse
-    from scipy.optimize import linprog
-
     columns = instance.columns.take(kept)
     row = np.full(len(steps), -1)
     row[busy] = np.arange(len(busy))
-    job, here, n, k = row[columns.first], np.arange(len(kept)), len(busy), len(instance.capacity)
-    alone = steps[busy] / instance.fastest[busy]
+    job, here, n, k, c = (
+        row[columns.first],
+        np.arange(len(kept)),
+        len(busy),
+        len(instance.capacity),
+        len(kept),
+    )
+    fastest = np.zeros(n)
+    np.maximum.at(fastest, job, columns.rate_first)
+    alone = steps[busy] / fastest
     unit = float(alone.sum())
     # w = seconds / (the job's seconds alone on its fastest): of order one for every job, long or short.
     part = (alone / unit)[job]
-    rate = columns.rate_first / instance.fastest[columns.first]
-    cost = part * unit * columns.spending(instance.prices()) / 3600.0
-    limits, owner = _limits(instance, steps, busy)
-    finish = sparse.csr_array((-rate, (job, here)), shape=(n, len(here)))
-    time = sparse.csr_array((part, (job, here)), shape=(n, len(here)))
+    rate = columns.rate_first / fastest[job]
+    usd = part * unit * columns.spending(instance.prices()) / 3600.0
+    of_own, of_all = usd / limits.own[busy][job], usd / limits.all
     column, kind, gpus = columns.entries()
-    use = sparse.csr_array((gpus * part[column], (kind, column)), shape=(k, len(here)))
-    spends = [sparse.csr_array((cost * ((owner_of < 0) | (job == owner_of)))[None, :]) for owner_of in owner]
-    spend = sparse.vstack([*spends, sparse.csr_array((0, len(here)))], format="csr")
-    scale = np.maximum(limits, 1e-300)
-    spend = sparse.csr_array(spend.multiply((1.0 / scale)[:, None])) if len(limits) else spend
-    last = np.concatenate([np.zeros(n), -np.ones(n), -instance.capacity, np.zeros(len(limits))])
-    matrix = sparse.hstack(
-        [sparse.vstack([finish, time, use, spend]), sparse.csr_array(last[:, None])], format="csr"
-    )
-    right = np.concatenate([-np.ones(n), np.zeros(n + k), np.ones(len(limits))])
-    goal = np.append(np.zeros(len(here)), 1.0)
-    found = linprog(goal, A_ub=matrix, b_ub=right, method="highs")
-    if found.x is None or found.status != 0:
-        raise SolverError(f"makespan within a budget: {found.message}")
+    # Rows: steps, time, GPUs, the budgets of jobs, the budget of all. Columns: w, the makespan in units.
+    entries = [
+        (job, here, rate),
+        (n + job, here, part),
+        (n + np.arange(n), np.full(n, c), np.full(n, -1.0)),
+        (2 * n + kind, column, gpus * part[column]),
+        (2 * n + np.arange(k), np.full(k, c), -instance.capacity),
+        (2 * n + k + job, here, of_own),
+        (np.full(c, 3 * n + k), here, of_all),
+    ]
+    lp, infinite = highspy.HighsLp(), highspy.kHighsInf
+    lp.num_col_, lp.num_row_ = c + 1, 3 * n + k + 1
+    lp.col_cost_ = np.append(np.zeros(c), 1.0)
+    lp.col_lower_, lp.col_upper_ = np.zeros(c + 1), np.full(c + 1, infinite)
+    lp.row_lower_ = np.concatenate([np.ones(n), np.full(2 * n + k + 1, -infinite)])
+    lp.row_upper_ = np.concatenate([np.full(n, infinite), np.zeros(n + k), np.ones(n + 1)])
+    set_entries(lp, *(np.concatenate(each) for each in zip(*entries, strict=True)))
+    found = optimum(lp)
+    if found is None:
+        raise SolverError("makespan within a budget: HiGHS found no optimum")
+    w, duals = found
     # Weak duality: any multipliers of the right sign give a bound, made feasible by mu and a scale.
-    duals = np.maximum(-found.ineqlin.marginals, 0.0)
-    done, prices, dear = duals[:n], duals[2 * n : 2 * n + k], duals[2 * n + k :]
-    gain = done[job] * rate - use.T @ prices - spend.T @ dear
+    done, others = np.maximum(duals[:n], 0.0), np.maximum(-duals[n:], 0.0)
+    prices, own, every = others[n : n + k], others[n + k : -1], float(others[-1])
+    gain = done[job] * rate - part * columns.cost(prices) - own[job] * of_own - every * of_all
     mu = np.zeros(n)
     np.maximum.at(mu, job, gain / part)
     total = float(mu.sum() + prices @ instance.capacity)
-    least = float(max(alone.max() / unit, (done.sum() - dear.sum()) / total if total > 0 else 0.0))
+    proven = (float(done.sum() - own.sum()) - every) / total if total > 0 else 0.0
+    least = max(float(alone.max()) / unit, proven)
     shadow = prices * least / total * unit if total > 0 else np.zeros(k)
-    return np.maximum(found.x[:-1], 0.0) * part * unit, least * unit, shadow
-
-
-def _within_reach(instance: Instance, steps: np.ndarray, busy: np.ndarray) -> np.ndarray:
-    """(columns,) whether all of the job's steps cost at most MOST_BUDGETS of each budget there."""
-    columns = instance.columns
-    usd = steps[columns.first] * columns.spending(instance.prices()) / 3600.0 / columns.rate_first
-    most = np.full(len(steps), np.inf)
-    for limit, owner in zip(*_limits(instance, steps, busy), strict=True):
-        jobs = busy if owner < 0 else busy[owner]
-        most[jobs] = np.minimum(most[jobs], limit)
-    within: np.ndarray = usd <= MOST_BUDGETS * most[columns.first]
-    return within
-
-
-def _limits(instance: Instance, steps: np.ndarray, busy: np.ndarray) -> tuple[np.ndarray, list[int]]:
-    """(USD of each budget that there is, whose it is: position in ``busy``, or -1 for that of all)."""
-    least = cheapest(instance)[busy] * steps[busy]
-    limits, owner = [], []
-    own = instance.budgets[busy]
-    for place in np.flatnonzero(~np.isnan(own)).tolist():
-        limits.append(max(float(own[place]), float(least[place]) * (1 + SLACK)))
-        owner.append(place)
-    if math.isfinite(instance.budget):
-        limits.append(max(instance.budget, float(least.sum()) * (1 + SLACK)))
-        owner.append(-1)
-    return np.array(limits), owner
+    return np.maximum(w[:-1], 0.0) * part * unit, least * unit, shadow
 
 
 def _speeded_up(instance: Instance, x: np.ndarray, busy: np.ndarray) -> np.ndarray:

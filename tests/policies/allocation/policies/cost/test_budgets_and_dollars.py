@@ -134,10 +134,11 @@ def test_a_budget_that_is_no_number_and_a_price_of_nothing_are_refused():
     assert np.isfinite(nothing.objective)
 
 
-def test_steps_that_cost_quadrillions_of_the_budget_are_not_done_there():
+@pytest.mark.parametrize("speed", [2.0, 1e12])
+def test_steps_that_cost_quadrillions_of_the_budget_are_not_done_there(speed):
     """Numbers that no solver takes; the other configuration is as it would be alone."""
     cheap = Configuration(name="cheap", gpus={"t": 1}, throughput=1.0)
-    dear = Configuration(name="dear", gpus={"t": 1}, throughput=2.0, usd_per_step=1e15)
+    dear = Configuration(name="dear", gpus={"t": 1}, throughput=speed, usd_per_step=1e15)
     job = Job(name="a", configurations=(cheap, dear), steps_remaining=3600.0, budget=0.0)
     p = Problem(gpu_types=("t",), capacity={"t": 3}, prices={"t": 1e-6}, jobs=(job,))
     answer = allocate("makespan-within-budget", p)
