@@ -180,6 +180,13 @@ def test_a_demo_on_a_cluster_that_refuses_it_ends_with_its_words(answers, status
     assert "check the kubeconfig" in refused("demo", "--kubeconfig", where)
 
 
+def test_the_parts_of_a_cost_are_all_of_it():
+    """A pool's: its GPUs, and the data that was read from other regions there."""
+    pools = [{"pool": "a", "cost": 2.0, "dataCost": 0.5}, {"pool": "b", "cost": 1.0}]
+    cost = Job({"status": {"costSoFar": 3.5, "poolCosts": pools}}).cost
+    assert cost.by_pool == {"a": 2.5, "b": 1.0} and sum(cost.by_pool.values()) == cost.so_far
+
+
 def test_requests_at_once_share_a_login(answers, tmp_path):
     """A cloud's plugin is asked once; its answer takes a second or two."""
     where, asked = answers(b'{"items": []}'), tmp_path / "asked"

@@ -140,7 +140,10 @@ class Job:
         return Cost(
             so_far=_number(_at(status, "costSoFar")) or 0.0,
             lost=_number(_at(status, "lostCost")) or 0.0,
-            by_pool={str(_at(part, "pool")): _number(_at(part, "cost")) or 0.0 for part in pools},
+            by_pool={
+                str(_at(part, "pool")): sum(_number(_at(part, of)) or 0.0 for of in ("cost", "dataCost"))
+                for part in pools
+            },
             at=str(_at(status, "costAt") or ""),
             budget=_number(_at(self.raw, "spec", "budget")),
         )

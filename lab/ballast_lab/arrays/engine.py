@@ -234,7 +234,7 @@ class _Run:
         if self._nodes is not None:
             self.counters.spread_gpu_seconds += float(busy @ self._nodes.spread(grant))
         if self.settings.record_timeline:
-            self.counters.note(rows, columns, self.now, self.now + seconds)
+            self.counters.note(rows, columns, ledger.gpus[rows], self.now, self.now + seconds)
         self._rounds.pass_time(grant, together, until - self.now)
         self._pass_time(rows, until)
 

@@ -213,7 +213,7 @@ class _Run:
             counters.busy_gpu_seconds += float(busy.sum())
             counters.spread_gpu_seconds += float(busy @ [one.is_spread for one, _ in placed])
             if self.settings.record_timeline:
-                counters.note(rows, columns, began, began + seconds)
+                counters.note(rows, columns, ledger.gpus[rows], began, began + seconds)
         if present:
             ledger.compare_with_isolation(every, now - began, now=began)
         self._present_before_ends = every

@@ -22,6 +22,7 @@ from ballast_policies.accounting import SECONDS_PER_HOUR
 from ballast_policies.allocation.instance import instance
 from ballast_policies.allocation.problem import Configuration, Job, Problem
 from ballast_policies.allocation.solvers import linear
+from ballast_policies.rounds.values import gpus_by
 from ballast_policies.scheduling.state import ClusterJob
 from ballast_policies.simulator.replay import Recording
 
@@ -79,9 +80,7 @@ def _pools(recording: Recording, by: float) -> tuple[dict[str, float], dict[str,
     for cluster, end in zip(recording.clusters, ends, strict=False):
         if begins > by:
             break
-        there: Counter[str] = Counter()
-        for node in cluster.nodes:
-            there[node.pool] += node.gpus
+        there = gpus_by(cluster.nodes, lambda node: node.pool)
         for pool, price in cluster.capacity.pool_prices.items():
             prices[pool] = min(price, prices.get(pool, math.inf))
             most[pool] = max(most[pool], there[pool])

@@ -30,23 +30,19 @@ def draw(result: Result, path: Path) -> None:
         raise ValueError(f"{path.name} ends neither in .png nor in .html")
 
 
-def lanes(result: Result) -> list[tuple[Segment, int, int]]:
-    """(segment, first GPU of its type, GPUs): a place for each gang, so that a picture has no overlaps.
+def lanes(result: Result) -> list[tuple[Segment, int]]:
+    """(segment, first GPU of its type): a place for each gang, so that a picture has no overlaps.
 
     The simulator counts GPUs of a type and does not number them; the numbers are for drawing only.
     Gangs that do not fit a run of free numbers (and the second of a pair) share lanes.
     """
-    gpus = {segment.row: 1 for segment in result.timeline}
-    sizes = {int(job.name.removeprefix("job-")): job.gpus for job in result.jobs}
-    gpus.update({row: sizes[row] for row in gpus if row in sizes})
-    types = list(result.cluster)
-    free_at = [np.zeros(result.cluster[t]) for t in types]
+    free_at = [np.zeros(gpus) for gpus in result.cluster.values()]
     placed = []
-    for segment in sorted(result.timeline, key=lambda s: (s.start, -gpus[s.row], s.row)):
-        lane, size = free_at[segment.column], gpus[segment.row]
+    for segment in sorted(result.timeline, key=lambda s: (s.start, -s.gpus, s.row)):
+        lane, size = free_at[segment.column], segment.gpus
         first = _first_run(lane <= segment.start + 1.0, size)
         lane[first : first + size] = np.maximum(lane[first : first + size], segment.end)
-        placed.append((segment, first, size))
+        placed.append((segment, first))
     return placed
 
 
@@ -80,10 +76,10 @@ def _draw_png(result: Result, path: Path) -> None:
     )
     base = dict(zip(result.cluster, np.cumsum([0, *result.cluster.values()]), strict=False))
     types = list(result.cluster)
-    for segment, first, size in lanes(result):
+    for segment, first in lanes(result):
         y = int(base[types[segment.column]]) + first
         span = (segment.start / HOUR, (segment.end - segment.start) / HOUR)
-        top.broken_barh([span], (y, size), facecolors=_colour(segment.row), linewidth=0)
+        top.broken_barh([span], (y, segment.gpus), facecolors=_colour(segment.row), linewidth=0)
     for gpu_type, start in base.items():
         top.axhline(start, color="black", linewidth=0.8)
         top.text(0, start + 0.3, gpu_type, va="bottom", fontweight="bold")
@@ -105,13 +101,13 @@ def as_html(result: Result) -> str:
     names = {
         int(job.name.removeprefix("job-")): f"{job.name}: {job.type}, {job.gpus} GPUs" for job in result.jobs
     }
-    for segment, first, size in lanes(result):
+    for segment, first in lanes(result):
         x, w = segment.start / end * width, (segment.end - segment.start) / end * width
-        y = (int(base[types[segment.column]]) + first) * row_height
+        y, h = (int(base[types[segment.column]]) + first) * row_height, segment.gpus * row_height
         title = html.escape(names.get(segment.row, f"job-{segment.row}"))
         hours = f"{segment.start / HOUR:.2f} h to {segment.end / HOUR:.2f} h"
         shapes.append(
-            f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(w, 0.3):.1f}" height="{size * row_height:.1f}" '
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(w, 0.3):.1f}" height="{h:.1f}" '
             f'fill="{_colour(segment.row)}"><title>{title}, {hours}</title></rect>'
         )
     for gpu_type, start in base.items():

@@ -18,10 +18,11 @@ ROUNDING = 1e-9
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Job ``row`` ran on GPU type ``column`` from ``start`` to ``end`` (s)."""
+    """Job ``row`` ran on ``gpus`` GPUs of type ``column`` from ``start`` to ``end`` (s)."""
 
     row: int
     column: int
+    gpus: int
     start: float
     end: float
 
@@ -39,9 +40,12 @@ class Counters:
     timeline: list[Segment] = dataclasses.field(default_factory=list)
     _open: dict[int, int] = dataclasses.field(default_factory=dict)
 
-    def note(self, rows: np.ndarray, columns: np.ndarray, start: float, ends: np.ndarray) -> None:
+    def note(
+        self, rows: np.ndarray, columns: np.ndarray, gpus: np.ndarray, start: float, ends: np.ndarray
+    ) -> None:
         """Enter who ran where; a stretch that continues the job's last one lengthens it."""
-        for row, column, end in zip(rows.tolist(), columns.tolist(), ends.tolist(), strict=True):
+        parts = (rows.tolist(), columns.tolist(), gpus.tolist(), ends.tolist())
+        for row, column, size, end in zip(*parts, strict=True):
             last = self._open.get(row)
             if last is not None:
                 before = self.timeline[last]
@@ -49,7 +53,7 @@ class Counters:
                     self.timeline[last] = dataclasses.replace(before, end=end)
                     continue
             self._open[row] = len(self.timeline)
-            self.timeline.append(Segment(row=row, column=column, start=start, end=end))
+            self.timeline.append(Segment(row=row, column=column, gpus=size, start=start, end=end))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

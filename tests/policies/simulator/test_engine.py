@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 from ballast_lab.gavel.shares import GAVEL_RULES
+from ballast_policies.simulator.plot import lanes
 from ballast_policies.simulator.settings import SettingsError, SimulatedCluster
 from ballast_policies.simulator.workloads import Workload, WorkloadError
 from ballast_policies.throughput.table import JobType
@@ -117,6 +118,14 @@ def test_the_isolated_part_of_a_job_is_that_of_its_weight():
     jobs = [job(steps=3600.0, weight=3.0), job(steps=3600.0, weight=1.0)]
     result = run(jobs, {"fast": 2}, table({("a", 1): {"fast": 4.0}}), rules="ballast")
     assert [row.rho for row in result.jobs] == pytest.approx([1.0, 0.5])
+
+
+@pytest.mark.parametrize("rules", ALL_RULES)
+def test_a_gang_that_is_not_measured_is_drawn_on_all_of_its_gpus(rules):
+    """Two beside the one of the job that is."""
+    jobs = [job(gpus=2), job("b")]
+    result = run(jobs, {"fast": 3}, FAST, rules=rules, measure=(1, 2), record_timeline=True)
+    assert sorted((at.row, at.gpus) for at, _ in lanes(result)) == [(0, 2), (1, 1)]
 
 
 def test_a_late_job_misses_its_deadline():
