@@ -12,7 +12,7 @@ from ballast_policies.accounting import cost, isolated_seconds
 from ballast_policies.simulator.clock import OnProgress, SimulationProgress
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.result import Counters, Result, summarise
-from ballast_policies.simulator.settings import SettingsError, SimulatedCluster
+from ballast_policies.simulator.settings import SettingsError, SimulatedCluster, refuse_window
 from ballast_policies.simulator.workloads import TraceJob, Workload
 from ballast_policies.throughput.table import ThroughputTable
 
@@ -39,7 +39,7 @@ def simulate(
         WorkloadError: a job fits on no GPU type.
         ProblemError: the policy is unknown or cannot do what is asked.
     """
-    settings.check_window(workload)
+    settings.check_workload(workload)
     run = _Run(workload, Ledger(cluster, table), settings)
     while not run.finished(progress):
         run.admit()
@@ -90,7 +90,7 @@ class _Run:
         done, total = ledger.measured(window)
         finished = done == total and (window is not None or self._next is None)
         if window and not finished and self._next is None and not len(self._active) and ledger.count:
-            raise self.settings.refuse_window(self.workload, ledger.count)
+            raise refuse_window(window, self.workload, ledger.count)
         if progress is not None:
             here, waiting = len(self._active), self._waiting()
             progress(

@@ -1,7 +1,8 @@
 """``ballast simulate --prices FOLDER``: jobs in clouds whose prices change, replayed from logs."""
 
+import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,7 @@ def simulate_spot(options: Mapping[str, Any], *, given: Mapping[str, str]) -> No
         settings = SpotSettings(policy=options["policy"], seed=jobs.seed, oracle=options["oracle"], **chosen)
         table = table_of(options["throughputs"])
         market = excerpt() if prices == EXCERPT and not Path(prices).is_dir() else read_market(Path(prices))
-        workload = list(_jobs(jobs.workload(table), table, market, options["measure"]))
+        workload = _jobs(jobs.workload(table), table, market, options["measure"])
         with progress_bar(options["output"]) as progress:
             result = replay(market, workload, settings, progress=progress)
     except PriceLogError as error:
@@ -87,19 +88,24 @@ def simulate_spot(options: Mapping[str, Any], *, given: Mapping[str, str]) -> No
 
 def _jobs(
     workload: "Workload", table: "ThroughputTable", market: "Market", measure: str | None
-) -> "Iterator[SpotJob]":
+) -> "list[SpotJob]":
+    from ballast_policies.simulator.settings import check_window, refuse_window
+
     from ballast_lab.spot.jobs import spot_job
 
     window = window_of(measure)
     if workload.endless and window is None:
         raise click.UsageError("--generate without an end. To fix: --measure 0:100, the first hundred jobs")
     first, end = (0, None) if window is None else window
+    if window is not None:
+        check_window(window)
+    jobs = list(itertools.islice(workload.jobs, end))
+    if window is not None and len(jobs) < window[1]:
+        raise refuse_window(window, workload, len(jobs))
     types = {offer.gpu_type for offer in market.spot}
-    for number, job in enumerate(workload.jobs):
-        if end is not None and number >= end:
-            return
-        if number >= first:
-            yield spot_job(job, f"job-{number}", table, types)
+    return [
+        spot_job(job, f"job-{number}", table, types) for number, job in enumerate(jobs[first:], start=first)
+    ]
 
 
 def print_result(result: "SpotResult", *, per_job: bool) -> None:

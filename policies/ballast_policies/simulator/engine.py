@@ -19,7 +19,12 @@ from ballast_policies.simulator.clock import Answer, Clock, OnProgress, Simulati
 from ballast_policies.simulator.decisions import OperatorDecisions, SimulatedGang, cluster_of
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.result import Counters, Result, summarise
-from ballast_policies.simulator.settings import SettingsError, SimulatedCluster, SimulationSettings
+from ballast_policies.simulator.settings import (
+    SettingsError,
+    SimulatedCluster,
+    SimulationSettings,
+    refuse_window,
+)
 from ballast_policies.simulator.workloads import Workload
 from ballast_policies.throughput.table import ThroughputTable
 
@@ -40,14 +45,14 @@ def simulate(
         WorkloadError: a job fits on no GPU type.
         ProblemError: the policy is unknown or cannot do what is asked.
     """
-    settings.check_window(workload)
+    settings.check_workload(workload)
     run = _Run(workload, Ledger(cluster, table), settings, progress)
     try:
         run.clock.run()
     except SimulationError as error:
         raise SettingsError(f"policy: {settings.policy}: {error}") from error
     if settings.measure is not None and not run.clock.over:
-        raise settings.refuse_window(workload, run.ledger.count)
+        raise refuse_window(settings.measure, workload, run.ledger.count)
     return summarise(run.ledger, run.counters, workload, settings, begin=run.begin, end=run.clock.now)
 
 

@@ -29,6 +29,19 @@ def check_seconds(setting: str, seconds: float, *, least: float = 0.0) -> None:
         raise SettingsError(f"{setting}: {seconds:g} s is not between {least:g} and {MOST_SECONDS:g} s")
 
 
+def check_window(measure: tuple[int, int]) -> None:
+    """Refuse a window of measured jobs that holds none. Raises SettingsError."""
+    first, end = measure
+    if not 0 <= first < end:
+        raise SettingsError(f"measure: {first}:{end} holds no job. To fix: first:end, as 4000:5000")
+
+
+def refuse_window(measure: tuple[int, int], workload: Workload, jobs: int) -> SettingsError:
+    """Error that the measured jobs are not all among the ``jobs`` of the workload."""
+    first, end = measure
+    return SettingsError(f"measure: {first}:{end} goes beyond the {jobs} jobs of {workload.name}")
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedCluster:
     """GPUs and prices.
@@ -91,17 +104,15 @@ class SimulationSettings:
     max_moves_per_hour: int | None = None
 
     def __post_init__(self) -> None:
-        if self.measure is not None and not 0 <= self.measure[0] < self.measure[1]:
-            raise SettingsError(
-                f"measure: {self.measure[0]}:{self.measure[1]} holds no job. To fix: first:end, as 4000:5000"
-            )
+        if self.measure is not None:
+            check_window(self.measure)
         check_seconds("round_seconds", self.round_seconds, least=1.0)
         for field in ("launch_seconds", "stop_seconds", "notice_seconds", "min_run_seconds"):
             check_seconds(field, getattr(self, field))
         if self.max_moves_per_hour is not None and self.max_moves_per_hour < 0:
             raise SettingsError(f"max_moves_per_hour: {self.max_moves_per_hour} must be at least 0")
 
-    def check_window(self, workload: Workload) -> None:
+    def check_workload(self, workload: Workload) -> None:
         """Refuse an endless workload of which all jobs are to be measured.
 
         Raises:
@@ -111,8 +122,3 @@ class SimulationSettings:
             raise SettingsError(
                 "measure: the workload is endless. To fix: choose which jobs to measure, as 4000:5000"
             )
-
-    def refuse_window(self, workload: Workload, jobs: int) -> SettingsError:
-        """Error that the measured jobs are not all among the ``jobs`` of the workload."""
-        first, end = self.measure or (0, jobs)
-        return SettingsError(f"measure: {first}:{end} goes beyond the {jobs} jobs of {workload.name}")

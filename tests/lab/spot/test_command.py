@@ -61,6 +61,11 @@ def test_a_folder_of_ones_own(tmp_path):
         (("--prices", "excerpt", "--static", "1", "--start", "now"), "--start: the time 'now'"),
         (("--prices", "excerpt", "--static", "1", "--round", "1"), "--round: 1 is not from 60"),
         (("--prices", "excerpt", "--generate", "single", "--rate", "1"), "--measure 0:100"),
+        (("--prices", "excerpt", "--static", "5", "--measure", "3:2"), "--measure: 3:2 holds no job"),
+        (
+            ("--prices", "excerpt", "--static", "5", "--measure", "0:9"),
+            "0:9 goes beyond the 5 jobs of static",
+        ),
         (("--prices", "excerpt", "--static", "0"), "--static: 0 jobs"),
         (("--prices", "excerpt", "--generate", "single", "--rate", "0"), "--rate: 0 must"),
         (("--prices", "excerpt"), "no jobs are given"),
