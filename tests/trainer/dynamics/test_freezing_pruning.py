@@ -111,6 +111,21 @@ def test_what_does_not_learn_in_the_model_itself_never_does(criterion):
     assert learn() == asked
 
 
+def test_gradients_that_fp16_has_scaled_are_compared_as_they_are(monkeypatch):
+    """A step that overflows, as the first ones do, does not count, nor does another loss scale."""
+    dynamic = freezing("gradientNorm", threshold=0.5)
+    layers = prepared(dynamic)
+    for step in range(31):
+        dynamic.apply(step, layers, ALONE)
+        scale = 64.0 if step < 15 else 1.0
+        monkeypatch.setattr(CURRENT_FORWARD, "loss_scale", scale)
+        for parameter in layers.parameters():
+            parameter.grad = torch.full_like(parameter, scale if step else torch.inf)
+        dynamic.after_backward(layers)
+    assert not any(frozen(layers))
+    assert list(dynamic.measured(layers)["figures"].values()) == pytest.approx([1.0] * 6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("criterion", ["weightChange", "gradientNorm"])
 def test_what_a_layer_remembers_travels_with_it(criterion):

@@ -27,6 +27,7 @@ from ballast_trainer.dynamics.schedule import ChangeSteps
 from ballast_trainer.layers.frozen_outputs import FrozenOutputs
 from ballast_trainer.layers.layer import MODULE, Layer, LayerSet
 from ballast_trainer.layers.optimize import squared_gradient_norm
+from ballast_trainer.layers.running import CURRENT_FORWARD
 from ballast_trainer.layers.slicing import Slicing, axis_of, slicings
 from ballast_trainer.seeding import mixed_key
 
@@ -180,9 +181,10 @@ class Freezing(Dynamic):
             return
         for layer in layers:
             squared = squared_gradients(layer.module)
-            if squared is not None:
+            # One that is not finite is of a step that fp16 skips.
+            if squared is not None and math.isfinite(squared):
                 place = _Place.of(layer.module)
-                place.squared_norms += squared
+                place.squared_norms += squared / CURRENT_FORWARD.loss_scale**2
                 place.steps += 1
                 place.write(layer.module)
 
