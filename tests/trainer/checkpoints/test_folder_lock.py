@@ -37,7 +37,7 @@ def held_by(folder, owner):
 
 def lock_of(folder, owner, time=None):
     time = time or Time()
-    return FolderLock(folder, owner, stale_seconds=30, sleep=time.sleep, clock=time)
+    return FolderLock(folder, owner, sleep=time.sleep, clock=time)
 
 
 def mine(**changes):

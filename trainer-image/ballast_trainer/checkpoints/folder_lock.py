@@ -103,15 +103,13 @@ class FolderLock:
         folder: Path,
         owner: Owner,
         *,
-        stale_seconds: float = STALE_SECONDS,
         check: Callable[[], None] = lambda: None,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare; a lock not touched for ``stale_seconds`` is taken over, unless ``check`` raises before."""
+        """Prepare; ``check``, called as it waits for a lock that is not touched, may raise."""
         self._path = folder / LOCK
         self._owner = owner
-        self._stale_seconds = stale_seconds
         self._check, self._sleep, self._clock = check, sleep, clock
         self._released = threading.Event()
 
@@ -221,7 +219,7 @@ class FolderLock:
     def _state(self, found: Owner | None) -> str:
         """State of the owner of a lock that is taken over, as text."""
         if found is None or not found.gives_way_to(self._owner):
-            return f"which did not touch it for {self._stale_seconds:g} s"
+            return f"which did not touch it for {STALE_SECONDS:g} s"
         if found.machine == self._owner.machine != "" and not found.lives_here:
             return "which has ended"
         return "which can write no checkpoint here any more, should it still run on a node that was lost"
@@ -234,7 +232,7 @@ class FolderLock:
         """
         began = self._clock()
         lives = found is not None and found.lives_here
-        while not lives and self._clock() - began < self._stale_seconds:
+        while not lives and self._clock() - began < STALE_SECONDS:
             self._check()
             self._sleep(_POLL_SECONDS)
             now = self._touched()

@@ -80,21 +80,18 @@ class JobEnd:
 
     def note(self) -> None:
         """Note an early end beside its checkpoint; a failure costs a later launch some steps."""
-        path, callback = self._file(), self._model.config.callback
-        if self._model.world.rank != 0 or path is None or callback is None or self.early is None:
+        path = self._file()
+        if self._model.world.rank != 0 or path is None or self.early is None:
             return
-        end = EarlyEnd(
-            step=self._run.step, reason=self.early, callback=callback.name, args=dict(callback.args)
-        )
         try:
-            write_durably(path, json.dumps(dataclasses.asdict(end)))
+            write_durably(path, json.dumps(dataclasses.asdict(self._end(self.early))))
         except OSError as error:
             logger.warning("the early end is not noted: %s; a launch that follows trains on", error)
 
     def _noted(self) -> str | None:
         """The reason of an early end at this step by this callback."""
-        path, callback = self._file(), self._model.config.callback
-        if path is None or callback is None:
+        path = self._file()
+        if path is None:
             return None
         try:
             end = decode_text(EarlyEnd, path.read_text(), unknown="ignore", spelling=str)
@@ -103,9 +100,10 @@ class JobEnd:
         except (OSError, ValueError) as error:
             logger.warning("%s cannot be read: %s; training continues", path, error)
             return None
-        same = (end.step, end.callback, dict(end.args)) == (
-            self._run.step,
-            callback.name,
-            dict(callback.args),
-        )
-        return end.reason if same else None
+        return end.reason if end == self._end(end.reason) else None
+
+    def _end(self, reason: str) -> EarlyEnd:
+        """End after this step, as this job's callback would ask for it."""
+        callback = self._model.config.callback
+        assert callback is not None, "no other asks for it"
+        return EarlyEnd(step=self._run.step, reason=reason, callback=callback.name, args=dict(callback.args))
