@@ -51,10 +51,7 @@ def grant_gpus(question: Question, held: Mapping[str, Placement] | None = None) 
     first = {name: first for name, first in pairs if first in valid and name in jobs and jobs[name].gpus == 1}
     claimed = _Claimed(
         question=question,
-        first=first,
         here={**valid, **{name: state.running[name] for name in first}},
-        names=tuple(job.name for job in question.jobs),
-        pools=pools,
         valid=valid,
         groups=Groups.of(question, pools, valid, question.state.running if held is None else held),
         claims=claims,
@@ -73,12 +70,10 @@ def grant_gpus(question: Question, held: Mapping[str, Placement] | None = None) 
             f"would be stopped or moved, but moves.maxMovesPerHour={settings.max_moves_per_hour} is reached"
         )
         # Second jobs come first: what parts a pair disturbs two jobs for one GPU.
-        more = dict.fromkeys(disturbed.keys() & claimed.first.keys(), reason)
+        more = dict.fromkeys(disturbed.keys() & first.keys(), reason)
         more = more or exempt_newest(disturbed, state, limit, reason)
         with_them = {
-            claimed.first[job]: f"shares its GPU with {job}, which {why}"
-            for job, why in more.items()
-            if job in claimed.first
+            first[job]: f"shares its GPU with {job}, which {why}" for job, why in more.items() if job in first
         }
         pinned = {**with_them, **pinned, **more}
     reasons = _reasons(question, pools, received_fraction, placements, kept_for, pinned, first)
@@ -106,19 +101,15 @@ def _continuing(question: Question, placements: Mapping[str, Placement]) -> dict
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Claimed:
-    """The question with jobs by index, pools by index, and all claims in order of urgency.
+    """The question with all claims in order of urgency.
 
     Attributes:
         valid: running job -> where it could continue with GPUs of its own.
-        first: running job that is second on its GPU -> the first.
         here: running job -> where it could continue, with GPUs of its own or as a second job.
     """
 
     question: Question
-    names: tuple[str, ...]
-    pools: Pools
     valid: Mapping[str, Placement]
-    first: Mapping[str, str]
     here: Mapping[str, Placement]
     groups: Groups
     claims: Claims
@@ -128,7 +119,8 @@ def _grant(
     claimed: _Claimed, pinned: Mapping[str, str], *, keep: bool
 ) -> tuple[dict[str, Placement], dict[str, str]]:
     """(job -> where it runs, pool -> job for which its free GPUs are kept)."""
-    pools, groups, valid, names = claimed.pools, claimed.groups, claimed.valid, claimed.names
+    question, groups, valid = claimed.question, claimed.groups, claimed.valid
+    pools, names = groups.pools, [job.name for job in question.jobs]
     index, holding = {name: m for m, name in enumerate(names)}, sorted(pinned.keys() & valid.keys())
     keeping = [index[job] for job in holding]
     claims, position = claimed.claims, np.arange(len(claimed.claims))
@@ -164,7 +156,7 @@ def _grant(
         names[job]: [(pools.names[column], split) for column, split in parts]
         for job, parts in (splits.items() if groups.apart else ())
     }
-    question, ledger = claimed.question, Ledger(claimed.question.nodes)
+    ledger = Ledger(question.nodes)
     placements, kept = assign_nodes(wanted, ledger, claimed.here, by_name, question), dict[str, list[str]]()
     if len(placements) < len(wanted):
         # The pods of some gang find no node with as many GPUs, or it finds no domain: by urgency.

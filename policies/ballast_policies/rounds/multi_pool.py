@@ -35,7 +35,7 @@ from ballast_policies.rounds.elastic import grant_elastic
 from ballast_policies.rounds.gangs import RESTART_SECONDS, ElasticGang, MixedGang
 from ballast_policies.rounds.grants import fill
 from ballast_policies.rounds.ledger import Ledger, given_to_tenants, in_its_pools, pack
-from ballast_policies.rounds.memory import exempt_newest, keeps_free, moves_left, within_min_run
+from ballast_policies.rounds.memory import exempt_newest, moves_left, within_min_run
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import NodeRequest, Placement
 
@@ -82,7 +82,9 @@ def grant_sizes(question: Question) -> Draft:
     }
     second = grant_elastic(_of_these_shares(rest, shares))
     placements, seconds = {**second.placements, **placed}, {**first.seconds, **second.seconds}
-    explained = Explained(question, placements)
+    kept_for = {**second.kept_for, **first.kept_for}
+    kept_for = {pool: name for pool, name in kept_for.items() if name not in placements}
+    explained = Explained(question, placements, kept_for)
     waiting = {job.name: explained.waiting(job) for job in question.jobs if job.name not in placements}
     waiting |= {name: Reason(OVER_ROOM) for name in over}
     return Draft(
@@ -90,6 +92,7 @@ def grant_sizes(question: Question) -> Draft:
         placements=placements,
         seconds={name: at for name, at in seconds.items() if name not in placements},
         reasons={**reasons, **second.reasons, **waiting},
+        kept_for=kept_for,
     )
 
 
@@ -339,24 +342,11 @@ class _Backfill:
         for name in order[:MOST_GANGS]:
             now, gang = self._placements.get(name), q.mixed[name]
             if name not in q.state.running or name in changes.moved:
-                if not self._kept_for_others(name):
-                    self._start(name, gang, now)
+                self._start(name, gang, now)
             elif now is not None and gang.may_move and left > 0 and name not in self._pinned:
                 left -= self._move(name, gang, now)
         found = self._decided.with_placements(self._placements, self._reasons)
         return fill(found) if self._reasons else found
-
-    def _kept_for_others(self, name: str) -> bool:
-        """True if a more urgent gang waits for some that must not be disturbed: what is free may be its."""
-        q = self._q
-        if not keeps_free(q):
-            return False
-        if not self._pinned:
-            return False
-        mine = self._urgency.get(name, 0.0)
-        placed = self._placements.keys() | self._decided.seconds.keys()
-        waiting = (one.name for one in q.jobs if one.name not in placed and one.name != name)
-        return any(self._urgency.get(one, 0.0) > mine for one in waiting)
 
     def _start(self, name: str, gang: MixedGang, now: Placement | None) -> None:
         here = 0.0 if now is None else self._speed(name, gang, now)
@@ -402,6 +392,12 @@ class _Backfill:
         own, tenant, ledger = () if now is None else now.nodes, self._q.tenants.get(name, ""), self._ledger
         ledger.undo(own, tenant)
         nodes, most = open_nodes(gang, ledger), ledger.room_of(tenant)
+        kept_for = self._decided.kept_for
+        nodes = {
+            pool: there
+            for pool, there in nodes.items()
+            if (kept := kept_for.get(pool, name)) == name or kept in self._placements
+        }
         parts = best_parts(gang, room_on(nodes, gang, ledger), above=above, most=most, one_pool=one_pool)
         chosen: list[str] = []
         for part in parts:

@@ -367,19 +367,14 @@ class Measurements:
             return reported
         return {**reported, **{at: known for gang in gangs for at, known in job.stated_spread(*gang).items()}}
 
-    def speed_on(
-        self, job: GangRequest, gpu_type: str, gpus: int, nodes: int, packed: float, fewest: int | None = None
-    ) -> float:
-        """Steps/s of its gang of ``gpus`` on ``nodes`` nodes, where it does ``packed`` on the fewest.
-
-        ``fewest``: the nodes of ``packed``; None: as :meth:`GangRequest.fewest_nodes` says.
-        """
+    def speed_on(self, job: GangRequest, gpu_type: str, gpus: int, nodes: int, packed: float) -> float:
+        """Steps/s of its gang of ``gpus`` on ``nodes`` nodes, where it does ``packed`` on the fewest."""
         return speed_on(
             nodes,
             gpu_type,
             gpus,
             packed=packed,
-            fewest=fewest or job.fewest_nodes(gpu_type, gpus) or nodes,
+            fewest=job.fewest_nodes(gpu_type, gpus) or nodes,
             own=self.reported_by(job.key),
             like=self._speeds_of_like_jobs(job, [(gpu_type, gpus)]),
         )

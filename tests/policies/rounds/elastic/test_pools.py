@@ -99,6 +99,29 @@ def test_a_running_gang_moves_to_idle_gpus_where_it_is_faster_by_more_than_its_r
     assert sizes_of(again) == sizes_of(decided) and not again.moved
 
 
+@pytest.mark.parametrize(("of_large", "starts"), [(0.1, "small"), (2.0, None)])
+def test_what_a_gang_leaves_is_for_those_that_wait_unless_it_is_kept_for_one(of_large, starts):
+    """It goes to eight GPUs; a large gang, if it is urgent, waits for a young one beside it."""
+    others = {"young": 2, "large": 4, "small": 1}
+    elastic, running = {"x": gang(0.9)}, {"x": on("fast", 2), "young": on("fast", 2)}
+    rigid = [Job(name=name, gpus=gpus, throughput={"v100": 1.0}) for name, gpus in others.items()]
+    shares = {"x": 0.5, "young": 0.5, "large": of_large, "small": 0.1}
+    decided = decide_round(
+        Question(
+            now=600.0,
+            shares={name: {"v100": share} for name, share in shares.items()},
+            jobs=[job("x", elastic), *rigid],
+            nodes=pools(4, 8),
+            state=RoundState(running=running, running_since={"x": 0.0, "young": 595.0}),
+            settings=RoundSettings(min_run_seconds=60.0),
+            elastic=elastic,
+        )
+    )
+    assert sizes_of(decided).items() >= {"x": ("slow", 8), "young": ("fast", 2)}.items()
+    assert decided.started == ((starts,) if starts else ())
+    assert ("2 of 4 v100 free in pool fast, kept for large" in decided.reasons["small"]) == (not starts)
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [

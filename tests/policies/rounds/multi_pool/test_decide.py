@@ -91,14 +91,16 @@ def test_it_is_not_stopped_where_the_moves_of_the_hour_are_used_up():
     assert decide_round(when_a_job_comes(max_moves_per_hour=0)).extended == ("wide",)
 
 
-def test_a_young_gang_is_not_stopped_for_it_and_what_is_free_is_kept():
+@pytest.mark.parametrize("late", [{}, {"late": a_gang(2, fits_one_pool=True)}], ids=["one pool", "several"])
+def test_a_young_gang_is_not_stopped_for_it_and_what_is_free_is_kept(late):
     """The fast pool's gang must not be disturbed; the slow pool stays free for the wide gang."""
     jobs = [WIDE, a_job("young", 2, "fast"), a_job("late", 2, "slow")]
+    beside = Node(name="beside", pool="beside", gpu_type="slow", gpus=1)
     young = Placement(gpu_type="fast", pool="fast", nodes=("fast-0",) * 2)
     question = asked(
         jobs,
-        TWO,
-        {"wide": a_gang(4)},
+        [*TWO, beside],
+        {"wide": a_gang(4), **late},
         running={"young": young},
         since={"young": 990.0},
         min_run_seconds=100.0,
