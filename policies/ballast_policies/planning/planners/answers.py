@@ -1,6 +1,7 @@
 """Requests of planners and their answers: the same keys and table for every plan, by the one cost model."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -114,18 +115,17 @@ def plan_content(model: CostModel, plan: FoundPlan) -> dict[str, Any]:
     return content
 
 
-def _stage_table(model: CostModel, plan: FoundPlan) -> list[str]:
+def _stage_table(model: CostModel, plan: Mapping[str, Any]) -> list[str]:
     """A row a stage: layers, GPUs, replicas, bytes."""
-    layout, cost = plan.layout, model.judge(plan.layout, plan.schedule)
     lines = [f"{'stage':>5} {'layers':>9} {'replicas':>8} {'tensor':>6} {'GB':>8}  GPUs"]
-    for index, (stage, held) in enumerate(zip(layout.stages, cost.bytes, strict=True)):
+    for stage in plan["stages"]:
         types: dict[str, list[int]] = {}
-        for gpu in stage.gpus:
+        for gpu in itertools.chain.from_iterable(stage["gpus"]):
             types.setdefault(model.devices.types[gpu], []).append(gpu)
         names = "; ".join(f"{gpu_type} {_ranges(gpus)}" for gpu_type, gpus in sorted(types.items()))
         lines.append(
-            f"{index:>5} {stage.first_layer:>4}-{stage.end_layer - 1:<4} {stage.replicas:>8} "
-            f"{layout.tensor:>6} {held / 1e9:>8.3g}  {names}"
+            f"{stage['stage']:>5} {stage['firstLayer']:>4}-{stage['endLayer'] - 1:<4} {stage['replicas']:>8} "
+            f"{plan['tensor']:>6} {stage['bytes'] / 1e9:>8.3g}  {names}"
         )
     return lines
 
@@ -177,7 +177,7 @@ def layouts_answer(
     """
     contents = [plan_content(model, plan) for plan in plans]
     best, layout = contents[0], plans[0].layout
-    lines = _stage_table(model, plans[0])
+    lines = _stage_table(model, best)
     size = f"{best['microbatches']} microbatches of {best['microbatchSize']}"
     lines += [
         "",

@@ -7,6 +7,7 @@ of a stage, then stages. With different layers or GPUs the slowest stage counts,
 :mod:`cost_model`.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -258,11 +259,13 @@ def amp(request: PlanRequest) -> PlannerAnswer:
         most_tensor=request.most_tensor,
     )
 
-    def refused(plan: tuple[float, Layout]) -> bool:
+    def runs(plan: tuple[float, Layout]) -> bool:
         job = trainer_fields(plan[1], request.model.devices, zero_stage=request.model.zero_stage)
-        return job.refused is not None
+        return job.refused is None
 
-    plans = sorted(found.plans, key=refused)[: request.top or 5]
+    most = request.top or 5
+    first = list(itertools.islice(filter(runs, found.plans), most))
+    plans = [*first, *(plan for plan in found.plans if plan not in first)][:most]
     return layouts_answer(
         request.model,
         [FoundPlan(layout, predicted_seconds=seconds) for seconds, layout in plans],

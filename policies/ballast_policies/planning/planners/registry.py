@@ -1,7 +1,7 @@
 """The table of planners: every name that ``ballast plan --planner`` takes."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 
 from ballast_policies.contract.errors import camel
 from ballast_policies.planning.partition import PlanningError
@@ -37,25 +37,23 @@ def best(request: PlanRequest) -> PlannerAnswer:
             "--planner pipeline"
         )
     model = request.model
+    replicated = pipedream_layout(request) if model.devices.count <= _MOST_COMPARED else None
 
-    def others(limit: float) -> Iterable[Layout]:
-        found = [_single_ranks(request)]
-        if model.devices.count <= _MOST_COMPARED:
-            found.append(_without_idle(pipedream_layout(request)))
-        for layout in found:
+    def others() -> Iterator[Layout]:
+        for layout in (_single_ranks(request), _without_idle(replicated)):
             if layout is None or (model.zero_stage and layout.data is None):
                 continue
             if trainer_fields(layout, model.devices, zero_stage=model.zero_stage).refused is None:
                 yield layout
 
-    without_flush = _without_flush(request)
+    without_flush = _without_flush(request, replicated)
     try:
         found = plan_best(
             model,
             batch_size=request.samples,
             most_tensor=request.most_tensor,
             top=request.top or 1,
-            others=others,
+            others=others(),
         )
     except PlanningError:
         if not without_flush:
@@ -105,12 +103,12 @@ def _uneven(layout: Layout) -> bool:
     return layout.data is None or layout.microbatches % layout.data > 0
 
 
-def _without_flush(request: PlanRequest) -> list[tuple[float, FoundPlan]]:
+def _without_flush(request: PlanRequest, replicated: Layout | None) -> list[tuple[float, FoundPlan]]:
     """Plans without a flush that fit and that the trainer runs: they hold no buffers of messages."""
     if request.model.devices.count > _MOST_COMPARED or request.model.zero_stage:
         return []
     found = []
-    layouts = (("PipeDream", pipedream_layout(request)), ("PipeDream2BW", two_versions_layout(request)))
+    layouts = (("PipeDream", replicated), ("PipeDream2BW", two_versions_layout(request)))
     for schedule, layout in layouts:
         if layout is None or trainer_fields(layout, request.model.devices, schedule).refused is not None:
             continue

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from math import comb
 
 import numpy as np
@@ -78,12 +78,12 @@ def plan_best(
     batch_size: int,
     most_tensor: int,
     top: int = 1,
-    others: Callable[[float], Iterable[Layout]] = lambda best: (),
+    others: Iterable[Layout] = (),
 ) -> BestPlans:
     """The fastest plans, and a bound on how much faster any could be.
 
-    ``most_tensor``: largest tensor-parallel degree; ``top``: how many plans; ``others``: given the best
-    seconds so far, plans of other planners to compare with.
+    ``most_tensor``: largest tensor-parallel degree; ``top``: how many plans; ``others``: plans of other
+    planners to compare with.
 
     Raises:
         PlanningError: nothing fits the memory.
@@ -109,11 +109,10 @@ def plan_best(
             f"none of {shapes} shapes over {model.devices.count} GPUs fits their memory. "
             "To fix: use more GPUs, GPUs with more memory, or a larger --max-tensor"
         )
-    best = min(each.seconds for each in found)
     every = [
         (each.seconds, each.shape.degrees.layout(each.bounds.tolist(), each.placement)) for each in found
     ]
-    judged = ((model.judge(layout), layout) for layout in others(best))
+    judged = ((model.judge(layout), layout) for layout in others)
     every += [(cost.seconds, layout) for cost, layout in judged if cost.fits]
     every.sort(key=lambda plan: plan[0])
     return BestPlans(plans=tuple(every[:top]), bound=min(open_bound, every[0][0]), shapes=shapes)
