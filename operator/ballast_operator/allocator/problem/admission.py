@@ -256,59 +256,41 @@ def _admit_one(
         barred=barred,
     )
     if allocation is None and refusal is not None:
-        if refusal.reason in LACK_OF_ROOM and mixed is not None and holds(view.spec, mixed, memory):
-            return Admitted(
-                key=view.key,
-                view=view,
-                spec=view.spec,
-                nodes=nodes,
-                gpus=mixed.sizes[0],
-                sizes=mixed.sizes[:1],
-                shrinks=False,
-                gpu_types=mixed.gpu_types,
-                barred=mixed.barred,
-                memory=memory,
-                closed_pools=offer.closed,
-                left_out=offer.left_out,
-                mixed=mixed,
-                fits_one_pool=False,
-            ).on_its_nodes
-        refusal = over_all_pools(refusal, view.spec, gpus, may_mix=can_mix(view.spec.config))
-        too_full, full = capacity.tolerance.without_room(view, offer.pools)
-        others = [node for node in capacity.nodes if node.closed or node.name not in too_full]
-        return with_barred_nodes(refusal, others, barred, offer.gpu_types, full)
-    held, sizes = view.held_placement, tuple[int, ...]()
-    if unknown and allocation is not None:
-        sizes = (allocation.gpus,)
-    elif held is not None and (view.shrinking or view.leaving or held.parts):
-        sizes = (held.gpus,)
+        if refusal.reason not in LACK_OF_ROOM or mixed is None or not holds(view.spec, mixed, memory):
+            refusal = over_all_pools(refusal, view.spec, gpus, may_mix=can_mix(view.spec.config))
+            too_full, full = capacity.tolerance.without_room(view, offer.pools)
+            others = [node for node in capacity.nodes if node.closed or node.name not in too_full]
+            return with_barred_nodes(refusal, others, barred, offer.gpu_types, full)
+        sizes, gpu_types, barred, topology = mixed.sizes[:1], mixed.gpu_types, mixed.barred, None
+        left_out = offer.left_out
     else:
-        now = None if held is None else held.by_pool[0]
-        sizes = gang_sizes(view.spec, room, offer.gpu_types, size, held=now, any_size=view.over_quota)
-    if view.over_quota:  # the least alone may fit; it grows from there
-        sizes, mixed = sizes[:1], None if mixed is None else dataclasses.replace(mixed, sizes=mixed.sizes[:1])
-    size = sizes[0]
-    small = memory.too_small(room.gpus, size)
-    closed = (small | offer.closed) - offer.own
-    holding = {
-        pool.gpu_type
-        for pool in spec.node_pools
-        if usable[pool.name] >= size and pool.name not in small | offer.closed
-    }
-    holding |= {part.gpu_type for part in allocation.by_pool} if allocation is not None else set()
-    gpu_types = tuple(gpu_type for gpu_type in offer.gpu_types if gpu_type in holding)
-    if closed:
+        sizes = _sizes_in_one_pool(view, room, offer.gpu_types, size, stays=bool(unknown))
+        if view.over_quota:  # the least alone may fit; it grows from there
+            sizes = sizes[:1]
+            mixed = None if mixed is None else dataclasses.replace(mixed, sizes=mixed.sizes[:1])
+        small = memory.too_small(room.gpus, sizes[0])
+        shut = small | offer.closed
+        holding = {part.gpu_type for part in allocation.by_pool} if allocation is not None else set()
+        holding |= {
+            pool.gpu_type
+            for pool in spec.node_pools
+            if usable[pool.name] >= sizes[0] and pool.name not in shut
+        }
+        gpu_types = tuple(gpu_type for gpu_type in offer.gpu_types if gpu_type in holding)
         # Of the other types no node is asked for; of these, the nodes of closed pools are barred.
         barred |= {
-            taints for gpu_type, pool, taints in capacity.alike if pool in closed and gpu_type in gpu_types
+            taints
+            for gpu_type, pool, taints in capacity.alike
+            if pool in shut - offer.own and gpu_type in gpu_types
         }
-    words = memory.left_out(room.gpus, size) if small else "", offer.left_out, unknown
+        words = memory.left_out(room.gpus, sizes[0]) if small else "", offer.left_out, unknown
+        left_out = "; ".join(filter(None, words))
     return Admitted(
         key=view.key,
         view=view,
         spec=view.spec,
         nodes=nodes,
-        gpus=size,
+        gpus=sizes[0],
         sizes=sizes,
         shrinks=len(sizes) > 1 and view.may_change_size,
         gpu_types=gpu_types,
@@ -318,8 +300,22 @@ def _admit_one(
         mixed=mixed,
         fits_one_pool=refusal is None,
         topology=None if topology is None else dataclasses.replace(topology, most=sizes[-1]),
-        left_out="; ".join(filter(None, words)),
+        left_out=left_out,
     ).on_its_nodes
+
+
+def _sizes_in_one_pool(
+    view: JobView, room: Room, allowed: Sequence[str], largest: int, *, stays: bool
+) -> tuple[int, ...]:
+    """Sizes that the gang may have, fewest first; ``stays``: a gang that runs keeps its own."""
+    assert view.spec is not None
+    allocation, held = view.running_allocation, view.held_placement
+    if stays and allocation is not None:
+        return (allocation.gpus,)
+    if held is not None and (view.shrinking or view.leaving or held.parts):
+        return (held.gpus,)
+    now = None if held is None else held.by_pool[0]
+    return gang_sizes(view.spec, room, allowed, largest, held=now, any_size=view.over_quota)
 
 
 def _topology(asked: JobTopology | None, levels: Sequence[str]) -> TopologyRequest | Refusal | None:
