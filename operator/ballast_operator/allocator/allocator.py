@@ -171,6 +171,7 @@ class Allocator:
         self._saved_until: float | None = None
         self._failures = Failures(self._reporter, self._waits)
         self._in_force: Object | None = None
+        self._generations: Mapping[Key, int] = {}
 
     @property
     def next_at(self) -> float | None:
@@ -341,14 +342,23 @@ class Allocator:
     def _publish(
         self, assignments: Mapping[Key, Assignment], jobs: list[JobView], pools: Mapping[str, PoolInfo]
     ) -> None:
-        """Publish what is decided; jobs for which there is news get a pass, other words in their turn."""
-        old = self._observer.decided
+        """Publish what is decided; jobs for which there is news get a pass, and in turn those that wait on.
+
+        A node that comes or goes is another reason for all that wait; an edit is answered at once.
+        """
+        old, generations = self._observer.decided, self._generations
         uids = {view.key: view.uid for view in jobs}
         self._observer.decided = Decided(assignments=assignments, uids=uids, pools=pools)
+        self._generations = {view.key: view.generation for view in jobs}
         for view in jobs:
             assignment, before = assignments.get(view.key), old.on(view.key, view.uid)
             waits = assignment if view.status.allocation is None else None
-            if not alike(assignment, before) or (waits and waits.action is Action.PLACE):
+            if waits and before and waits.action is before.action is Action.RELEASE:
+                edited = generations.get(view.key) != view.generation
+                words = (waits.why, waits.next_best) != (before.why, before.next_best)
+                if not alike(waits, before) and edited:
+                    self._enqueue(view.key)
+                elif words or not alike(waits, before):
+                    self._enqueue_in_turn(view.key)
+            elif not alike(assignment, before) or (waits and waits.action is Action.PLACE):
                 self._enqueue(view.key)
-            elif waits and before and (waits.why, waits.next_best) != (before.why, before.next_best):
-                self._enqueue_in_turn(view.key)
