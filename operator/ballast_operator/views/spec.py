@@ -300,9 +300,14 @@ def read_spec(item: Object) -> tuple[JobSpec | None, str]:
     except ValueError:
         measured = ()
     try:
-        return _spec(job.spec, measured), ""
+        spec = _spec(job.spec, measured)
+        hash(spec.node_signature)
     except ContractError as error:
         return None, "; ".join(str(problem.below("spec")) for problem in error.problems)
+    except (AttributeError, TypeError) as error:  # the definition says little of resources
+        what = "what its pods ask of a node cannot be read"
+        return None, f"spec.template.spec: {what}: {error}. To fix: resources and overhead as quantities"
+    return spec, ""
 
 
 def spec_text(item: Object) -> str:

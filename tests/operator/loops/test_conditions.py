@@ -16,7 +16,14 @@ from ballast_operator.waits import WaitReason
 from ballast_policies.contract.messages import CONFIG_KEY, lease_name, plan_config_map_name
 
 from tests.operator.loops.simulated.machines import node
-from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, fast_and_slow, job, policy
+from tests.operator.loops.simulated.simulation import (
+    NAMESPACE,
+    Simulation,
+    fast_and_slow,
+    job,
+    policy,
+    template,
+)
 from tests.operator.views.builders import NOW
 
 TWO_STAGES = {"minStages": 2, "maxStages": 2, "microbatches": 8, "globalBatchSize": 16}
@@ -54,6 +61,11 @@ JOB_CASES = {
         {"quantumStages": 3},
         JobReason.MISCONFIGURED,
         "spec.quantumStages: there is no such field",
+    ),
+    "resources that are none": (
+        {"template": template(overhead={"cpu": ["1"]})},
+        JobReason.MISCONFIGURED,
+        "To fix: resources and overhead as quantities",
     ),
     "suspended from the start": ({"suspend": True}, JobReason.SUSPENDED, "spec.suspend is set"),
 }

@@ -240,14 +240,14 @@ class GcpCatalog:
 
     async def prices(self, wanted: Sequence[GcpPrice]) -> Answers:
         """See :class:`PriceSource`."""
-        found: dict[GcpPrice, float | PriceLogError] = {}
+        found: dict[GcpPrice, float | PriceLogError | SourceUnavailableError] = {}
         headers = await asyncio.to_thread(credentials)
         for currency in sorted({one.currency for one in wanted}):
             ours = [one for one in wanted if one.currency == currency]
             ids = {sku for one in ours for sku, _ in one.skus}
             try:
                 prices = await self._list(ids, currency, headers)
-            except PriceLogError as error:
+            except (PriceLogError, SourceUnavailableError) as error:
                 found.update(dict.fromkeys(ours, error))
                 continue
             for one in ours:

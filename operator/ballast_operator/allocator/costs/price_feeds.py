@@ -337,7 +337,7 @@ class CloudPrices:
         got = {one: found.get(one, left_out) for one in wanted if one in self._wanted}
         for one, answer in got.items():
             self.answers[one] = _answer(answer, moment)
-        failed = bool(got) and all(isinstance(answer, SourceUnavailableError) for answer in got.values())
+        failed = any(isinstance(answer, SourceUnavailableError) for answer in got.values())
         self._failures[kind] = self._failures.get(kind, 0) + 1 if failed else 0
         pause = source.refresh_seconds
         if failed:

@@ -143,6 +143,21 @@ async def test_googles_list_is_walked_through_until_all_skus_are_found(monkeypat
     assert "secret" not in str(asked[0].url)
 
 
+async def test_a_currency_that_google_does_not_know_leaves_the_others(monkeypatch: pytest.MonkeyPatch):
+    """Each is a list of its own; the pool that names it is told."""
+    monkeypatch.setenv(gcp.KEY, "secret")
+    unknown = GcpPrice(skus=A100.skus, currency="AAA")
+
+    async def answer(request: web.Request) -> web.Response:
+        known = request.query["currencyCode"] == "USD"
+        return web.Response(text=GCP.replace("APKCS1HVa0YpwgyTFbqb", ""), status=200 if known else 400)
+
+    async with serving(answer) as url:
+        found = await GcpCatalog(url).prices([A100, unknown])
+    assert found[A100] == 2.933908
+    assert "answers with status 400" in str(found[unknown])
+
+
 async def test_a_sku_that_is_not_listed_leaves_the_others(monkeypatch: pytest.MonkeyPatch):
     """The whole list was looked through then; one that never ends is refused."""
     monkeypatch.setenv(gcp.KEY, "secret")

@@ -85,12 +85,13 @@ async def test_what_is_new_is_asked_for_at_once_and_what_is_unwanted_is_forgotte
         (SourceUnavailableError("AWS is down. To fix: wait"), "AWS is down"),
         (RuntimeError("a bug"), "RuntimeError: a bug. To fix: report this"),
         (MemoryError(), "MemoryError"),
+        ({ONE: SourceUnavailableError("no answer in eu-west-1"), TWO: 4.0}, "no answer in eu-west-1"),
     ],
 )
-async def test_a_list_that_fails_is_asked_again_soon_and_then_less_often(failure: Exception, reason: str):
-    """The other list is not affected, and what was expected to be impossible stops nothing."""
+async def test_a_list_that_fails_is_asked_again_soon_and_then_less_often(failure: Any, reason: str):
+    """As a whole or in part; the other list is not affected, and what was to be impossible stops nothing."""
     world = World(failure, {AZURE: 2.0})
-    world.prices.want([ONE, AZURE])
+    world.prices.want([ONE, TWO, AZURE])
     await world.after(0)
     assert world.prices.answers[AZURE].price == 2.0
     answer = world.prices.answers[ONE]
