@@ -129,7 +129,7 @@ def simulated(jobs: Sequence[tuple[float, int]], speeds: Mapping[int, float], to
         },
     }
     rules = OperatorRules(
-        policy="max-min-fairness",
+        objective="max-min-fairness",
         round_seconds=ROUND_SECONDS,
         pause_seconds=told.pause,
         growth_seconds=told.growth,

@@ -300,14 +300,10 @@ def _check(chosen: Sequence[Configuration | None], cluster: ElasticCluster, now:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorRules:
-    """Rules of a ClusterPolicy.
+class OperatorRules(SchedulingPolicy):
+    """Rules of a ClusterPolicy, and how long changes take under them.
 
     Attributes:
-        policy: ``spec.objective.policy``.
-        round_seconds: ``spec.roundSeconds``.
-        min_run_seconds: ``spec.moves.minRunSeconds``.
-        max_moves_per_hour: ``spec.moves.maxMovesPerHour``.
         pause_seconds: how long training stands still when a gang changes its size live.
         growth_seconds: from the decision that a gang grows until it trains on more GPUs; it trains meanwhile.
         end_seconds: from a job's last step until it counts as done and its GPUs are free.
@@ -316,10 +312,6 @@ class OperatorRules:
         ValueError: a value is impossible.
     """
 
-    policy: str
-    round_seconds: float = 360.0
-    min_run_seconds: float = 0.0
-    max_moves_per_hour: int | None = None
     pause_seconds: float = 1.0
     growth_seconds: float = 0.0
     end_seconds: float = 0.0
@@ -361,17 +353,12 @@ def simulate_rules(
             for kind, count in cluster.nodes.items()
             for number in range(count)
         ),
-        SchedulingPolicy(
-            objective=rules.policy,
-            round_seconds=rules.round_seconds,
-            min_run_seconds=rules.min_run_seconds,
-            max_moves_per_hour=rules.max_moves_per_hour,
-        ),
+        rules,
         first_round_ends=rules.round_seconds,
     )
     return _played(
         workload,
-        rules.policy,
+        rules.objective,
         rules.round_seconds,
         lambda job: _gang(job, workload, rules),
         decide,

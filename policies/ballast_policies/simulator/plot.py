@@ -5,6 +5,7 @@
 
 import colorsys
 import html
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -31,19 +32,25 @@ def draw(result: Result, path: Path) -> None:
 
 
 def lanes(result: Result) -> list[tuple[Segment, int]]:
-    """(segment, first GPU of its type): a place for each gang, so that a picture has no overlaps.
+    """(segment, its first GPU, types in order): a place for each gang, so that a picture has no overlaps.
 
     The simulator counts GPUs of a type and does not number them; the numbers are for drawing only.
     Gangs that do not fit a run of free numbers (and the second of a pair) share lanes.
     """
     free_at = [np.zeros(gpus) for gpus in result.cluster.values()]
+    begins = list(_begins(result).values())
     placed = []
     for segment in sorted(result.timeline, key=lambda s: (s.start, -s.gpus, s.row)):
         lane, size = free_at[segment.column], segment.gpus
         first = _first_run(lane <= segment.start + 1.0, size)
         lane[first : first + size] = np.maximum(lane[first : first + size], segment.end)
-        placed.append((segment, first))
+        placed.append((segment, begins[segment.column] + first))
     return placed
+
+
+def _begins(result: Result) -> dict[str, int]:
+    """GPU type -> number of its first GPU."""
+    return dict(zip(result.cluster, itertools.accumulate(result.cluster.values(), initial=0), strict=False))
 
 
 def _first_run(free: np.ndarray, size: int) -> int:
@@ -74,13 +81,10 @@ def _draw_png(result: Result, path: Path) -> None:
     figure, (top, bottom) = pyplot.subplots(
         2, 1, figsize=(12, 9), gridspec_kw={"height_ratios": [3, 1]}, layout="constrained"
     )
-    base = dict(zip(result.cluster, np.cumsum([0, *result.cluster.values()]), strict=False))
-    types = list(result.cluster)
     for segment, first in lanes(result):
-        y = int(base[types[segment.column]]) + first
         span = (segment.start / HOUR, (segment.end - segment.start) / HOUR)
-        top.broken_barh([span], (y, segment.gpus), facecolors=_colour(segment.row), linewidth=0)
-    for gpu_type, start in base.items():
+        top.broken_barh([span], (first, segment.gpus), facecolors=_colour(segment.row), linewidth=0)
+    for gpu_type, start in _begins(result).items():
         top.axhline(start, color="black", linewidth=0.8)
         top.text(0, start + 0.3, gpu_type, va="bottom", fontweight="bold")
     top.set(title=f"{result.workload}: {result.policy}", xlabel="hours", ylabel="GPUs")
@@ -96,22 +100,21 @@ def as_html(result: Result) -> str:
     """Page with the time line, the distribution of completion times, and the averages."""
     width, row_height = 1100.0, max(2.0, min(12.0, 600 / sum(result.cluster.values())))
     end = max((segment.end for segment in result.timeline), default=1.0)
-    base = dict(zip(result.cluster, np.cumsum([0, *result.cluster.values()]), strict=False))
-    types, shapes = list(result.cluster), []
+    shapes = []
     names = {
         int(job.name.removeprefix("job-")): f"{job.name}: {job.type}, {job.gpus} GPUs" for job in result.jobs
     }
     for segment, first in lanes(result):
         x, w = segment.start / end * width, (segment.end - segment.start) / end * width
-        y, h = (int(base[types[segment.column]]) + first) * row_height, segment.gpus * row_height
+        y, h = first * row_height, segment.gpus * row_height
         title = html.escape(names.get(segment.row, f"job-{segment.row}"))
         hours = f"{segment.start / HOUR:.2f} h to {segment.end / HOUR:.2f} h"
         shapes.append(
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(w, 0.3):.1f}" height="{h:.1f}" '
             f'fill="{_colour(segment.row)}"><title>{title}, {hours}</title></rect>'
         )
-    for gpu_type, start in base.items():
-        y = int(start) * row_height
+    for gpu_type, start in _begins(result).items():
+        y = start * row_height
         shapes.append(f'<line x1="0" x2="{width}" y1="{y:.1f}" y2="{y:.1f}" stroke="black"/>')
         shapes.append(f'<text x="4" y="{y + 14:.1f}" font-weight="bold">{html.escape(gpu_type)}</text>')
     height = sum(result.cluster.values()) * row_height

@@ -24,7 +24,7 @@ NAMES = [name for name, row in POLICIES.builtin.items() if row.space_sharing is 
 def run(jobs, seed, *, policy="max-min-fairness", sizes="stated", every=100.0, **rules):
     """Under the operator's rules."""
     workload = read_workload(file(jobs, seed=seed, every=every), sizes=sizes)
-    return simulate_rules(workload, OperatorRules(policy=policy, **rules))
+    return simulate_rules(workload, OperatorRules(objective=policy, **rules))
 
 
 def alone(jobs, seed, *, policy="completion-time", sizes="stated"):
@@ -213,7 +213,7 @@ def test_a_gang_that_is_spread_runs_at_the_speed_that_the_file_states():
 
     def seconds(*rows):
         workload = read_workload(spread_file(*rows))
-        rules = OperatorRules(policy="max-min-fairness", round_seconds=3600.0)
+        rules = OperatorRules(objective="max-min-fairness", round_seconds=3600.0)
         result = simulate_rules(workload, rules)
         return {job.name: job.completion_time for job in result.jobs}["spread"]
 
@@ -326,7 +326,7 @@ def two_jobs(**rules):
             "workloads": {"two": [["long", 0, "linear", 1, 600], ["short", 10, "linear", 1, 100]]},
         }
     )
-    rules = {"policy": "max-min-fairness", "round_seconds": 30.0, "pause_seconds": 0.0, **rules}
+    rules = {"objective": "max-min-fairness", "round_seconds": 30.0, "pause_seconds": 0.0, **rules}
     return [job.completion_time for job in simulate_rules(read_workload(text), OperatorRules(**rules)).jobs]
 
 

@@ -152,7 +152,7 @@ def _rules(
     own = {name: options[name] for name in ONLY_WITH_RULES}
     try:
         return OperatorRules(
-            policy=policy, round_seconds=360.0 if round_seconds is None else round_seconds, **own
+            objective=policy, round_seconds=360.0 if round_seconds is None else round_seconds, **own
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from error
