@@ -2,7 +2,6 @@
 
 import dataclasses
 import datetime
-import itertools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -421,7 +420,9 @@ def decisions(view: View, round_id: str) -> dict[str, Any]:
         "gone": bool(round_id) and round_id != chosen,
         "at": times.get(chosen),
         "round": known.get(chosen),
-        "lines": [(line, job_link(line.key)) for line in itertools.islice(lines, MOST_CHANGES)],
+        "lines": [
+            (line, job_link(line.key) if line.key in view.seen.jobs else "") for line in lines[:MOST_CHANGES]
+        ],
         "more": max(0, len(lines) - MOST_CHANGES),
         "before": order[number - 1] if number > 0 else "",
         "after": order[number + 1] if number + 1 < len(order) else "",

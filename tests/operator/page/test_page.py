@@ -328,6 +328,10 @@ async def test_decisions_are_stepped_through_round_by_round():
         assert "not among those that are remembered" in plain(await text_of(client, "/decisions?round=<b>"))
         world.now += 2 * 3600  # a job's link to the round that it runs by
         assert "its share is 57 %" in plain(await text_of(client, "/decisions?round=round-1"))
+        assert 'href="/jobs/team/one"' in await text_of(client, "/decisions")
+        world.delete("team", "one")
+        world.now += 10
+        assert 'href="/jobs/team/one"' not in await text_of(client, "/decisions")
     async with looked_at(World()) as client:
         assert "Nothing that is remembered" in plain(await text_of(client, "/decisions"))
 
