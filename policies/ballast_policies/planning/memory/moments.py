@@ -142,12 +142,16 @@ def _undominated(moments: set[Moment]) -> list[Moment]:
 def schedule_of(form: PipelineForm) -> tuple[Schedule, ScheduleFacts] | None:
     """The schedule of several positions; None: there is none, or it is too large.
 
-    Of one without a flush, a run that is long enough for the pipeline to fill.
+    Of one without a flush, a run that is long enough for the pipeline to fill; of very many microbatches, two
+    for each rank: but for LoopedBFS, which has all of them in flight, more take no more memory.
     """
     microbatches, kind = max(1, form.microbatches), SCHEDULES.get(form.schedule)
     replicas = form.replicas if _replicated(form) else ()
     ranks = sum(replicas) or form.positions
-    if kind is None or ranks * microbatches * form.stages_per_rank > MOST_ACTIONS:
+    each = ranks * form.stages_per_rank
+    if each * microbatches > MOST_ACTIONS:
+        microbatches = min(microbatches, 2 * ranks)
+    if kind is None or each * microbatches > MOST_ACTIONS:
         return None
     try:
         schedule = build_schedule(

@@ -62,8 +62,9 @@ _SUMS: WeakKeyDictionary[MeasuredLayers, LayerSums] = WeakKeyDictionary()
 
 def sums_of_layers(layers: MeasuredLayers) -> LayerSums:
     """Kept for all numbers of positions, as long as the layers are: a round asks jobs' by turns."""
-    if layers not in _SUMS:
-        _SUMS[layers] = LayerSums(
+    found = _SUMS.get(layers)
+    if found is None:
+        found = _SUMS[layers] = LayerSums(
             held=layers.held_bytes,
             weights=layers.weight_bytes,
             activations=layers.activation_bytes,
@@ -71,7 +72,7 @@ def sums_of_layers(layers: MeasuredLayers) -> LayerSums:
             repeated=layers.repeated_bytes,
             gradients=layers.gradient_bytes,
         )
-    return _SUMS[layers]
+    return found
 
 
 def bytes_on_positions(layers: MeasuredLayers, form: PipelineForm) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Whether measured layers fit the GPUs of a pipeline."""
 
+import dataclasses
 import random
 
 import pytest
@@ -9,7 +10,7 @@ from ballast_policies.planning.memory.moments import schedule_of
 from ballast_policies.planning.memory.need import MemoryNeed
 from ballast_policies.planning.memory.rank_bytes import rank_bytes
 from ballast_policies.planning.memory.stage_bytes import sums_of_layers
-from ballast_policies.planning.schedules.registry import trained_schedules
+from ballast_policies.planning.schedules.registry import SCHEDULES, trained_schedules
 
 GB = 10**9
 
@@ -61,6 +62,20 @@ def test_more_positions_need_less_of_each_gpu(weights, gradients):
     # All eight microbatches are in flight before the first gradient of the first stage is there; a layer has
     # no more gradients than it holds beside its weights, none where it does not learn.
     assert leasts[3] == 12 * GB - gradients
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    ["Interleaved1F1B", "ZeroBubbleH1", "InterleavedZeroBubble", "ZeroBubbleV", "PipeDreamVerticalSync"],
+)
+def test_of_very_many_microbatches_those_of_a_full_pipeline_count(schedule):
+    """More than are played: 6,000 in each step take what 24 do."""
+    layers = random_layers(random.Random(2), 12, all_bytes=True)
+    form = a_form(schedule, 4, stages_per_rank=SCHEDULES[schedule].stages_on_a_rank())
+    few, many = (
+        MemoryNeed(layers, dataclasses.replace(form, microbatches=count)).least(4) for count in (24, 6000)
+    )
+    assert many == few
 
 
 def test_all_microbatches_in_flight_take_more_than_a_few():
