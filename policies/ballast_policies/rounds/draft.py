@@ -170,9 +170,9 @@ class Explained:
 
     def waiting(self, job: Job) -> Reason:
         """Reason that the gang waits."""
-        if self._question.in_several_pools(job.name):
-            gang = self._question.mixed.get(job.name)
-            return Reason("more urgent jobs need its GPUs" if gang is None else waits_for(gang, self._ledger))
+        gang = self._question.mixed.get(job.name)
+        if gang is not None and self._question.in_several_pools(job.name):
+            return Reason(waits_for(gang, self._ledger))
         asks = self._question.asks_of(job.name)
         if job.name in self._served:  # its text alone does not name it
             return Reason(explain_waiting(job, self._rooms, self._kept_for, asks))

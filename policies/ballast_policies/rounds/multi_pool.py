@@ -155,7 +155,12 @@ def _choice(question: Question) -> dict[str, Configuration]:
     """Job -> pools with its GPUs there, of the gangs that are to run."""
     cluster = ElasticCluster(nodes=question.gpus, gpus_per_node=dict.fromkeys(question.gpus, 1))
     policy = CompletionTime(cluster=cluster, round_seconds=1.0)
-    held = {name: at for name, at in question.holders.items() if in_its_pools(at, question.nodes_by_name)}
+    held = {
+        name: at
+        for name, at in question.holders.items()
+        if in_its_pools(at, question.nodes_by_name)
+        if all(len(nodes) <= question.gpus[pool] for pool, nodes in at.nodes_by_pool.items())
+    }
     seconds = {name: first for name, first in question.second_jobs.items() if first in held}
     kept, limit = within_min_run(question, {**held, **seconds}), moves_left(question)
     while True:
@@ -264,7 +269,8 @@ def _over_pools(job: Job, question: Question, at: Placement | None) -> Ways:
             return [], None
         now = Configuration(name=str(least), gpus=gpus, throughput=speed)
         return [now], now
-    assert gang is not None  # no pool holds it
+    if gang is None:  # where it ran it cannot be, and it may no longer be in several pools
+        return [], None
     usable = question.usable(NodeRequest(question.asks_of(job.name).barred, gang.per_pod))
     room = {pool: (question.types[pool], gpus) for pool, gpus in usable.items()}
     return [

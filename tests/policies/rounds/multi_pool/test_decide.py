@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from ballast_policies.allocation.policy import Surplus
 from ballast_policies.allocation.problem import Job
 from ballast_policies.planning.launch import LaunchedPipeline
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers, PipelineForm
@@ -179,16 +180,22 @@ def test_a_young_gang_is_not_moved_to_where_it_would_be_faster(least_run):
     assert (decide_round(question).placements["wide"] == now) == bool(least_run)
 
 
+@pytest.mark.parametrize("mixes", [True, False])
+@pytest.mark.parametrize("surplus", [Surplus.LEVEL, Surplus.COMPLETION_TIME])
 @pytest.mark.parametrize(
     ("job", "cluster"),
-    [(WIDE, nodes(fast=2)), (a_job("wide", 4, "fast"), TWO)],
-    ids=["its node is gone", "it may use one type no longer"],
+    [(WIDE, nodes(fast=2)), (WIDE, nodes(fast=0, slow=2)), (a_job("wide", 4, "fast"), TWO)],
+    ids=["its node is gone", "its GPUs are gone", "it may use one type no longer"],
 )
-def test_a_gang_that_could_not_be_started_where_it_is_does_not_stay(job, cluster):
-    question = asked([job], cluster, {"wide": a_gang(4)}, running={"wide": both()}, since={"wide": 0.0})
-    speeds = {kind: SPEEDS[kind] for kind in job.throughput}
-    question = dataclasses.replace(question, mixed={"wide": a_gang(4, speeds=speeds)})
-    assert decide_round(question).stopped == ("wide",)
+def test_a_gang_that_could_not_be_started_where_it_is_does_not_stay(job, cluster, surplus, mixes):
+    """Nor one that may be in one pool only since then; it is told what it waits for."""
+    gang = a_gang(4, speeds={kind: SPEEDS[kind] for kind in job.throughput})
+    question = asked(
+        [job], cluster, {"wide": gang} if mixes else {}, running={"wide": both()}, since={"wide": 0.0}
+    )
+    decided = decide_round(dataclasses.replace(question, surplus=surplus))
+    assert decided.stopped == ("wide",)
+    assert decided.reasons["wide"].startswith(f"waits for 4 GPUs of {'its pools' if mixes else 'one pool'}")
 
 
 def elastic(size=2, most=6, **changes):
