@@ -7,6 +7,7 @@ from typing import Any
 from ballast_policies.rounds.values import Round
 
 from ballast_operator.allocator.costs.bill import brought_up_to, budgets_left
+from ballast_operator.allocator.problem.capacity import held_by_pool
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus, team_costs
@@ -21,23 +22,16 @@ from ballast_operator.views.nodes import dedupe_shared_allocations
 def set_gauges(metrics: Metrics, snapshot: Snapshot, jobs: Sequence[JobView], round_: Round) -> None:
     """GPUs by pool, the effective throughput of the running jobs, and jobs kept off spot machines."""
     metrics.jobs_kept_off_spot.set(len(round_.blocked_by_spot_limit))
-    capacity, taken = Counter[tuple[str, str]](), Counter[str]()
-    for node in snapshot.capacity.nodes:
-        left_out = snapshot.capacity.left_out.get(node.name, 0)
-        capacity[node.pool, node.gpu_type] += node.gpus + left_out
     allocations = [held for view in jobs if (held := view.status.allocation) is not None]
-    counted = dedupe_shared_allocations(allocations)
-    for held in counted:
-        for part in held.by_pool:
-            taken[part.pool] += part.gpus
     pairs = Counter(held.pool for held in allocations)
-    pairs.subtract(held.pool for held in counted)
+    pairs.subtract(held.pool for held in dedupe_shared_allocations(allocations))
     shared = {node.pool for node in snapshot.capacity.nodes if node.name in snapshot.capacity.shared}
     replace_series(metrics.gpus_shared, {(pool,): pairs[pool] for pool in shared})
-    for pool, _ in capacity:
+    kinds, gpus, taken = snapshot.capacity.types, snapshot.capacity.gpus_by_pool, held_by_pool(jobs)
+    for pool in kinds:
         metrics.launches.labels(pool)
-    replace_series(metrics.gpus_capacity, capacity)
-    replace_series(metrics.gpus_allocated, {(pool, kind): taken[pool] for pool, kind in capacity})
+    replace_series(metrics.gpus_capacity, {(pool, kind): gpus[pool] for pool, kind in kinds.items()})
+    replace_series(metrics.gpus_allocated, {(pool, kind): taken[pool] for pool, kind in kinds.items()})
     effective = 0.0
     for job in snapshot.problem.jobs:
         placement, fastest = snapshot.running.get(job.name), max(job.throughput.values(), default=0.0)

@@ -19,15 +19,29 @@ def cluster(nodes=None, *, most=2, gpus=2, seconds=60.0, pools=("spot",), **auto
 
 
 async def test_a_gang_starts_on_nodes_that_did_not_exist_when_it_was_made():
-    """Its pods wait, unpinned, with the pool's labels; once they run the status has the real nodes."""
+    """Its pods wait, unpinned, with the pool's labels; once they run the status has the real nodes.
+
+    Figures count none that is still to come: nobody is told that its GPUs are idle.
+    """
     simulation, autoscaler = cluster()
+
+    def gpus(*figures: str) -> set[float | None]:
+        labels, registry = {"pool": "spot", "gpu_type": "spot"}, simulation.metrics.registry
+        return {registry.get_sample_value(f"ballast_gpus_{figure}", labels) for figure in figures}
+
     simulation.add_job("a", stages=(4, 4), totalSteps=100_000)
     await autoscaler.until(lambda: simulation.status("a").allocation is not None)
+    simulation.asked_to_decide()
+    await simulation.tick()
+    assert gpus("capacity", "allocated") == {0.0}
     assert set(simulation.status("a").allocation.nodes) == {"spot/new-0", "spot/new-1"}
     await autoscaler.until(lambda: simulation.state("a") == "Running")
     assert set(simulation.status("a").allocation.nodes) == {"new-0", "new-1"}
     assert (simulation.status("a").launches, simulation.status("a").restarts) == (1, {})
     assert autoscaler.made == 2
+    simulation.asked_to_decide()
+    await simulation.tick()
+    assert gpus("capacity", "allocated") == {4.0}
     waited = simulation.status("a").pool_costs
     assert sum(entry.gpu_seconds for entry in waited) < 4 * 10  # nothing is paid for nodes that do not exist
 
