@@ -130,13 +130,13 @@ def least_gain(
         min_gain: in any case; 0: whatever gains at all.
         measured: seconds of each layer by measured step, shape (n, L).
         partition: the stages in force.
-        placement: rank of each stage, shape (stages,); None: one stage a rank.
+        placement: rank of each stage, with replicas the first, shape (stages,); None: one stage a rank.
     """
     seconds = np.asarray(measured, dtype=float)
     if min_gain <= 0 or len(seconds) < _FEWEST:
         return min_gain
     stages = np.add.reduceat(seconds, partition.bounds[:-1], axis=1)
-    ranks = np.arange(partition.ranks) if placement is None else np.asarray(placement)
+    ranks = np.arange(partition.ranks) if placement is None else np.unique(placement, return_inverse=True)[1]
     loads = np.zeros((len(seconds), int(ranks.max()) + 1))
     np.add.at(loads.T, ranks, stages.T)
     whole = loads.sum(axis=1, keepdims=True)

@@ -245,3 +245,9 @@ def test_stages_of_a_rank_count_together():
     measured[::2, 6:12] *= 0.5
     assert least_gain(0.02, measured, CUT, (0, 0, 1, 1)) == 0.02
     assert least_gain(0.02, measured, CUT, (0, 1, 0, 1)) == MOST
+
+
+def test_further_replicas_of_a_stage_are_no_ranks_without_work():
+    """Their number makes its first rank's share of the work no less sure."""
+    measured = noisy(0.05)
+    assert least_gain(0.001, measured, CUT, (0, 3, 4, 7)) == least_gain(0.001, measured, CUT) < MOST
