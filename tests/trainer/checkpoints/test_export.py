@@ -360,11 +360,12 @@ def test_a_directory_of_damaged_checkpoints_names_the_damage(job, tmp_path):
 
 @pytest.mark.slow
 def test_a_model_that_cannot_be_written_ends_the_job_and_is_exported_by_the_next_launch(job, tmp_path):
-    """The state is saved; the next launch trains no step."""
+    """The state is saved; the next launch trains no step, and reads no data of one that there is not."""
     blocked = tmp_path / "file"
     blocked.write_text("")
     train_here(job() | {"totalSteps": 2})
-    config = job(export={"path": str(blocked / "model")})
+    reading = {"dataloaderNumWorkers": 1, "recompute": True}
+    config = job(export={"path": str(blocked / "model")}, training=reading)
     with pytest.raises(CheckpointError, match=r"all steps are done and saved, but .*To fix"):
         train_here(config)
     blocked.unlink()

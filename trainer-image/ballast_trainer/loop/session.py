@@ -90,7 +90,7 @@ class Session:
             return outcome
 
     def launch(self) -> None:
-        """Make the layers or load them, and build the pipeline; collective."""
+        """Make the layers or load them, and build the pipeline if a step is left; collective."""
         model = self._model
         # Storage may take long: hung ranks are noticed meanwhile.
         self._plans.watch_peers()
@@ -106,7 +106,8 @@ class Session:
             dynamic.reapply(self._run.step, model.layers)
         for dynamic in model.dynamics:
             dynamic.resumed(self._run.step, model.layers, model.world)
-        model.rebuild(self._run.step)
+        if not self._end.reached:
+            model.rebuild(self._run.step)
         self.progress.sizes = layer_sizes(model)
         if self._in_place is not None:
             self._in_place.sizes = self.progress.sizes
