@@ -247,18 +247,10 @@ def _problem(returned: Any, posed: Posed) -> "cvxpy.Problem":
     return problem
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Claim:
-    """A solver's result: its name with the gap that it reports, and our bound where there is one."""
-
-    solver: str
-    bound: float | None
-
-
 def _solved(problem: "cvxpy.Problem", posed: Posed, instance: Instance) -> Answer:
     import cvxpy
 
-    claim = _attempt(problem)
+    solver, bound = _attempt(problem)
     if problem.status in (cvxpy.INFEASIBLE, cvxpy.INFEASIBLE_INACCURATE):
         raise ProblemError("it is infeasible: no shares keep all of its constraints. To fix: loosen them")
     if problem.status in (cvxpy.UNBOUNDED, cvxpy.UNBOUNDED_INACCURATE):
@@ -278,16 +270,17 @@ def _solved(problem: "cvxpy.Problem", posed: Posed, instance: Instance) -> Answe
     duals = posed.capacity.dual_value
     return Answer(
         x=x,
-        solver=claim.solver,
-        gap=None if claim.bound is None else relative_gap(value, claim.bound),
-        bound=claim.bound,
+        solver=solver,
+        gap=relative_gap(value, bound),
+        bound=bound,
         objective=value,
-        status="optimal" if claim.bound is not None else UNCERTIFIED,
+        status="optimal" if bound is not None else UNCERTIFIED,
         shadow_prices=None if duals is None else sign * np.asarray(duals, dtype=float),
     )
 
 
-def _attempt(problem: "cvxpy.Problem") -> _Claim:
+def _attempt(problem: "cvxpy.Problem") -> tuple[str, float | None]:
+    """(the solver with the gap that it reports, our bound where there is one) of a problem, now solved."""
     import cvxpy
 
     try:
@@ -298,7 +291,7 @@ def _attempt(problem: "cvxpy.Problem") -> _Claim:
         raise ProblemError(f"cvxpy cannot solve it: {_one_line(error)}") from error
 
 
-def _run(problem: "cvxpy.Problem") -> _Claim:
+def _run(problem: "cvxpy.Problem") -> tuple[str, float | None]:
     """Solve; linear programs and whole numbers by HiGHS, the rest by Clarabel."""
     import cvxpy
 
@@ -308,11 +301,11 @@ def _run(problem: "cvxpy.Problem") -> _Claim:
     raw = chain.solve_via_data(problem, data, False, False, {})
     problem.unpack_results(raw, chain, inverse)
     if whole:
-        return _Claim(f"HiGHS, its own gap {raw['info'].mip_gap:.1e}", None)
+        return f"HiGHS, its own gap {raw['info'].mip_gap:.1e}", None
     if linear:
-        return _Claim("HiGHS", _bound(problem, data, raw) if problem.status == cvxpy.OPTIMAL else None)
+        return "HiGHS", _bound(problem, data, raw) if problem.status == cvxpy.OPTIMAL else None
     own = abs(raw.obj_val - raw.obj_val_dual) / max(1.0, abs(raw.obj_val_dual))
-    return _Claim(f"Clarabel, its own gap {own:.1e}", None)
+    return f"Clarabel, its own gap {own:.1e}", None
 
 
 def _bound(problem: "cvxpy.Problem", data: dict[str, Any], raw: dict[str, Any]) -> float | None:

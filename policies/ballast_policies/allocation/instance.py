@@ -112,8 +112,6 @@ def usd_per_step_of(problem: Problem) -> np.ndarray | None:
     return np.array(rows, dtype=float).reshape(len(problem.jobs), len(problem.gpu_types))
 
 
-__all__ = ["Columns", "Instance", "from_arrays", "instance"]
-
 DEFAULT_SECONDS = 3600.0
 """Length in seconds, on its fastest GPU type, of a job whose remaining steps are unknown."""
 

@@ -81,8 +81,8 @@ def fill_idle_capacity(
         more = linear.maximise(
             instance, value=value, base=base, feasible_x=None if instance.elastic.any() else x
         ).x
-    except linear.InfeasibleError:
-        # By rounding only: x itself meets the demands to within 2e-9.
+    except linear.SolverError:
+        # Infeasible by rounding only: x meets the demands to within 2e-9, and is optimal without this, too.
         return x
     return more if dot(value, more) > dot(value, x) * (1 + IDLE) else x
 

@@ -20,8 +20,8 @@ __all__ = ["objective", "solve"]
 
 def solve(instance: Instance) -> Answer:
     """The proportional shares."""
-    total, wanted = instance.capacity.sum(), instance.gpus.sum()
-    if total == 0 or wanted == 0:
+    total = instance.capacity.sum()
+    if total == 0:
         return on_own_columns(instance, np.zeros_like(instance.T))
     # Gangs that are larger than a type take nothing of it, so the limit is that of the fullest type.
     demand = (instance.gpus[:, None] * (instance.T > 0)).sum(axis=0) / total

@@ -36,7 +36,8 @@ from contextvars import ContextVar
 import highspy
 import numpy as np
 
-from ballast_policies.allocation.instance import Columns, Instance
+from ballast_policies.allocation.columns import Columns
+from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.solvers import boxstep
 from ballast_policies.allocation.solvers.dense_program import WORTH_IT, dot, equal_rows, mostly_distinct
 from ballast_policies.allocation.solvers.methods import (
@@ -56,6 +57,8 @@ from ballast_policies.allocation.solvers.simplex import (
     SolverError,
     by_simplex,
 )
+
+__all__ = ["SOLVER", "InfeasibleError", "LinearSolution", "SolverError", "certified", "maximise", "watched"]
 
 FIRST, THEN = 4, 3
 """Pairs of each job in the first program, and added to it in each round."""
@@ -157,8 +160,6 @@ def _only(program: Program, here: np.ndarray) -> Program:
         value=program.value[here],
     )
 
-
-__all__ = ["SOLVER", "InfeasibleError", "LinearSolution", "SolverError", "certified", "maximise", "watched"]
 
 SMALLEST_SLOPE = 2e-9
 """Slopes below this part of the largest are raised to it: HiGHS takes smaller entries for 0, and a job with a
@@ -312,7 +313,7 @@ def certified(
     if gained:
         if not dot(level, slope) > 0:
             level = _level_of_own_time(instance, base, slope)
-            time = level * _reach(instance)
+            time = level * instance.top
         total = dot(level, slope)
         scale = 1.0 / total if total > 0 else 0.0
         level, time, prices = level * scale, time * scale, prices * scale
@@ -347,22 +348,13 @@ def certified(
     )
 
 
-def _reach(instance: Instance) -> np.ndarray:
-    """(n,) each job's fastest rate."""
-    columns, reach = instance.columns, np.zeros(len(instance.names))
-    np.maximum.at(reach, columns.first, columns.rate_first)
-    shared = columns.second >= 0
-    np.maximum.at(reach, columns.second[shared], columns.rate_second[shared])
-    return reach
-
-
 def _level_of_own_time(instance: Instance, base: np.ndarray, slope: np.ndarray) -> np.ndarray:
     """(n,) the multipliers where no GPUs are short: the time of one job limits t.
 
     A solver may count that limit as a bound on t instead of as this job's demand.
     """
     rising = np.flatnonzero(slope > 0)
-    job = rising[((_reach(instance) - base)[rising] / slope[rising]).argmin()]
+    job = rising[((instance.top - base)[rising] / slope[rising]).argmin()]
     level = np.zeros(len(slope))
     level[job] = 1.0 / slope[job]
     return level

@@ -65,7 +65,7 @@ class Method:
     Attributes:
         code: its module, below ``ballast_policies.allocation``.
         when: the sizes that it is chosen for, in words.
-        applies: whether it is chosen for a size. The first row of the task that applies is.
+        applies: whether it is chosen for a size. The first row of the task that applies is. Left out: always.
         otherwise: name of the method that answers where it finds nothing; None: the policy fails.
         without: CPU seconds of the task without it; empty: it is the exact method, or the one that is left.
     """
@@ -74,14 +74,9 @@ class Method:
     task: Task
     code: str
     when: str
-    applies: Callable[[Size], bool]
+    applies: Callable[[Size], bool] = lambda size: True
     otherwise: str | None = None
     without: str = ""
-
-
-def _always(size: Size) -> bool:
-    del size
-    return True
 
 
 PAIRS = Method(
@@ -106,7 +101,6 @@ SIMPLEX = Method(
     task=Task.PROGRAM,
     code="solvers.simplex",
     when="any other",
-    applies=_always,
 )
 BY_TYPES = Method(
     name="a stage for each GPU type",
@@ -122,7 +116,6 @@ BY_LEVELS = Method(
     task=Task.FILLING,
     code="fairness.water_levels",
     when="any other",
-    applies=_always,
     otherwise="a stage for each GPU type",
 )
 CONE = Method(
@@ -137,7 +130,6 @@ FAIR_PRICES = Method(
     task=Task.FAIR_SHARES,
     code="solvers.nash",
     when="more",
-    applies=_always,
     without="10,000 jobs with heavy tails over 60 s, with it 1.9 s",
 )
 EXACT = Method(
@@ -152,7 +144,6 @@ LEAST_PART = Method(
     task=Task.PARTS,
     code="policies.strategy_proof",
     when="more",
-    applies=_always,
 )
 ASSIGNMENT = Method(
     name="Hungarian method",
@@ -175,7 +166,6 @@ MATCHINGS = Method(
     task=Task.QUEUES,
     code="solvers.queues",
     when="any other",
-    applies=_always,
 )
 
 METHODS: tuple[Method, ...] = (

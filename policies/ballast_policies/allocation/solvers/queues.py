@@ -89,6 +89,8 @@ def match(work: np.ndarray, capacity: np.ndarray) -> Matching:
         capacity: (k,) whole GPUs of each type.
     """
     n = len(work)
+    # No queue is longer than all jobs: of a type with more GPUs, the rest would be columns without a use.
+    capacity = np.minimum(capacity, n)
     kind, place = _greedy_matching(work, capacity)
     places = _places_of(kind, place, capacity)
     method = choose(Task.QUEUES, Size(rows=n, places=len(places.kind)))
@@ -100,13 +102,12 @@ def match(work: np.ndarray, capacity: np.ndarray) -> Matching:
         some, at = _in_blocks(places, n // JOBS_PER_PLACE)
         priced = _prices_between(places, some, _smoothed_prices(work, some, first[at]))
         _, chosen = _best_places(work, places, priced)
-        tried, _ = _in_order(work, chosen, capacity)
-        _, place = _in_order(work, tried, capacity)
-        longer = _places_of(tried, place, capacity)
+        place = _in_order(work, chosen, capacity)
+        longer = _places_of(chosen, place, capacity)
         found = [
             _finished(work, capacity, kind, places, first),
             _finished(work, capacity, kind, places, priced),
-            _finished(work, capacity, tried, longer, _prices_of_matching(work, tried, place, longer)),
+            _finished(work, capacity, chosen, longer, _prices_of_matching(work, chosen, place, longer)),
         ]
         if _best(found).total > (1 + FAR) * _best(found).bound:
             priced = _smoothed_prices(work, places, first)
@@ -132,7 +133,7 @@ def _best(found: list[Matching]) -> Matching:
 def _finished(
     work: np.ndarray, capacity: np.ndarray, kind: np.ndarray, places: Places, prices: np.ndarray
 ) -> Matching:
-    kind, place = _in_order(work, kind, capacity)
+    place = _in_order(work, kind, capacity)
     total = float((work[np.arange(len(work)), kind] * place).sum())
     # The dual value of any prices >= 0.
     bound = float(_best_places(work, places, prices)[0].sum() - places.count @ prices)
@@ -172,7 +173,7 @@ def _exact(
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """((rows, places) how many of each row where, optimal prices); None where it does not close."""
     shortest = work.min(axis=1)
-    costs = np.where(np.isfinite(work), work, np.inf)[:, places.kind] * places.number
+    costs = places.costs(work)
     everyone = np.arange(len(work))
     reduced = costs + prices
     held = reduced.argmin(axis=1)
@@ -286,14 +287,14 @@ def _prices_between(places: Places, blocks: Places, prices: np.ndarray) -> np.nd
     return every
 
 
-def _in_order(work: np.ndarray, kind: np.ndarray, capacity: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The best places for these types: in each queue the longest job last."""
+def _in_order(work: np.ndarray, kind: np.ndarray, capacity: np.ndarray) -> np.ndarray:
+    """(n,) the best places for these types: in each queue the longest job last."""
     place = np.zeros(len(work), dtype=np.int64)
     for j in np.unique(kind):
         mine = np.flatnonzero(kind == j)
         mine = mine[np.argsort(-work[mine, j], kind="stable")]
         place[mine] = np.arange(len(mine)) // int(capacity[j]) + 1
-    return kind, place
+    return place
 
 
 def _greedy_matching(work: np.ndarray, capacity: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

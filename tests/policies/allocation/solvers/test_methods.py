@@ -60,6 +60,23 @@ def test_the_answer_lists_that_another_method_answered_and_why(monkeypatch):
     assert solve("water-filling", instance).fallbacks == ()
 
 
+@pytest.mark.parametrize("error", [SolverError, linear.InfeasibleError])
+def test_the_largest_least_level_stands_where_idle_gpus_cannot_be_handed_out(error, monkeypatch):
+    """The program of the ties ends without a solution; the answer is as optimal as before it."""
+    real, maximise = FAMILIES["demand 0.5"].instance(20, types=3), linear.maximise
+    expected = solve("max-min-fairness", real)
+
+    def without_ties(*args, **named):
+        if "value" in named:
+            raise error("the solver ended")
+        return maximise(*args, **named)
+
+    monkeypatch.setattr(linear, "maximise", without_ties)
+    found = solve("max-min-fairness", real)
+    assert found.objective == pytest.approx(expected.objective, rel=1e-7)
+    assert found.gap <= 1e-6
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", ["MAX_ROUNDS", "MOST_JOBS"])
 def test_a_search_that_does_not_close_is_listed(limit, monkeypatch):

@@ -23,7 +23,7 @@ import highspy
 import numpy as np
 
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.policies.cost.min_cost import cheapest
+from ballast_policies.allocation.policies.cost.min_cost import cheapest, usd_per_step
 from ballast_policies.allocation.policies.makespan import objective
 from ballast_policies.allocation.policy import Answer, nothing
 from ballast_policies.allocation.solvers.simplex import SOLVER, SolverError, optimum, set_entries
@@ -66,7 +66,7 @@ def solve(instance: Instance) -> Answer:
     if not len(busy):
         return nothing(instance)
     limits = _limits(instance, steps, busy)
-    usd = steps[columns.first] * columns.spending(instance.prices()) / 3600.0 / columns.rate_first
+    usd = steps[columns.first] * usd_per_step(instance)
     within = usd <= MOST_BUDGETS * np.minimum(limits.own[columns.first], limits.all)
     kept = kept[within[kept]]
     seconds, bound, shadow = _program(instance, steps, kept, busy, limits)

@@ -25,13 +25,16 @@ SAME_COST = 1e-9
 """Relative difference of cost per step up to which two types are equally cheap."""
 
 
+def usd_per_step(instance: Instance) -> np.ndarray:
+    """(columns,) USD per step of a job alone on each column."""
+    per_step: np.ndarray = instance.columns.spending(instance.prices()) / 3600.0 / instance.columns.rate_first
+    return per_step
+
+
 def cheapest(instance: Instance) -> np.ndarray:
     """(n,) USD per step on the cheapest type or configuration; infinite where the job cannot run."""
-    columns = instance.columns
     least = np.full(len(instance.gpus), np.inf)
-    np.minimum.at(
-        least, columns.first, instance.columns.spending(instance.prices()) / 3600.0 / columns.rate_first
-    )
+    np.minimum.at(least, instance.columns.first, usd_per_step(instance))
     return least
 
 
@@ -42,8 +45,7 @@ def on_cheapest_types(instance: Instance, allowed: np.ndarray | None = None) -> 
         SolverError: several types are equally cheap for some jobs, and a linear program over these failed.
     """
     columns, least = instance.columns, cheapest(instance)
-    cost = instance.columns.spending(instance.prices()) / 3600.0 / columns.rate_first
-    kept = (columns.second < 0) & (cost <= least[columns.first] * (1 + SAME_COST))
+    kept = (columns.second < 0) & (usd_per_step(instance) <= least[columns.first] * (1 + SAME_COST))
     if allowed is not None:
         kept &= allowed[columns.first]
     # A job whose cheapest types have no GPU left waits.
@@ -133,9 +135,7 @@ def solve(instance: Instance) -> Answer:
 def objective(instance: Instance, x: np.ndarray) -> float:
     """USD to finish all remaining steps at the cost per step of ``x``; jobs without shares at their least."""
     columns, n = instance.columns, len(instance.gpus)
-    spent = np.bincount(
-        columns.first, weights=instance.columns.spending(instance.prices()) / 3600.0 * x, minlength=n
-    )
+    spent = np.bincount(columns.first, weights=columns.spending(instance.prices()) / 3600.0 * x, minlength=n)
     speed = instance.throughput(x)
     return _usd(instance, np.divide(spent, speed, out=cheapest(instance), where=speed > 0))
 

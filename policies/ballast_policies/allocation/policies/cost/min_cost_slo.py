@@ -41,6 +41,8 @@ from ballast_policies.allocation.solvers.dense_program import Rows, mostly_disti
 from ballast_policies.allocation.solvers.least_utilization import least_utilization
 from ballast_policies.allocation.solvers.simplex import Program
 
+__all__ = ["objective", "solve"]
+
 FITS = 1e-9
 """Part of all GPUs by which demands may exceed them."""
 ALMOST = 2e-6
@@ -136,8 +138,6 @@ def _accepted(known: np.ndarray) -> np.ndarray:
         left = left[many + 1 :]
     return accepted
 
-
-__all__ = ["objective", "solve"]
 
 WITHIN_REACH = 1e-9
 """Relative slack with which a deadline counts as within reach."""
