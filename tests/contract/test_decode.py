@@ -120,6 +120,19 @@ def test_all_problems_of_a_value_are_found():
     ]
 
 
+def test_of_very_many_problems_some_are_told():
+    """A hostile text may have a hundred thousand; a null beside the key of a field is none, however many."""
+    found = problems({"name": "a", "parts": [{"size": "x"}] * 250})
+    assert len(found) == 101 and found[-1] == "150 more problems"
+    parts = [{"size": number, "more": None} for number in range(500)]
+    assert decode(Outer, {"name": "a", "speed": None, "parts": parts}, unknown="ignore").speed == 1.0
+    with pytest.raises(ContractError) as caught:
+        parse_json('[{"a": 1, "a": 2}' + ', {"a": 1, "a": 2}' * 249 + "]")
+    assert len(caught.value.problems) == 100
+    nulls = [{"size": None}] * 250
+    assert problems({"name": "a", "parts": nulls})[0].startswith("parts[0].size: missing")
+
+
 @pytest.mark.slow
 def test_a_value_that_refers_to_one_part_many_times_is_refused_soon():
     """A few aliases of YAML name billions of values."""

@@ -73,6 +73,18 @@ def test_a_bad_plan_is_refused_with_field_and_reason(changes, want):
     assert want in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("field", "item", "told"),
+    [("layerSeconds", -1, 1), ("layerBytes", "a", 1), ("stages", {}, 3), ("stages", {"rank": None}, 3)],
+)
+def test_of_a_list_by_layer_the_first_wrong_one_is_told(field, item, told):
+    """A trainer may send a hundred thousand, with each report."""
+    report = {"epoch": 1, "step": 1, "loss": None, "stepsPerSecond": None, field: [item] * 1000}
+    with pytest.raises(ContractError, match=rf"Report\.{field}\[0\]") as caught:
+        Report.from_json(json.dumps(report))
+    assert len(caught.value.problems) == told
+
+
 def test_a_proposal_cannot_keep_and_release_the_same_pod():
     """A contradiction is refused where it is made."""
     with pytest.raises(ValueError, match="both kept and released"):

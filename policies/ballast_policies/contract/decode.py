@@ -3,7 +3,7 @@
 pydantic checks types and bounds, strictly: a truth value is no number, text is no number, a whole number is a
 float where one is expected.  Here stands what it does not have: keys that are given twice, numbers that JSON
 or 64 bits do not have, halves of characters, size and depth of a text, a null that stands for a field left
-out, and words that say what to change.  All problems of a value are collected, so that a user corrects them
+out, and words that say what to change.  Problems of a value are told together, so that a user corrects them
 in one go.
 """
 
@@ -16,7 +16,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
@@ -44,6 +44,8 @@ _DIGITS = 20
 """Longest decimal of a whole number of 64 bits, its sign included."""
 _MOST_VALUES = 2_000_000
 """Parts of a value from YAML, which may refer to one part many times: a few bytes would take minutes."""
+_MOST_PROBLEMS = 100
+"""Problems that are told of a value; a report may have a hundred thousand."""
 _DEEPEST = 2 * MESSAGE.depth
 """Levels of a value that is no text; parts of any shape are held to those of a message."""
 
@@ -76,9 +78,8 @@ def decode(
     Raises:
         ContractError: the value does not fit.
     """
-    faults = [] if parsed else list(_faults(value, path, _DEEPEST, iter(range(_MOST_VALUES))))
-    if faults:
-        raise ContractError(faults)
+    if not parsed:
+        _refuse(_faults(value, path, _DEEPEST, iter(range(_MOST_VALUES))))
     return _validated(kind, json.dumps(value), value, unknown, path, spelling)
 
 
@@ -124,12 +125,17 @@ def parse_json(text: str, *, path: str = "", limits: Limits = FILE) -> Any:
         )
     except (ValueError, RecursionError) as error:
         raise ContractError(Problem(path, f"not JSON: {error}")) from error
-    problems = list(_refused(value, path))
-    if not problems and _HALF.search(text):
-        problems = list(_faults(value, path, limits.depth + 1, itertools.repeat(0)))
-    if problems:
-        raise ContractError(problems)
+    _refuse(_refused(value, path))
+    if _HALF.search(text):
+        _refuse(_faults(value, path, limits.depth + 1, itertools.repeat(0)))
     return value
+
+
+def _refuse(problems: Iterator[Problem]) -> None:
+    """Raise ContractError if there are any."""
+    found = list(itertools.islice(problems, _MOST_PROBLEMS))
+    if found:
+        raise ContractError(found)
 
 
 _LARGE_EXPONENT = re.compile(r"[eE]\+?[0-9]{3}|[0-9]{200}")
@@ -240,19 +246,19 @@ def _validated(kind: type[T], text: str, value: Any, unknown: Unknown, path: str
         details = error.errors(include_url=False)
         if reader is not kind:
             details = [{**detail, "loc": detail["loc"][1:]} for detail in details]
-        places = [_Place.at(kind, detail["loc"], spelling) for detail in details]
-        nulls = [detail["loc"] for detail, place in zip(details, places, strict=True) if _null(detail, place)]
+        nulls = [detail["loc"] for detail in details if _null(kind, detail, spelling)]
         if not nulls:
             found = [
                 problem.below(path)
-                for detail, place in zip(details, places, strict=True)
-                for problem in _problems(detail, place)
+                for detail in details[:_MOST_PROBLEMS]
+                for problem in _problems(detail, _Place.at(kind, detail["loc"], spelling))
             ]
+            if len(details) > _MOST_PROBLEMS:
+                found.append(Problem(path, f"{len(details) - _MOST_PROBLEMS} more problems"))
             raise ContractError(found) from error
     else:
         return cast("T", read if reader is kind else read.value)
-    for loc in nulls:
-        value = _without(value, loc)
+    value = _without(value, nulls)
     return _validated(kind, json.dumps(value), value, unknown, path, spelling)
 
 
@@ -323,6 +329,7 @@ def _bare(hint: Any) -> tuple[Any, tuple[Any, ...]]:
             return hint, marks
 
 
+@functools.cache
 def _fields(kind: Any, spelling: Spelling) -> dict[str, Any] | None:
     """Key -> type of an object's fields; None: it is no object with fields."""
     if _is_model(kind):
@@ -336,17 +343,26 @@ def _fields(kind: Any, spelling: Spelling) -> dict[str, Any] | None:
     return None
 
 
-def _null(detail: Any, place: _Place) -> bool:
+def _null(kind: Any, detail: Any, spelling: Spelling) -> bool:
     """True if a null stands where its field has none, which means the same as the field left out."""
-    return detail["input"] is None and place.siblings is not None and detail["type"] not in _NO_FIELD
+    loc = detail["loc"]
+    if detail["input"] is not None or detail["type"] in _NO_FIELD or not loc or isinstance(loc[-1], int):
+        return False
+    return _Place.at(kind, loc, spelling).siblings is not None
 
 
-def _without(value: Any, loc: tuple[int | str, ...]) -> Any:
-    first, *rest = loc
+def _without(value: Any, places: Iterable[tuple[int | str, ...]]) -> Any:
+    """The value without the fields at these places, each touched part of it copied once."""
+    inside: dict[int | str, list[tuple[int | str, ...]]] = {}
+    for first, *rest in places:
+        inside.setdefault(first, []).append(tuple(rest))
     if isinstance(value, Mapping):
-        inside = {key: item for key, item in value.items() if rest or key != first}
-        return {**inside, first: _without(inside[first], tuple(rest))} if rest else inside
-    return [_without(item, tuple(rest)) if index == first else item for index, item in enumerate(value)]
+        return {
+            key: _without(item, inside[key]) if key in inside else item
+            for key, item in value.items()
+            if () not in inside.get(key, ())
+        }
+    return [_without(item, inside[index]) if index in inside else item for index, item in enumerate(value)]
 
 
 _NO_FIELD = {"extra_forbidden", "unexpected_keyword_argument"}

@@ -6,7 +6,7 @@ Each constant says who writes it, who reads it and what a missing one means.
 import enum
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import FailFast, Field, model_validator
 
 from ballast_policies.contract.errors import ContractError, shown
 from ballast_policies.contract.limits import (
@@ -209,10 +209,15 @@ class SlowRank(Model):
     factor: float = Field(ge=1, le=MOST_RATE)
 
 
+# Of a list as long as the layers the first problem is told: a trainer may send one of a hundred thousand.
 _Seconds = Annotated[
-    tuple[Annotated[float, Field(ge=0, le=MOST_SECONDS)], ...], Field(max_length=MOST_LAYERS)
+    tuple[Annotated[float, Field(ge=0, le=MOST_SECONDS)], ...], Field(max_length=MOST_LAYERS), FailFast()
 ]
-_Bytes = Annotated[tuple[Annotated[int, Field(ge=0, le=2**53)], ...], Field(max_length=MOST_LAYERS)]
+_Bytes = Annotated[
+    tuple[Annotated[int, Field(ge=0, le=2**53)], ...], Field(max_length=MOST_LAYERS), FailFast()
+]
+Stages = Annotated[tuple[Stage, ...], Field(max_length=MOST_LAYERS), FailFast()]
+"""Stages by layer."""
 
 
 class Report(Model):
@@ -268,7 +273,7 @@ class Report(Model):
     layer_output_bytes: _Bytes = ()
     layer_gradient_bytes: _Bytes = ()
     layer_repeated_bytes: _Bytes = ()
-    stages: tuple[Stage, ...] = Field((), max_length=MOST_LAYERS)
+    stages: Stages = ()
     imbalance: float | None = None
     bubble: float | None = None
     rebalances: int = Field(0, ge=0, le=MOST_STEP)
@@ -314,7 +319,7 @@ class Proposal(Model):
     step: int = Field(ge=0, le=MOST_STEP)
     kept_pods: tuple[str, ...] = Field(max_length=MOST_RANKS)
     released_pods: tuple[str, ...] = Field(max_length=MOST_RANKS)
-    stages: tuple[Stage, ...] = Field(max_length=MOST_LAYERS)
+    stages: Stages
     step_seconds_before: float = Field(ge=0, le=MOST_SECONDS)
     step_seconds_after: float = Field(ge=0, le=MOST_SECONDS)
     reason: str = Field("", max_length=LONGEST_REASON)

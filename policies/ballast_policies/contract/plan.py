@@ -17,12 +17,11 @@ from ballast_policies.contract.limits import (
     LONGEST_REASON,
     MOST_CANDIDATES,
     MOST_EPOCH,
-    MOST_LAYERS,
     MOST_RANKS,
     OBJECT,
     Limits,
 )
-from ballast_policies.contract.messages import Candidate, Proposal, Rank, Stage
+from ballast_policies.contract.messages import Candidate, Proposal, Rank, Stage, Stages
 from ballast_policies.contract.model import Model
 
 
@@ -68,7 +67,7 @@ class Plan(Model):
     launch: int = Field(ge=1, le=MOST_EPOCH)
     directive: Directive
     ranks: tuple[Rank, ...] = Field(max_length=MOST_RANKS)
-    stages: tuple[Stage, ...] = Field((), max_length=MOST_LAYERS)
+    stages: Stages = ()
     reason: str = Field("", max_length=LONGEST_REASON)
     deadline: float | None = Field(None, ge=0, le=1e12)
     failures_per_hour: float | None = Field(None, ge=0, le=1e9)
