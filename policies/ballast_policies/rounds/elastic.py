@@ -170,7 +170,8 @@ class _SizeAssignment:
         return None
 
     def _grow(self, at: int) -> bool:
-        item, now, members = self._items[at], self.size(at), self._open[self._items[at].grows_in]
+        item, now = self._items[at], self.size(at)
+        members = self._open.get(item.grows_in, [])  # its last ranks' pool may be gone
         while members and self._ledger.left[members[-1].name] <= 0:
             members.pop()
         size = self._next_size(item, now)

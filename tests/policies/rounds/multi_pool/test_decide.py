@@ -224,6 +224,11 @@ def test_it_gives_back_live_what_a_waiting_job_needs_and_no_more(settings):
         assert ("new can run on what it gives back" in decided.reasons["wide"]) == bool(resized)
 
 
+def test_it_goes_on_with_its_first_ranks_where_the_pool_of_its_last_is_gone():
+    question = grown_question([], elastic(), nodes(fast=2), both(2, 2))
+    assert decide_round(question).placements["wide"].nodes == both(2, 0).nodes
+
+
 def test_at_the_end_of_a_round_it_gives_back_to_one_that_is_more_urgent():
     """In place of a restart."""
     jobs = [a_job("new", 3, "slow")]
