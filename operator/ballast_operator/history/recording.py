@@ -168,23 +168,18 @@ class Held:
         status: Any = item.get("status") or {}
         held = allocation_in(status)
         true = {each.get("type") for each in status.get("conditions") or [] if each.get("status") == "True"}
-        record = cls(
+        return cls(
             at=at,
             state=str(status.get("state") or "New"),
+            pool="" if held is None else held.pool,
+            gpu_type="" if held is None else held.gpu_type,
+            nodes=() if held is None else held.placement.nodes,
+            apart=held is not None and (len(held.by_pool) > 1 or bool(held.partner)),
+            trains=held is not None and "Running" in true and held.ending is None,
+            joining=held is not None and bool(held.joining),
             launches=int(status.get("launches") or 0),
             step=int((status.get("progress") or {}).get("step") or 0),
             cost=float(status.get("costSoFar") or 0.0),
-        )
-        if held is None:
-            return record
-        return dataclasses.replace(
-            record,
-            pool=held.pool,
-            gpu_type=held.gpu_type,
-            nodes=held.placement.nodes,
-            apart=len(held.by_pool) > 1 or bool(held.partner),
-            trains="Running" in true and held.ending is None,
-            joining=bool(held.joining),
         )
 
     @property

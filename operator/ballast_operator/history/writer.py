@@ -113,9 +113,8 @@ class HistoryWriter:
             self._waiting.put_nowait(record)
             for row in self._rows.of_job(record.uid, news, at, deleted=deleted):
                 self._waiting.put_nowait(row)
-        except queue.Full:
-            self._metrics.history_dropped.inc()
-        except (LookupError, TypeError, ValueError, AttributeError):  # a status that nobody here has written
+        # Or a status that nobody here has written.
+        except (queue.Full, LookupError, TypeError, ValueError, AttributeError):
             self._metrics.history_dropped.inc()
 
     def compare(self, present: Iterable[Object], namespace: str) -> None:

@@ -20,7 +20,7 @@ from ballast_operator.report.costs import costs
 from ballast_operator.report.explanation import Explanation, explanation
 from ballast_operator.report.overview import JobLine, Overview, overview
 
-PAGE_ROWS, POOL_JOBS, MOST_OPTIONS, MOST_CHANGES = 100, 12, 500, 200
+PAGE_ROWS, MOST_OPTIONS, MOST_CHANGES = 100, 500, 200
 WINDOWS = {"1h": 3600.0, "6h": 6 * 3600.0, "all": float("inf")}
 """Spans of time by name; all: what is remembered."""
 
@@ -299,13 +299,12 @@ def job(view: View, item: Object) -> dict[str, Any]:
     now = partition_now(caches, key, seen.at)
     if now is not None and (not partitions or partitions[-1].stages != now.stages):
         partitions.append(now)
-    names = (f"launch {span.launch}" for span in spans)
-    shown = [(span, name, "") for span, name in zip(spans, names, strict=True)]
+    shown = [(span, f"launch {span.launch}", "") for span in spans]
     return {
         "key": key,
         "link": job_link(key),
         "found": found,
-        "line": next(each for each in overview([item], ()).jobs),
+        "line": overview([item], ()).jobs[0],
         "spec": spec_of(item),
         "created": item["metadata"].get("creationTimestamp", ""),
         "cost": cost,

@@ -18,7 +18,6 @@ from markupsafe import Markup
 
 from ballast_operator.errors import Forbidden, HistoryError, OperatorError
 from ballast_operator.history.recent import Recent
-from ballast_operator.history.recording import JobRecord
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import Kind
 from ballast_operator.listening import NO_REQUEST, listen
@@ -249,34 +248,26 @@ class Page:
         view, chosen = await self._view(request), request.query.get("round", "")[:253]
         return self._show(request, "decisions.html", screens.decisions(view, chosen))
 
-    async def _past(self, request: web.Request) -> tuple[list[JobRecord], bool, int]:
-        """Jobs of history that may be seen, whether there are more, and the number of the page."""
+    async def _past(self, request: web.Request) -> dict[str, Any]:
+        """Jobs of history that may be seen, the number of the page, and whether there are more."""
         assert self._history is not None
         chosen, person = screens.Filter.of(request.query), request[PERSON]
         there_are = await asyncio.to_thread(self._history.namespaces)
         seen = await self._access.namespaces(person, there_are)
         asked = seen & {chosen.namespace} if chosen.namespace else seen
-        rows = screens.PAGE_ROWS
+        most, skip = screens.PAGE_ROWS + 1, (chosen.page - 1) * screens.PAGE_ROWS
         found = await asyncio.to_thread(
-            self._history.jobs,
-            namespaces=asked,
-            name=chosen.text,
-            most=rows + 1,
-            skip=(chosen.page - 1) * rows,
+            self._history.jobs, namespaces=asked, name=chosen.text, most=most, skip=skip
         )
-        return found[:rows], len(found) > rows, chosen.page
+        return {"jobs": found[: most - 1], "page": chosen.page, "more": len(found) == most}
 
     async def _past_jobs(self, request: web.Request) -> web.Response:
-        found, more, page = await self._past(request)
         chosen = screens.Filter.of(request.query)
-        told = {"jobs": found, "more": more, "page": page, "chosen": chosen}
-        return self._show(request, "history.html", told)
+        return self._show(request, "history.html", {**await self._past(request), "chosen": chosen})
 
     async def _past_jobs_json(self, request: web.Request) -> web.Response:
-        found, more, page = await self._past(request)
-        return web.json_response(
-            {"jobs": [dataclasses.asdict(job) for job in found], "page": page, "more": more}
-        )
+        found = await self._past(request)
+        return web.json_response({**found, "jobs": [dataclasses.asdict(job) for job in found["jobs"]]})
 
     async def _past_job(self, request: web.Request) -> web.Response:
         assert self._history is not None

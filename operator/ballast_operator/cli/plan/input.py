@@ -175,30 +175,28 @@ class ClusterInput(_Input):
         return self.model_copy(update={"gpus": gpus})
 
 
-class _GivenStage(_Input):
+class _Given(_Input):
+    """A part of a plan; what is predicted of it is ignored."""
+
     model_config = pydantic.ConfigDict(extra="ignore")
 
+
+class _GivenStage(_Given):
     first_layer: Annotated[int, pydantic.Field(ge=0)]
     end_layer: Count
     gpus: Annotated[list[Annotated[list[int], pydantic.Field(min_length=1)]], pydantic.Field(min_length=1)]
 
 
-class _GivenParallelism(_Input):
-    model_config = pydantic.ConfigDict(extra="ignore")
-
+class _GivenParallelism(_Given):
     zero_stage: Annotated[int, pydantic.Field(ge=0, le=3)] = 0
 
 
-class _GivenJob(_Input):
-    model_config = pydantic.ConfigDict(extra="ignore")
-
+class _GivenJob(_Given):
     parallelism: _GivenParallelism = _GivenParallelism()
 
 
-class GivenPlan(_Input):
-    """A plan as ``--output json`` prints it; what is predicted of it is ignored."""
-
-    model_config = pydantic.ConfigDict(extra="ignore")
+class GivenPlan(_Given):
+    """A plan as ``--output json`` prints it."""
 
     stages: Annotated[list[_GivenStage], pydantic.Field(min_length=1)]
     microbatch_size: Count
