@@ -87,8 +87,13 @@ def access_objects(view: JobView) -> tuple[tuple[Kind, dict[str, Any]], ...]:
 def plan_object(
     view: JobView, spec: JobSpec, plan: Plan, *, now: Time, resource_version: str | None
 ) -> dict[str, Any]:
-    """The ConfigMap with ``plan``; refused by the API server where ``resource_version`` is not the newest."""
-    data = {PLAN_KEY: plan.to_json(), CONFIG_KEY: spec.config.to_json()}
+    """The ConfigMap with ``plan``; refused by the API server where ``resource_version`` is not the newest.
+
+    Its last step stays that of the launch: the ranks end there, whatever the spec says by then.
+    """
+    steps = view.launched_steps or spec.config.total_steps
+    config = spec.config.model_copy(update={"total_steps": steps})
+    data = {PLAN_KEY: plan.to_json(), CONFIG_KEY: config.to_json()}
     body = owned(view, CONFIG_MAP, plan_config_map_name(view.name), data=data)
     body["metadata"]["annotations"] = {PLAN_WRITTEN_ANNOTATION: show_micro(now)}
     if resource_version is not None:

@@ -156,7 +156,7 @@ class ClusterPolicyStatus(StatusModel):
     observed_generation: Annotated[int, Field(ge=0)] = 0
     """metadata.generation of the spec that this status is about."""
     conditions: Conditions = ()
-    """Conditions by type; docs/api.md has the types and their reasons."""
+    """Conditions by type."""
     capacity: Annotated[tuple[PoolCapacity, ...], listed(128, "pool")] = ()
     """Capacity of each pool."""
     bill: Annotated[tuple[PoolBill, ...], listed(256, "pool")] = ()

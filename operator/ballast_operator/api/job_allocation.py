@@ -199,6 +199,8 @@ class JobAllocation(StatusModel):
     """Number in the name of the first pod of the last growth; 0: the gang has not grown."""
     master_address: Name = ""
     """Address of rank 0 that a job without a model told its other ranks; empty: not yet."""
+    template: Name = ""
+    """Digest of its pods' template: no others are added; empty: not known."""
     pod_group: Name = ""
     """The PodGroup of Kubernetes that its pods are; empty: the API server had none when it was given."""
     leaving: NodesLeaving | None = None

@@ -156,6 +156,7 @@ def launch(context: ReconcileContext, gang: Gang) -> StepResult:
         degrees=degrees,
         plan_id=assignment.plan_id,
         since=context.now,
+        template=context.spec.template_digest,
         pod_group=pod_group_name(context.view, context.spec) if context.around.has_pod_groups else "",
         shared_gpu=SharedGpu(partner=context.around.sharer.job if context.around.sharer is not None else "")
         if assignment.may_share

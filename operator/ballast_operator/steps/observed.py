@@ -245,6 +245,8 @@ def _offer(context: ReconcileContext) -> Offer | None:
         gpus = len(kept_pods) * per_pod or allocation.gpus + len(nodes)
         if gpus not in plans:  # so was planner
             nodes, kept_pods = (), ()
+    if allocation is not None and kind is Action.KEEP and not context.view.has_template:
+        nodes = ()  # so was the template
     size = len(nodes) // per_pod
     same = allocation is not None and placement == allocation.placement
     return Offer(kind, assignment.launches, size=size, same_placement=same, keep=kept_pods)

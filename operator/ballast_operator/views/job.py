@@ -284,6 +284,14 @@ class JobView:
         return allocation.gpus_per_pod == spec.gpus_per_pod and failed < MOST_FAILED_CHANGES
 
     @property
+    def has_template(self) -> bool:
+        """True if new pods of its gang would be made of the template that it was launched with."""
+        allocation = self.status.allocation
+        return (
+            allocation is None or self.spec is None or allocation.template in ("", self.spec.template_digest)
+        )
+
+    @property
     def may_change_size(self) -> bool:
         """True if the gang trains and can change its size now, maybe by a restart; no script."""
         allocation = self.running_allocation

@@ -249,6 +249,11 @@ class JobSpec(GangSpec):
         return self.config.checkpoint.in_memory_every_steps > 0 and not self.is_script
 
     @functools.cached_property
+    def template_digest(self) -> str:
+        """Equal for equal templates."""
+        return digest([self.template])[:16]
+
+    @functools.cached_property
     def own_command(self) -> tuple[Any, ...]:
         """(image, command, arguments) of the template's first container."""
         containers = (self.template.get("spec") or {}).get("containers") or [{}]

@@ -5,9 +5,14 @@ import datetime
 
 import pytest
 from ballast_operator.api.conditions import JobReason
-from ballast_operator.kube.kinds import JOB, NODE, POD
+from ballast_operator.kube.kinds import CONFIG_MAP, JOB, NODE, POD
 from ballast_operator.views.clock import show
-from ballast_policies.contract.messages import ExitCode, ExitReason, TerminationMessage
+from ballast_policies.contract.messages import (
+    ExitCode,
+    ExitReason,
+    TerminationMessage,
+    plan_config_map_name,
+)
 from ballast_policies.contract.plan import Directive
 from ballast_policies.protocol.observed import Cause
 
@@ -332,13 +337,19 @@ async def test_a_sidecar_that_never_ends_keeps_no_job_from_its_end() -> None:
     await simulation.until(lambda: not simulation.pods("done") + simulation.pods("wrong"))
 
 
+@pytest.mark.parametrize("rewritten", [False, True])
 @pytest.mark.parametrize("total", [200, 100], ids=["raised", "raised, and lowered again"])
-async def test_a_job_that_gets_more_steps_while_it_trains_goes_on_after_its_former_last_step(total):
-    """That is no failure of the job, which may have no try left."""
+async def test_a_job_that_gets_more_steps_while_it_trains_goes_on_after_its_former_last_step(
+    total, rewritten
+):
+    """That is no failure of the job, which may have no try left; its plan may be written anew meanwhile."""
     simulation = Simulation(nodes={"a": ("fast", 2)}, roundSeconds=60)
     await simulation.run_job("one", totalSteps=100, backoffLimit=0)
     simulation.world.patch(NODE, "", "a", {"spec": {"unschedulable": True}})  # the next launch has to wait
     simulation.change("one", totalSteps=200)
+    if rewritten:
+        await simulation.ticks(2)
+        simulation.world.drop(CONFIG_MAP, NAMESPACE, plan_config_map_name("one"))
     await simulation.until(lambda: simulation.status("one").allocation is None)
     simulation.change("one", totalSteps=total)
     simulation.trainers["one"].total = total

@@ -491,7 +491,7 @@ def live_sizes(view: JobView) -> tuple[int, ...]:
 
 
 def _same_recipe(view: JobView, spec: JobSpec) -> bool:
-    """True if new pods would train with the configuration that the gang was launched with.
+    """True if new pods would train with the configuration and the template that the gang was launched with.
 
     Most changes of a spec take effect at the next launch; ranks do not read how many
     stages the gang may have.
@@ -500,7 +500,7 @@ def _same_recipe(view: JobView, spec: JobSpec) -> bool:
         launched = decode_text(dict[str, Any], view.plan_config, limits=OBJECT)
     except ContractError:  # someone has changed the ConfigMap
         return False
-    return _recipe(launched, spec) == _recipe(spec.config_fields, spec)
+    return view.has_template and _recipe(launched, spec) == _recipe(spec.config_fields, spec)
 
 
 def _recipe(config: Mapping[str, Any], spec: JobSpec) -> dict[str, Any]:

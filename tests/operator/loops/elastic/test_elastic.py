@@ -2,7 +2,7 @@
 
 import pytest
 from ballast_operator.api.conditions import JobReason
-from ballast_operator.kube.kinds import JOB, NODE, POD
+from ballast_operator.kube.kinds import NODE, POD
 from ballast_policies.allocation.policy import SpaceSharing, Surplus
 from ballast_policies.allocation.registry import POLICIES
 from ballast_policies.contract.messages import ExitCode, ExitReason, TerminationMessage
@@ -10,7 +10,7 @@ from ballast_policies.contract.plan import Directive
 from ballast_policies.protocol.observed import Cause
 
 from tests.operator.loops.simulated.machines import end_pod, node
-from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, template
 from tests.support.examples import first_daily, first_fast, thinned
 
 LONG = {"totalSteps": 100_000}
@@ -211,17 +211,19 @@ async def test_a_gang_that_does_not_want_more_does_not_grow(spec):
 
 
 @pytest.mark.slow
-async def test_a_gang_whose_recipe_has_changed_since_its_launch_does_not_grow():
-    """Newcomers would train by another one; more stages alone are no other recipe."""
+@pytest.mark.parametrize("edit", [{"training": {"learningRate": 0.5}}, {"template": template(hostname="a")}])
+async def test_a_gang_whose_recipe_has_changed_since_its_launch_does_not_grow(edit):
+    """Newcomers would train by another one, or another image; more stages alone are no other recipe."""
     simulation = Simulation(nodes={"a": ("fast", 4)}, roundSeconds=600)
     await simulation.run_job("one", stages=(1, 1), **LONG, grow=True)
     pipeline = {"minStages": 1, "maxStages": 2, "microbatches": 8, "globalBatchSize": 16}
     simulation.change("one", pipeline=pipeline)
     await simulation.until(lambda: simulation.status("one").is_true("Grown"))
-    changed = {"pipeline": {**pipeline, "maxStages": 4}, "training": {"learningRate": 0.5}}
-    simulation.world.patch(JOB, NAMESPACE, "one", {"spec": changed})
+    simulation.change("one", pipeline={**pipeline, "maxStages": 4}, **edit)
     await simulation.ticks(20, seconds=10.0)
     assert len(simulation.pods("one")) == 2
+    await simulation.relaunched("one")
+    await simulation.until(lambda: len(simulation.pods("one")) == 4)
 
 
 @pytest.mark.slow

@@ -35,17 +35,16 @@ async def test_the_pod_group_follows_growth_and_shrink():
 
 async def test_a_pod_group_has_the_priority_class_of_its_pods():
     """It cannot be changed: a launch of another class has another group, and one that runs keeps its own."""
-    simulation = Simulation(nodes={"a": ("fast", 1)}, roundSeconds=60)
+    simulation = Simulation(nodes={"a": ("fast", 2)}, roundSeconds=60)
     simulation.reconciler.has_pod_groups = True
     urgent = template(priorityClassName="urgent")
     await simulation.run_job("one", stages=(1, 2), grow=True, template=urgent, **ENDLESS)
-    assert groups(simulation, "one") == ["one.urgent"]
-    simulation.change("one", template={"spec": {"priorityClassName": "low"}})
-    simulation.world.put(NODE, node("b", "fast", 1))
-    await simulation.until(lambda: simulation.status("one").is_true("Grown"))
     assert groups(simulation, "one") == ["one.urgent"] * 2
+    simulation.change("one", template={"spec": {"priorityClassName": "low"}})
+    await simulation.run_job("two", stages=(1, 1), **ENDLESS)
+    assert groups(simulation, "one") == ["one.urgent"]
     found = simulation.world.get(POD_GROUP, NAMESPACE, "one.urgent")["spec"]
-    assert found == {"schedulingPolicy": {"gang": {"minCount": 2}}, "priorityClassName": "urgent"}
+    assert found == {"schedulingPolicy": {"gang": {"minCount": 1}}, "priorityClassName": "urgent"}
 
 
 async def test_a_launch_from_before_stays_without_a_pod_group():
