@@ -19,6 +19,7 @@ import dataclasses
 import numpy as np
 
 from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.problem import Entity
 
 LATER = 1e-3
 """Part that each next job of a team has of the one before it, with first come first served."""
@@ -59,18 +60,20 @@ def tree(instance: Instance) -> Team:
 
     Where the problem defines no entities, the names that jobs give are entities of weight 1.
     """
-    order = instance.arrival_order()
-    weights, policies, parents = _entities(instance)
-    rows: dict[str | None, list[int]] = {name: [] for name in [None, *weights]}
-    for m in order:
-        rows[instance.entity_of[m]].append(int(m))
+    named = (name for name in instance.entity_of if name is not None)
+    entities = instance.entities or {name: Entity() for name in named}
+    rows: dict[str | None, list[int]] = {name: [] for name in (None, *entities)}
+    inside: dict[str | None, list[str]] = {name: [] for name in rows}
+    for m in instance.arrival_order().tolist():
+        rows[instance.entity_of[m]].append(m)
+    for name, entity in entities.items():
+        inside[entity.parent].append(name)
 
     def build(name: str | None) -> Team:
-        inside = [child for child, parent in parents.items() if parent == name]
-        teams, each = [build(child) for child in inside], [weights[child] for child in inside]
-        policy, jobs = "fairness" if name is None else policies[name], rows[name]
-        entity = instance.entities.get(name or "")
-        if entity is not None and entity.by_user:
+        entity = Entity() if name is None else entities[name]
+        teams, each = [build(child) for child in inside[name]], [entities[c].weight for c in inside[name]]
+        policy, jobs = entity.policy, rows[name]
+        if entity.by_user:
             users: dict[str, list[int]] = {}
             for m in jobs:
                 users.setdefault(instance.user_of[m], []).append(m)
@@ -111,17 +114,6 @@ def _divide(team: Team, part: float, found: np.ndarray) -> None:
 
 def _size(team: Team) -> int:
     return len(team.jobs) + sum(_size(child) for child in team.teams)
-
-
-def _entities(instance: Instance) -> tuple[dict[str, float], dict[str, str], dict[str, str | None]]:
-    known = instance.entities
-    named = dict.fromkeys(name for name in instance.entity_of if name is not None)
-    names = list(known) if known else list(named)
-    return (
-        {name: known[name].weight if known else 1.0 for name in names},
-        {name: known[name].policy if known else "fairness" for name in names},
-        {name: known[name].parent if known else None for name in names},
-    )
 
 
 @dataclasses.dataclass(slots=True, eq=False)
