@@ -354,6 +354,7 @@ class Decider:
         self.seen_nodes = SeenNodes()
         self.paid = Paid()
         self._admissions = Admissions()
+        self._uids: Mapping[Key, str] = {}
         self._budgets: Mapping[str, BudgetLeft] = {}
 
     def look(
@@ -373,10 +374,26 @@ class Decider:
         self.budgets_at = next_budget_change(self._budgets, teams, now)
         with self._taken_in("who shares a GPU is not seen"):
             self._partners.look(jobs)
-        for view in (*reports, *jobs):
+        self._record(reports)
+        self._forget_replaced(jobs)
+        self._record(jobs)
+        self.measurements.keep(view.key for view in jobs)
+
+    def _record(self, views: Sequence[JobView]) -> None:
+        for view in views:
             with self._taken_in("job=%s/%s report not used", *view.key):
                 record(view, self.measurements, self._partners)
-        self.measurements.keep(view.key for view in jobs)
+
+    def _forget_replaced(self, jobs: Sequence[JobView]) -> None:
+        """Forget what was measured of jobs, and owed to them, whose names other jobs have now."""
+        known, self._uids = self._uids, {view.key: view.uid for view in jobs}
+        stay = [view.key for view in jobs if known.get(view.key, view.uid) == view.uid]
+        if len(stay) == len(jobs):
+            return
+        self.measurements.keep(stay)
+        if self.memory.accounts is not None:
+            accounts = self.memory.accounts.of_jobs({job_id(key) for key in stay})
+            self.memory = dataclasses.replace(self.memory, accounts=accounts)
 
     def build_problem(
         self, policy: ClusterPolicy, seen: Observed, left_out: Mapping[Key, Exception]

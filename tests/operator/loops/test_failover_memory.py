@@ -76,19 +76,27 @@ async def test_accounts_of_a_backup_are_gone_on_with(change):
     assert sum(saved.memory.account.promised[key].values()) > least
 
 
-async def test_a_job_created_again_under_an_old_name_inherits_nothing():
-    """While no operator ran: the account belonged to another job."""
-    simulation = crowded()
+@pytest.mark.parametrize("operator_runs", [True, False])
+async def test_a_job_created_again_under_an_old_name_inherits_nothing(operator_runs):
+    """While no operator ran, or within a decision's time: account and speeds belonged to another job."""
+    simulation, key = crowded(), (NAMESPACE, "three")
     await simulation.ticks(41)
-    simulation.world.drop(JOB, NAMESPACE, "three")
+    decider = simulation.allocator.decider
+    assert sum(decider.memory.accounts.account.promised["/".join(key)].values()) > 10
+    assert decider.measurements.reported_by(key)
+    simulation.world.drop(JOB, *key)
     again = job("three", totalSteps=100_000)
     again["metadata"]["creationTimestamp"] = "2026-01-01T00:02:00Z"
     simulation.world.put(JOB, again)
-    simulation.start_operator()
-    await simulation.tick(seconds=120.0)
-    memory = simulation.allocator.decider.memory.accounts
-    assert sum(memory.account.promised.get(f"{NAMESPACE}/three", {}).values()) == pytest.approx(0.0, abs=1.0)
+    if not operator_runs:
+        simulation.start_operator()
+    simulation.asked_to_decide()
+    await simulation.tick(seconds=1.0 if operator_runs else 120.0)
+    decider = simulation.allocator.decider
+    memory = decider.memory.accounts
+    assert sum(memory.account.promised.get("/".join(key), {}).values()) == pytest.approx(0.0, abs=1.0)
     assert sum(memory.account.promised[f"{NAMESPACE}/two"].values()) > 10
+    assert not decider.measurements.reported_by(key)
 
 
 async def test_the_state_is_written_once_a_round():
