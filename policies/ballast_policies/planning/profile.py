@@ -118,6 +118,8 @@ def held_by_replica(
 ) -> np.ndarray:
     """Bytes of layers on one of some replicas that share the optimizer's state, gradients and weights.
 
+    A layer without weights, e.g. with buffers alone, is whole on each.
+
     Args:
         held: on a replica that shares nothing.
         weight_bytes: of these.
@@ -132,7 +134,8 @@ def held_by_replica(
     apart, held, each = part * held * expert_part, (1 - part) * held, (1 - part) * each
     learnt = np.minimum(each, np.subtract(held, each))
     state = np.maximum(0.0, np.subtract(held, 2 * each))
-    found: np.ndarray = apart + each / weights + learnt / gradients + state / replicas
+    shared = each / weights + learnt / gradients + state / replicas
+    found: np.ndarray = apart + np.where(each > 0, shared, held)
     return found
 
 

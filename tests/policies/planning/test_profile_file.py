@@ -43,6 +43,12 @@ def test_a_report_has_the_bytes_that_the_formula_of_memory_counts():
     assert (profile.gradient_bytes, profile.repeated_bytes) == ((1, 4), (0, 0))
 
 
+def test_each_replica_has_a_layer_without_weights_whole():
+    """As one with buffers alone."""
+    (layer,) = read_profile({"layers": [{**LAYER, "heldBytes": 16.0}]}).each_layer(1)
+    assert layer.shared_by(4, gradients=4, weights=4).held_bytes == 16.0
+
+
 def test_each_replica_has_a_part_of_the_experts():
     """With their gradients and optimizer state; of the rest, alone, ZeRO-1 shares the state."""
     row = {**LAYER, "heldBytes": 16.0, "weightBytes": 4.0, "expertBytes": 2.0}

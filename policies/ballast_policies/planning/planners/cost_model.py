@@ -142,7 +142,7 @@ class CostModel:
         zero_stage: what replicas share, as ``parallelism.zeroStage``.
 
     Raises:
-        PlanningError: replicas share what a layer holds, and how much of it are weights is not known.
+        PlanningError: replicas share what layers hold, and how much of it are weights is not known.
     """
 
     def __init__(
@@ -155,12 +155,9 @@ class CostModel:
         measured: GpuProfiles | None = None,
         zero_stage: int = 0,
     ) -> None:
-        rows = () if measured is None else itertools.chain.from_iterable(measured.measured.values())
-        held = [*zip(profile.held_bytes, profile.weight_bytes, strict=True)]
-        held += [(row.held_bytes, row.weight_bytes) for row in rows]
-        if zero_stage and any(whole and not weights for whole, weights in held):
+        if zero_stage and any(profile.held_bytes) and not any(profile.weight_bytes):
             raise PlanningError(
-                "a layer holds bytes, and weightBytes does not say how many of them replicas gather. "
+                "layers hold bytes, and weightBytes does not say how many of them replicas gather. "
                 "To fix: weightBytes, or --zero-stage 0"
             )
         self.zero_stage = zero_stage

@@ -314,7 +314,7 @@ LAYER = "{repeat: 2000, forwardSeconds: 1, backwardSeconds: 1}"
         (
             {"profile": BIG},
             ("--planner", "best", "--zero-stage", "1"),
-            "weightBytes does not say how many of them replicas gather. To fix: weightBytes, or",
+            "layers hold bytes, and weightBytes does not say how many of them replicas gather",
         ),
     ],
 )
