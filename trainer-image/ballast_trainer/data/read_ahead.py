@@ -18,7 +18,7 @@ from ballast_trainer.data.collate import Batch
 from ballast_trainer.errors import ConfigurationError, DataError, TrainerError
 from ballast_trainer.process_exit import end_with_parent
 
-_RECENT_BATCHES = 4
+RECENT_BATCHES = 4
 """Batches kept: a step may be asked for twice, and without a flush a pipeline's ends are some steps apart."""
 _PER_WORKER = 2
 
@@ -74,7 +74,7 @@ class ReadAhead:
         if isinstance(found, TrainerError):
             raise found
         self._recent[step] = found
-        for old in sorted(self._recent)[:-_RECENT_BATCHES]:
+        for old in sorted(self._recent)[:-RECENT_BATCHES]:
             del self._recent[old]
         return self._recent[step]
 

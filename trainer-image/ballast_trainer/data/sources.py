@@ -29,7 +29,12 @@ import torch
 
 from ballast_trainer.causes import SAMPLE_NOTE, with_place
 from ballast_trainer.data.collate import Batch, BatchForm, BatchFunction
-from ballast_trainer.data.read_ahead import is_of_shared_memory, shared_memory_full, start_worker
+from ballast_trainer.data.read_ahead import (
+    RECENT_BATCHES,
+    is_of_shared_memory,
+    shared_memory_full,
+    start_worker,
+)
 from ballast_trainer.errors import ConfigurationError, DataError, TrainerError
 from ballast_trainer.seeding import host_seeded, mixed_key
 
@@ -42,8 +47,6 @@ _GROUPED = 50
 """Batches that are drawn together to be sorted by length, as transformers does it."""
 _KEPT_PERMUTATIONS = 2
 """A batch may straddle two epochs."""
-_RECENT_BATCHES = 4
-"""Batches kept of a loader: without a flush, the ends of the pipeline are some steps apart."""
 
 
 def is_dataset(source: Any) -> bool:
@@ -502,7 +505,7 @@ class ReplayedLoader:
     gave, or is read again from the first epoch.
     """
 
-    _kept = _RECENT_BATCHES
+    _kept = RECENT_BATCHES
     _asks_for_state = True
 
     def __init__(self, source: Iterable[Any], form: BatchForm | None = None) -> None:
@@ -579,7 +582,7 @@ class ReplayedLoader:
             state = copy.deepcopy(self._source.state_dict())  # type: ignore[attr-defined]
             known = self._positions.setdefault(seed, {})
             known[self._step + 1] = LoaderPosition(self._step + 1, self._epoch, state, self._left_out)
-            for old in sorted(known)[: -_RECENT_BATCHES - 1]:
+            for old in sorted(known)[: -RECENT_BATCHES - 1]:
                 del known[old]
 
     def _go_back(self, seed: int, step: int, size: int) -> None:

@@ -10,7 +10,7 @@ import torch
 from ballast_policies.contract.job.job import JobConfig
 
 from ballast_trainer.data.collate import Batch
-from ballast_trainer.data.read_ahead import ReadAhead
+from ballast_trainer.data.read_ahead import RECENT_BATCHES, ReadAhead
 from ballast_trainer.data.sources import LoaderPosition, ReplayedLoader, ShuffledDataset, read_batch
 from ballast_trainer.distributed.activity import ACTIVITY
 from ballast_trainer.distributed.process_group import World
@@ -22,8 +22,6 @@ from ballast_trainer.trees import Tree, mapped
 logger = logging.getLogger(__name__)
 
 _SAMPLES, _LENGTH, _SORTED_BY = "samples", "of", "sortedBy"
-_KEPT_TARGETS = 4
-"""Steps whose targets are kept: without a flush, several are in flight."""
 
 
 def own_part(batch: Batch, world: World, device: torch.device, *, pinned: bool = False) -> Batch:
@@ -237,7 +235,7 @@ class Batches:
         self._on_host, _ = own_part((inputs, targets), world, torch.device("cpu"))
         found = own_part((inputs, targets), world, self._device, pinned=self._ahead is not None)
         self._targets[step] = found[1]
-        for old in sorted(self._targets)[:-_KEPT_TARGETS]:
+        for old in sorted(self._targets)[:-RECENT_BATCHES]:
             del self._targets[old]
             self._factors.pop(old, None)
         self._factors[step] = self._factors_of(step, targets, world)
