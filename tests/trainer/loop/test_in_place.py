@@ -117,17 +117,24 @@ def test_a_killed_rank_is_started_again_and_joins(
     assert_undisturbed(gang, single_process_losses(small_config(totalSteps=10, **alone)), every=1)
 
 
-def test_pods_go_on_that_try_a_plan_of_another_schedule(pods, small_config, single_process_losses, tmp_path):
-    """By the launch's schedule, with stages that it has, and try the plans anew."""
+@pytest.mark.parametrize(
+    ("schedule", "layers"), first_daily([("ZeroBubbleV", (1, 1, 1, 2)), ("1F1B", (1, 4))], 2)
+)
+def test_pods_go_on_that_try_a_plan(pods, small_config, single_process_losses, tmp_path, schedule, layers):
+    """By the launch's schedule, whichever they tried, and try the plans anew: the first one first."""
     plans = tuple(
-        Candidate(schedule=name, layers=layers, step_seconds=1.0)
-        for name, layers in (("1F1B", (2, 3)), ("ZeroBubbleV", (1, 1, 1, 2)))
+        Candidate(schedule=name, layers=of, step_seconds=1.0)
+        for name, of in (("1F1B", (2, 3)), (schedule, layers))
     )
-    config = struck(in_memory(small_config(totalSteps=10), 1), tmp_path / "strikes", (7, 1, 0, "SIGKILL"))
+    config = struck(in_memory(small_config(totalSteps=13), 1), tmp_path / "strikes", (7, 1, 0, "SIGKILL"))
     start_in_pods(pods, tmp_path / "channel", config, 2, candidates=plans)
     assert set(pods.exit_codes().values()) == {0}, pods.errors()
-    assert len(pods.events("ranksLost", "job-1-0")) == 1
-    assert_undisturbed(pods, single_process_losses(small_config(totalSteps=10)), 1, "job-1-0")
+    (lost,) = pods.events("ranksLost", "job-1-0")
+    assert_undisturbed(pods, single_process_losses(small_config(totalSteps=13)), 1, "job-1-0")
+    steps = [line for line in pods.lines("job-1-0") if "event" not in line]
+    sizes = {line["step"]: [one["endLayer"] - one["firstLayer"] for one in line["stages"]] for line in steps}
+    again = lost["resumed_from_step"] + 1
+    assert [tuple(sizes[again + step]) for step in range(6)] == [(2, 3)] * 5 + [layers]
 
 
 @pytest.mark.parametrize("copying", first_daily([False, True]))

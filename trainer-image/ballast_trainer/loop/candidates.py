@@ -44,6 +44,10 @@ class Candidates:
         """True if they are being tried: then layers move for nothing else."""
         return len(self._tried) < len(self._candidates)
 
+    @property
+    def _results(self) -> tuple[Tried, ...]:
+        return (*self._tried, *(Tried(),) * (len(self._candidates) - len(self._tried)))
+
     def begin(self) -> None:
         """Try those of the plan in force, if it is new and has any."""
         plan, world = self._progress.run.plan, self._progress.model.world
@@ -52,7 +56,9 @@ class Candidates:
         self._epoch, self._tried, self._steps = plan.epoch, [], 0
         several = len(plan.candidates) > 1 and world.positions > 1
         self._candidates = plan.candidates if several else ()
-        self._progress.tried((Tried(),) * len(self._candidates), None)
+        # The first is in force, but where ranks go on in place by another.
+        self._take_next()
+        self._progress.tried(self._results, None)
 
     def step_done(self) -> None:
         """Count a step; after the last of a candidate take the next, after all of them the fastest."""
@@ -66,15 +72,19 @@ class Candidates:
         seconds = statistics.median(progress.step_seconds()[-_MEASURED:])
         self._tried.append(Tried(step_seconds=progress.model.world.from_rank_0(seconds)))
         self._steps = 0
-        while self.under_way and (reason := self._take(len(self._tried))):
-            self._tried.append(Tried(reason=reason[:LONGEST_REASON]))
+        self._take_next()
         kept = None
         if not self.under_way:
             took = [math.inf if one.step_seconds is None else one.step_seconds for one in self._tried]
             # One that has run may yet find no room: then the next.
             kept = next((n for n in sorted(range(len(took)), key=took.__getitem__) if not self._take(n)), 0)
             self._tell(kept)
-        progress.tried((*self._tried, *(Tried(),) * (len(self._candidates) - len(self._tried))), kept)
+        progress.tried(self._results, kept)
+
+    def _take_next(self) -> None:
+        """Train on by the next one that can be, if any."""
+        while self.under_way and (reason := self._take(len(self._tried))):
+            self._tried.append(Tried(reason=reason[:LONGEST_REASON]))
 
     def _take(self, number: int) -> str:
         """Train on by a candidate. Returns why it cannot be, all being as it was; empty: it is."""
