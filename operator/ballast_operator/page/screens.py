@@ -293,7 +293,8 @@ def job(view: View, item: Object) -> dict[str, Any]:
     )
     (cost,) = costs([item], seen.policies, now=seen.now, all_jobs=False).jobs
     spans = [span for span in recent.spans if span.uid == uid]
-    events = [event for event in recent.events if event.uid == uid]
+    # What a move of layers has brought is known, and told, later than what came after it.
+    events = sorted((event for event in recent.events if event.uid == uid), key=lambda event: event.at)
     start = min([span.start for span in spans] + [event.at for event in events], default=seen.at)
     partitions = list(recent.partitions(uid))
     now = partition_now(caches, key, seen.at)
@@ -318,7 +319,7 @@ def job(view: View, item: Object) -> dict[str, Any]:
         "cost_parts": pictures.parts(cost.parts),
         "timeline": pictures.timeline(shown, start=start, end=max(seen.at, start + 1)),
         "start": start,
-        "events": list(reversed(events))[:MOST_CHANGES],
+        "events": events[::-1][:MOST_CHANGES],
         "partitions": [(each, pictures.stages(each)) for each in partitions],
         "policy_lines": found.policy if view.policies else (),
     }
@@ -407,7 +408,8 @@ def decisions(view: View, round_id: str) -> dict[str, Any]:
         if line.key[0] in view.namespaces:
             changes.setdefault(line.plan_id, []).append(line)
     known: dict[str, RoundLine] = {line.plan_id: line for line in view.recent.rounds if view.policies}
-    times = {plan: lines[0].at for plan, lines in changes.items()}
+    # At the first look a decision is told as of its job's admission, which may be older.
+    times = {plan: max(line.at for line in lines) for plan, lines in changes.items()}
     times |= {plan: line.at for plan, line in known.items()}
     order = sorted(times, key=lambda plan: (times[plan], plan))
     chosen = round_id if round_id in times else (order[-1] if order else "")

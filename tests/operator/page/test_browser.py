@@ -177,6 +177,21 @@ async def test_curves_tell_the_time_as_the_tables_do() -> None:
         await eventually(tab, f"({moved}, /^2030-03-17T18:1.:40Z$/.test({told}))")
 
 
+async def test_a_curve_keeps_its_pools_name() -> None:
+    """Also where there is no room for the curves of all pools, and a further one is before them by name."""
+    world, pools = World(), [f"pool-{number:02}" for number in range(16)]
+    for names in (pools, pools, ["first", *pools]):
+        world.policy(pools=names)
+        world.recent.work_out()
+        world.now += 60
+    recent = world.recent.samples.pop()
+    async with opened(world) as (tab, here):
+        await tab.go(here)
+        await eventually(tab, "document.querySelector('.u-legend') !== null")
+        world.recent.samples.append(recent)
+        await eventually(tab, "document.querySelector('.u-legend').innerText.includes('first')")
+
+
 async def test_the_page_is_used_by_keyboard_alone() -> None:
     """The first key leads past the navigation; links and buttons are reached in their order, and seen."""
     async with opened(lively()) as (tab, here):

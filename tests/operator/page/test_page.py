@@ -284,6 +284,25 @@ async def test_a_job_shows_its_life_its_layers_its_cost_and_why():
     assert "totalSteps: 100" in plain(stored)
 
 
+async def test_what_happened_to_a_job_and_in_a_round_has_its_time_and_order_at_the_first_look():
+    """A replica that begins sees jobs that were admitted, moved and asked to stop long before."""
+    world = World()
+    moved = {"time": time_of(-300), "step": 5, "launch": 1, "imbalanceBefore": 0.3, "imbalanceAfter": 0.1}
+    for name, minutes in (("old", 180), ("young", 5)):
+        status = runs(rebalances=[moved])
+        status["conditions"][0]["lastTransitionTime"] = time_of(-60 * minutes)
+        status["allocation"]["ending"] = {"cause": "Preempted", "message": "m", "since": time_of(-10)}
+        world.job("team", name, status)
+    async with looked_at(world) as client:
+        screen = plain(await text_of(client, "/jobs/team/old"))
+        assert re.findall("Launched|LayersMoved|Preempted", screen) == [
+            "Preempted",
+            "LayersMoved",
+            "Launched",
+        ]
+        assert f"round-1 {time_of(-300)}" in plain(await text_of(client, "/decisions"))
+
+
 async def test_teams_show_what_they_are_owed_have_and_may_spend():
     """Owed by weights, level by level, among teams with jobs; only where the policy reads teams."""
     world = World()

@@ -30,7 +30,7 @@
       return;
     }
     const known = plots.get(box);
-    if (known && known.series.length === found.series.length + 1) {
+    if (known && known.series.slice(1).map((one) => one.label).join("\n") === found.series.join("\n")) {
       known.setData(found.data);
       return;
     }
