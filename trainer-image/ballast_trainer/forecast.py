@@ -390,8 +390,10 @@ def _rank_forecasts(
     facts, cuts = validate(schedule), list(itertools.pairwise(partition.bounds))
     parallelism, saved = config.parallelism, config.checkpoint
     is_copied = saved.path is not None and saved.async_mode is AsyncMode.ASYNC
-    # Replicas write a share each of all but the gradients, which are as large as the weights.
-    copied = [is_copied * (row.held_bytes - row.weight_bytes) / parallelism.data for row in rows]
+    # Replicas write a share each of all but the gradients: as large as the weights, or none.
+    gradients = [min(row.weight_bytes, max(0.0, row.held_bytes - row.weight_bytes)) for row in rows]
+    held = [row.held_bytes - of for row, of in zip(rows, gradients, strict=True)]
+    copied = [is_copied * each / parallelism.data for each in held]
     sizes = rank_bytes(
         partition,
         schedule,

@@ -137,15 +137,18 @@ def test_replicas_of_the_pipeline_hold_a_layers_gradients_twice_while_they_avera
 
 
 def test_checkpoints_beside_the_steps_cost_memory_of_the_host(call):
-    """For weights and the optimizer's state; of replicas each writes a share; others take none."""
+    """For weights and the optimizer's state; of replicas each writes a share; others take none. Layers that
+    do not learn have weights alone.
+    """
     big, saved = {**LAYER, "weightBytes": 10_000, "heldBytes": 40_000}, {"path": "/checkpoints"}
 
-    def host(*options, **fields):
-        (only,) = simulated(call, *options, layers=(big,) * 12, **fields)
+    def host(*options, layer=big, **fields):
+        (only,) = simulated(call, *options, layers=(layer,) * 12, **fields)
         return {rank["hostBytes"] for rank in only["ranks"]}
 
     assert host() == host(checkpoint={**saved, "asyncMode": "disabled"}) == {0}
     assert host(checkpoint=saved) == {3 * 30_000}
+    assert host(checkpoint=saved, layer={**big, "weightBytes": 40_000}) == {3 * 40_000}
     assert host("--ranks", "8", checkpoint=saved, parallelism={"data": 2}) == {3 * 15_000}
 
 
