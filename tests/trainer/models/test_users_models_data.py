@@ -225,6 +225,9 @@ def test_rows_are_read_by_their_columns_and_padded_to_the_longest_of_a_batch(sou
     }
     assert found[1] == ([1, 1, 0, 0, 0, 0], [1, 1, -100, -100, -100, -100])
     assert found[3] == ([3, 3, 3, 3, 0, 0], [3, 3, 3, 3, -100, -100])
+    heights = [(torch.ones(length), torch.ones(length)) for length in (1, 2)]
+    inputs, targets = BatchForm(multiple=1).of_samples(heights)
+    assert (inputs.tolist(), targets.tolist()) == ([[1, 0], [1, 1]], [[1, -100], [1, 1]])
 
 
 def test_labels_that_transformers_would_shift_are_refused_for_a_model_that_predicts_the_next_token():

@@ -232,12 +232,11 @@ def _first(sample: Any) -> Any:
     return sample[0] if isinstance(sample, tuple | list) and sample else sample
 
 
-def _padded(values: list[torch.Tensor], multiple: int, ignored: int) -> torch.Tensor:
+def _padded(values: list[torch.Tensor], multiple: int, fill: int) -> torch.Tensor:
     """[samples, length, ...]; what has no length is stacked as it is."""
     if values[0].dim() == 0:
         return torch.stack(values)
     longest = -(-max(map(len, values)) // multiple) * multiple
-    fill = 0 if values[0].is_floating_point() else ignored
     whole = values[0].new_full((len(values), longest, *values[0].shape[1:]), fill)
     for row, value in zip(whole, values, strict=True):
         row[: len(value)] = value
