@@ -20,6 +20,7 @@ from kubernetes import client
 
 from tests.docs.blocks import ROOT
 from tests.operator.live.conftest import JOBS, cluster_policy
+from tests.support.access import binding
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.slow]
@@ -71,6 +72,30 @@ def test_a_cluster_is_examined_with_and_without_an_operator(live_cluster, stage)
         assert storage["status"] == "failed" and f"{stage.namespace}/nowhere" in storage["message"]
     text = call(live_cluster, "doctor").stdout
     assert all(re.match(r"(ok|warning|failed|skipped) +[a-z]", line) for line in text.splitlines())
+
+
+def test_the_rights_that_are_looked_at_are_those_of_the_charts_account(live_cluster, stage):
+    """Whose name is the release's."""
+    from tests.operator.chart.test_chart import CHART, helm, render
+
+    with helm.Chart.load(CHART) as chart:
+        rendered = render(chart, {"replicas": 0}, namespace=stage.namespace)
+    (deployment,) = [one for one in rendered if one["kind"] == "Deployment"]
+    client.AppsV1Api(stage.core.api_client).create_namespaced_deployment(stage.namespace, deployment)
+    told = doctor(live_cluster, "-n", stage.namespace)["operator's rights"]
+    assert told["status"] == "failed" and told["message"].startswith("ballast may not ")
+    rights = client.RbacAuthorizationV1Api(stage.core.api_client)
+    rights.create_cluster_role_binding(binding("ballast-operator", stage.namespace, "ballast"))
+    try:
+        eventually(
+            lambda: (
+                doctor(live_cluster, "-n", stage.namespace)["operator's rights"]["message"]
+                == "ballast may do all that it needs"
+            ),
+            "the rights",
+        )
+    finally:
+        rights.delete_cluster_role_binding(f"ballast-{stage.namespace}")
 
 
 def test_what_an_account_may_not_look_at_is_said_to_be_unknown(live_cluster):

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 OLDEST = (1, 30)
 """Kubernetes; the chart's kubeVersion."""
 
+DEPLOYMENT = "app.kubernetes.io/part-of=ballast,app.kubernetes.io/component=operator"
+"""Labels of the operator's Deployment, whatever the release is called."""
 SERVICE_ACCOUNT = "ballast-operator"
+"""The operator's where it has no Deployment, as under `ballast up`."""
 _AT_ONCE = 8
 _MEETING_SECONDS = 120.0
 """Ranks that import torch and load a checkpoint meet within it."""
@@ -209,11 +212,13 @@ def _fields(definition: Mapping[str, Any]) -> set[str]:
 async def _operator(client: "AsyncClient") -> list[Finding]:
     from ballast.client import Forbidden, NotFound
 
+    from ballast_operator.api.meta import LEADER_LEASE
+
     where, fix = client.namespace, "install the chart (docs/install.md), or give --namespace"
     path = "/apis/coordination.k8s.io/v1/"
     found: list[Finding] = []
     try:
-        lease = await client.connection.request("get", f"{path}namespaces/{where}/leases/{SERVICE_ACCOUNT}")
+        lease = await client.connection.request("get", f"{path}namespaces/{where}/leases/{LEADER_LEASE}")
     except NotFound:
         found.append(Finding("operator", "failed", f"no operator has led in namespace {where}", fix))
     else:
@@ -226,7 +231,7 @@ async def _operator(client: "AsyncClient") -> list[Finding]:
             else Finding("operator", "failed", text, pods)
         )
     try:
-        there = await _items(client, f"{path}leases", fieldSelector=f"metadata.name={SERVICE_ACCOUNT}")
+        there = await _items(client, f"{path}leases", fieldSelector=f"metadata.name={LEADER_LEASE}")
     except Forbidden:
         return found  # of other namespaces this account does not know
     others = {lease["metadata"]["namespace"] for lease in there if _leader(client, lease)[0]} - {where}
@@ -326,7 +331,10 @@ def _gpus(node: Mapping[str, Any], resource: str) -> int:
 async def _operators_rights(client: "AsyncClient") -> list[Finding]:
     from ballast_operator.api.rbac import operator_rules
 
-    user = f"system:serviceaccount:{client.namespace}:{SERVICE_ACCOUNT}"
+    path = f"/apis/apps/v1/namespaces/{client.namespace}/deployments"
+    pods = [one["spec"]["template"]["spec"] for one in await _items(client, path, labelSelector=DEPLOYMENT)]
+    account = next((pod["serviceAccountName"] for pod in pods), SERVICE_ACCOUNT)
+    user = f"system:serviceaccount:{client.namespace}:{account}"
     asked = [
         {"group": group, "resource": resource, "subresource": sub, "verb": verb}
         for rule in operator_rules()
@@ -337,8 +345,8 @@ async def _operators_rights(client: "AsyncClient") -> list[Finding]:
     lacks = await _lacking(client, "subjectaccessreviews", {"user": user}, asked)
     if lacks:
         fix = "install the chart's ClusterRole, or apply it again"
-        return [Finding("operator's rights", "failed", f"{SERVICE_ACCOUNT} may not {some_of(lacks)}", fix)]
-    return [Finding("operator's rights", "ok", f"{SERVICE_ACCOUNT} may do all that it needs")]
+        return [Finding("operator's rights", "failed", f"{account} may not {some_of(lacks)}", fix)]
+    return [Finding("operator's rights", "ok", f"{account} may do all that it needs")]
 
 
 async def _own_rights(client: "AsyncClient") -> list[Finding]:
