@@ -65,8 +65,11 @@ def up(
         LocalClusterError: an impossible name, it does not start, or it runs and does not answer.
     """
     folder = _folder(name)
-    running = warden_pid(folder) is not None
     nodes = tuple(nodes)
+    running = warden_pid(folder) is not None
+    if not running:
+        find_binaries()  # a build takes minutes, in which somebody else may start it
+        running = warden_pid(folder) is not None
     if not running:
         _tidy(folder)
         with LocalCluster(

@@ -68,6 +68,17 @@ def test_a_cluster_whose_api_server_is_not_there_is_not_said_to_run(monkeypatch,
     assert "To fix: wait, or ballast down --name half" in done.stderr
 
 
+def test_a_cluster_that_somebody_else_starts_during_a_build_is_left_alone(monkeypatch, tmp_path):
+    """Both have waited for the same build; its files would be removed under it."""
+    logs = tmp_path / "ballast" / "clusters" / "same" / "logs"
+    monkeypatch.setattr("ballast_localcluster.background.find_binaries", lambda: logs.mkdir(parents=True))
+    started = "ballast_localcluster.background.warden_pid"
+    monkeypatch.setattr(started, lambda folder: 1 if folder.exists() else None)
+    done = CliRunner().invoke(up, ["--name", "same"], env={"XDG_STATE_HOME": str(tmp_path)})
+    assert done.exit_code == 1 and "cluster same is starting" in done.stderr
+    assert logs.is_dir()
+
+
 def test_the_end_of_a_cluster_is_told_on_standard_error(monkeypatch, tmp_path):
     """It takes minutes where its nodes have large images."""
     pids = iter([1])
