@@ -259,6 +259,8 @@ def _decided_on(caches: "Caches", item: "Object") -> LiveCluster:
     from ballast_operator.kube.kinds import POD, Key
     from ballast_operator.metrics import Metrics
     from ballast_operator.observation.observer import Observer
+    from ballast_operator.views.job import pods_of_gangs
+    from ballast_operator.views.nodes import stuck_pods
 
     try:
         policy = read_cluster_policy({**item, "status": {}})
@@ -277,6 +279,7 @@ def _decided_on(caches: "Caches", item: "Object") -> LiveCluster:
         jobs=jobs,
         status=status,
         regions={name: info.region for name, info in pools.items()},
+        stuck=stuck_pods(caches[POD], pods_of_gangs(jobs), now),
     )
     decider.look(policy, seen, [], pools)
     snapshot = decider.build_problem(policy, seen, faults).snapshot

@@ -14,8 +14,9 @@ from ballast_operator.cli.live.whatif import pose, read_change, read_cluster, wh
 from ballast_operator.cli.live.whatif_over_time import changed
 from ballast_operator.cli.main import main
 from ballast_operator.kube import client
-from ballast_operator.kube.kinds import JOB, NODE, POLICY
+from ballast_operator.kube.kinds import JOB, NODE, POD, POLICY
 from ballast_policies.allocation.problem import ProblemError
+from ballast_policies.contract.messages import JOB_LABEL
 from ballast_policies.simulator.whatif import Setup, Side, compare
 from click.testing import CliRunner
 
@@ -71,6 +72,26 @@ def test_the_problem_is_the_operators_with_the_pools_prices():
     }
     assert problem.prices["p100"] == pytest.approx((2 * 1.46 + 2 * 0.43) / 4)
     assert notes == ()
+
+
+def test_gpus_of_a_pod_that_does_not_end_are_promised_to_nobody():
+    """As the operator has it."""
+    found = cluster()
+    trainer = {"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    pod = {
+        "metadata": {
+            "name": "gone-1-0",
+            "namespace": "default",
+            "labels": {JOB_LABEL: "gone"},
+            "ownerReferences": [{"kind": JOB.kind, "name": "gone", "uid": "u", "controller": True}],
+            "deletionTimestamp": "2026-01-01T00:00:00Z",
+        },
+        "spec": {"nodeName": "v100", "containers": [trainer]},
+        "status": {"phase": "Running"},
+    }
+    found.world.put(POD, pod)
+    problem, _ = read(found)
+    assert problem.capacity == {"k80": 4, "p100": 4, "v100": 3}
 
 
 def test_what_the_operator_knows_of_budgets_and_spot_pools_is_decided_on_too(monkeypatch):
