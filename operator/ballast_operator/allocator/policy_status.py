@@ -267,12 +267,12 @@ def _pools_valid(capacity: ClusterCapacity, policy: ClusterPolicy) -> tuple[Poli
     if unknown := sorted(limited - {pool.gpu_type for pool in policy.spec.node_pools}):
         message = f"maxGpusByType limits {some_of(unknown)}, of which no pool is"
         return PolicyReason.NO_SUCH_NODES, message
-    if capacity.empty_pools:
-        message = f"no node matches pool {', '.join(capacity.empty_pools)} at present"
-        return PolicyReason.NO_SUCH_NODES, message
+    pools = [pool for pool in policy.spec.node_pools if not pool.max_nodes]  # nodes of others are made
+    if empty := [pool.name for pool in pools if not capacity.members[pool.name]]:
+        return PolicyReason.NO_SUCH_NODES, f"no node matches pool {', '.join(empty)} at present"
     if capacity.pools_without_gpus:
-        pools = ", ".join(capacity.pools_without_gpus)
-        return PolicyReason.NO_GPUS, f"nodes of pool {pools} do not offer the pool's gpuResource"
+        named = ", ".join(capacity.pools_without_gpus)
+        return PolicyReason.NO_GPUS, f"nodes of pool {named} do not offer the pool's gpuResource"
     if capacity.levels_without_nodes:
         message = f"no node has label {some_of(capacity.levels_without_nodes)} of topology.levels"
         return PolicyReason.NO_SUCH_NODES, message

@@ -238,11 +238,6 @@ class ClusterCapacity(Capacity):
         return frozenset((node.gpu_type, node.pool, node.taints) for node in self.nodes)
 
     @property
-    def empty_pools(self) -> tuple[str, ...]:
-        """Pools without nodes."""
-        return tuple(pool for pool, nodes in self.members.items() if not nodes)
-
-    @property
     def levels_without_nodes(self) -> tuple[str, ...]:
         """Labels of levels that no node has: there each node is a domain of its own."""
         return tuple(

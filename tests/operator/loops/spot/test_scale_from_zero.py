@@ -1,6 +1,7 @@
 """Pools whose nodes do not exist yet: gangs are placed there, and an autoscaler makes nodes for the pods."""
 
 import pytest
+from ballast_operator.api.conditions import PolicyReason
 from ballast_operator.kube.kinds import NODE
 from ballast_operator.views.clock import show
 from ballast_operator.views.node_constraints import read_requirements
@@ -34,6 +35,7 @@ async def test_a_gang_starts_on_nodes_that_did_not_exist_when_it_was_made():
     simulation.asked_to_decide()
     await simulation.tick()
     assert gpus("capacity", "allocated") == {0.0}
+    assert simulation.policy_condition("Valid")["reason"] == PolicyReason.VALID
     assert set(simulation.status("a").allocation.nodes) == {"spot/new-0", "spot/new-1"}
     await autoscaler.until(lambda: simulation.state("a") == "Running")
     assert set(simulation.status("a").allocation.nodes) == {"new-0", "new-1"}
