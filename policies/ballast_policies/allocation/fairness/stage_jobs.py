@@ -25,6 +25,7 @@ from ballast_policies.allocation.solvers.dense_program import (
     stratified,
     taken,
 )
+from ballast_policies.allocation.solvers.simplex import SolverError
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -305,17 +306,13 @@ MOST_TIED = 300
 """Kinds of jobs with a choice that are checked together; with more, shares count as not unique."""
 
 
-class TiedError(Exception):
-    """Jobs that stopped may use the open types in several ways, and the stages to come depend on which."""
-
-
 def stopped_jobs(
     stage: StageJobs, program: PricedJobs, prices: np.ndarray, s: float, X: np.ndarray
 ) -> np.ndarray:
     """(n,) jobs that cannot rise without types that have a price, where their shares are unique.
 
     Raises:
-        TiedError: the shares of some are not unique.
+        SolverError: the shares of some are not unique, and the stages to come depend on them.
     """
     closed = prices > 0
     if closed.all():
@@ -328,7 +325,7 @@ def stopped_jobs(
     tied = (free > 0) & ((open_rates >= free[:, None] * (1 - SAME)).sum(axis=1) > 1)
     resting = np.where(priced, 0.0, X).sum(axis=1) > SAME
     if (stopped & tied & resting).any() or not _unique(stage, program, prices[closed]):
-        raise TiedError("jobs that stop may use the other types in several ways")
+        raise SolverError("jobs that stop may use the other types in several ways")
     # Jobs that may be on several open types at full speed wait for a later stage to place them.
     stopped |= (stage.demand(s) >= free * (1 - SAME)) & ~tied
     return stopped

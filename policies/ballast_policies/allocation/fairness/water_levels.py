@@ -16,7 +16,6 @@ import dataclasses
 import numpy as np
 
 from ballast_policies.allocation.fairness.demand_path import max_feasible, per_gpu
-from ballast_policies.allocation.fairness.stage_jobs import TiedError
 from ballast_policies.allocation.fairness.teams import FillStage, Team
 from ballast_policies.allocation.fairness.water_prices import (
     FULL,
@@ -56,18 +55,24 @@ def fill(instance: Instance, root: Team) -> Filled:
     if choose(Task.FILLING, size) is BY_TYPES:
         try:
             return fill_by_prices(instance, root)
-        except (TiedError, SolverError) as error:
+        except SolverError as error:
             # Equal speeds leave several optima; linear programs over all jobs choose one.
             fell_back(BY_TYPES, str(error), BY_LEVELS)
             return fill_by_programs(instance, root)
-    filled = fill_by_programs(instance, root)
+    try:
+        filled = fill_by_programs(instance, root)
+    except SolverError as error:
+        if instance.pairs:
+            raise
+        fell_back(BY_LEVELS, str(error), BY_TYPES)
+        return fill_by_prices(instance, root)
     gap = filled.answer.gap or 0.0
     if instance.pairs or gap <= CERTIFIED_GAP:
         return filled
     # The errors of hundreds of stages add up.
     try:
         better = fill_by_prices(instance, root)
-    except (TiedError, SolverError):
+    except SolverError:
         return filled
     if (better.answer.gap or 0.0) >= gap:
         return filled

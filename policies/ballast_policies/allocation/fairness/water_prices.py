@@ -7,7 +7,7 @@ for each level would be thousands.
 
 A job that stops keeps its shares on the full types and, for the rest of its time, its fastest other type:
 complementary slackness leaves it no other choice. That is checked for the few jobs that are indifferent
-between three types or more; where ties leave a choice, ``TiedError`` is raised.
+between three types or more; where ties leave a choice, there is no answer.
 
 One stage: how far can the levels rise? Given s, which part u of the types that have prices do the demands
 take (``stage_jobs``, ``least_utilization``)? The s at which u = 1 is found from above by Newton's method:
@@ -464,8 +464,7 @@ def fill_by_prices(instance: Instance, root: Team) -> Filled:
     """Fill until every job is bottlenecked or at full speed; no pairs.
 
     Raises:
-        TiedError: there are several ways to end a stage, and the next depends on which.
-        SolverError: a stage found no end.
+        SolverError: a stage found no end, or several, and the next depends on which.
     """
     filling = _Filling(instance, root)
     state, k = filling.start(), len(instance.capacity)

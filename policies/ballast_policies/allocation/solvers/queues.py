@@ -98,30 +98,29 @@ def match(work: np.ndarray, capacity: np.ndarray) -> Matching:
         kind, prices = _by_assignment(work, places)
         return _finished(work, capacity, kind, places, prices)
     first = _prices_of_matching(work, kind, place, places)
-    if method is MATCHINGS:
-        some, at = _in_blocks(places, n // JOBS_PER_PLACE)
-        priced = _prices_between(places, some, _smoothed_prices(work, some, first[at]))
-        _, chosen = _best_places(work, places, priced)
-        place = _in_order(work, chosen, capacity)
-        longer = _places_of(chosen, place, capacity)
-        found = [
-            _finished(work, capacity, kind, places, first),
-            _finished(work, capacity, kind, places, priced),
-            _finished(work, capacity, chosen, longer, _prices_of_matching(work, chosen, place, longer)),
-        ]
-        if _best(found).total > (1 + FAR) * _best(found).bound:
-            priced = _smoothed_prices(work, places, first)
-            _, chosen = _best_places(work, places, priced)
-            found.append(_finished(work, capacity, chosen, places, priced))
-        return _best(found)
-    prices = _smoothed_prices(work, places, first)
-    rows, of, size = np.unique(work, axis=0, return_inverse=True, return_counts=True)
-    exact = _exact(rows, size.astype(float), places, prices)
-    if exact is None:
+    if method is PLACE_PRICES:
+        prices = _smoothed_prices(work, places, first)
+        rows, of, size = np.unique(work, axis=0, return_inverse=True, return_counts=True)
+        exact = _exact(rows, size.astype(float), places, prices)
+        if exact is not None:
+            amounts, prices = exact
+            return _finished(work, capacity, _one_by_one(amounts, of.ravel(), places), places, prices)
         fell_back(PLACE_PRICES, "the program of the jobs near a tie did not close", MATCHINGS)
-        return _finished(work, capacity, kind, places, prices)
-    amounts, prices = exact
-    return _finished(work, capacity, _one_by_one(amounts, of.ravel(), places), places, prices)
+    some, at = _in_blocks(places, n // JOBS_PER_PLACE)
+    priced = _prices_between(places, some, _smoothed_prices(work, some, first[at]))
+    _, chosen = _best_places(work, places, priced)
+    place = _in_order(work, chosen, capacity)
+    longer = _places_of(chosen, place, capacity)
+    found = [
+        _finished(work, capacity, kind, places, first),
+        _finished(work, capacity, kind, places, priced),
+        _finished(work, capacity, chosen, longer, _prices_of_matching(work, chosen, place, longer)),
+    ]
+    if _best(found).total > (1 + FAR) * _best(found).bound:
+        priced = _smoothed_prices(work, places, first)
+        _, chosen = _best_places(work, places, priced)
+        found.append(_finished(work, capacity, chosen, places, priced))
+    return _best(found)
 
 
 def _best(found: list[Matching]) -> Matching:

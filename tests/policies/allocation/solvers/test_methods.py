@@ -45,18 +45,31 @@ def test_a_method_that_finds_nothing_names_one_of_the_same_task():
         assert importlib.util.find_spec(f"ballast_policies.allocation.{method.code}")
 
 
-def test_the_answer_lists_that_another_method_answered_and_why(monkeypatch):
-    """Linear programs decide where prices find no end, and the answer has the same objective."""
-    instance = FAMILIES["demand 2"].instance(100, types=2)
+@pytest.mark.parametrize(
+    ("jobs", "fails", "line"),
+    [
+        (
+            100,
+            "fill_by_prices",
+            "a stage for each GPU type: a stage found no end; then a program for each level",
+        ),
+        (
+            30,
+            "fill_by_programs",
+            "a program for each level: a stage found no end; then a stage for each GPU type",
+        ),
+    ],
+)
+def test_the_answer_lists_that_another_method_answered_and_why(jobs, fails, line, monkeypatch):
+    """Linear programs decide where prices find no end, prices where these do; the objective is the same."""
+    instance = FAMILIES["demand 2"].instance(jobs, types=2)
     expected = solve("water-filling", instance)
     assert expected.fallbacks == ()
     with monkeypatch.context() as patch:
-        patch.setattr(water_levels, "fill_by_prices", no_end)
+        patch.setattr(water_levels, fails, no_end)
         found = solve("water-filling", instance)
     assert found.objective == pytest.approx(expected.objective, rel=1e-7)
-    assert found.fallbacks == (
-        "a stage for each GPU type: a stage found no end; then a program for each level",
-    )
+    assert found.fallbacks == (line,)
     assert solve("water-filling", instance).fallbacks == ()
 
 

@@ -52,6 +52,20 @@ def test_large_matchings_are_proven_optimal(gpus, like):
         assert np.bincount(found.place[found.kind == j]).max() <= most
 
 
+def test_where_no_program_closes_the_best_of_several_matchings_answers(monkeypatch):
+    """As where places have too few jobs to choose from for prices of their own."""
+    work, capacity = lengths(4, 1500, 3), np.array([4.0, 6.0, 5.0])
+    with monkeypatch.context() as patch:
+        patch.setattr(methods, "JOBS_PER_PLACE", 10**9)
+        expected = queues.match(work, capacity)
+    monkeypatch.setattr(queues, "MAX_ROUNDS", 0)
+    monkeypatch.setattr(methods, "JOBS_PER_PLACE", 1)
+    with methods.fallbacks_listed() as fallbacks:
+        found = queues.match(work, capacity)
+    assert len(fallbacks) == 1 and "then best of several matchings" in fallbacks[0]
+    assert found.total <= expected.total * (1 + 1e-9)
+
+
 @pytest.mark.slow
 def test_the_large_method_agrees_with_the_hungarian_one(monkeypatch):
     """The same total where both can be used."""
