@@ -65,9 +65,11 @@ def solve(instance: Instance) -> Answer:
         others = runs[left[runs] > 0]
         if len(others):
             theirs = kinds.speed(kinds.nash(left))
-            loss = (left * kinds.weights)[others] @ np.log(kinds.speed(found)[others] / theirs[others])
-            # Within what duality proves; the error of a sum over weights of millions may be much more.
-            kept[kind] = np.exp(np.clip(loss / kinds.weights[kind], -1.0, 0.0))
+            with np.errstate(divide="ignore", invalid="ignore"):
+                loss = (left * kinds.weights)[others] @ np.log(kinds.speed(found)[others] / theirs[others])
+            # Within what duality proves; the error of a sum over weights of millions may be much more, and
+            # beside these a speed may be 0.
+            kept[kind] = np.exp(np.clip(np.nan_to_num(loss / kinds.weights[kind], nan=-1.0), -1.0, 0.0))
     fair = kinds.spread(found)
     return Answer(
         x=fair.x * kept[kinds.of][instance.columns.first],

@@ -125,7 +125,7 @@ def gap_per_weight(instance: Instance, found: NashShares) -> float:
     costs[columns.first, columns.place] = columns.cost(found.prices)
     bound = found.prices @ instance.capacity + _best_responses(relative[runs], weights, costs[runs])
     reached = instance.throughput(found.x)[runs] / instance.fastest[runs]
-    value = weights @ np.log(reached)
+    value = weights @ np.log(reached) if reached.all() else -np.inf
     return max(0.0, float(bound - value)) / float(weights.sum())
 
 

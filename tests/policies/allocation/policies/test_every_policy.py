@@ -277,3 +277,11 @@ def test_a_job_with_a_tiny_weight_keeps_its_least_part_of_its_fair_share():
     weights = [9790755.93495159, 2.18e-7, 7622795.906095014, 0.004742, 0.0287]
     p = problem(T, [100, 8, 8], gpus=[1, 8, 1, 4, 1], weights=weights)
     assert allocate("strategy-proof", p).throughput["job-1"] > 0.1
+
+
+def test_jobs_whose_fair_share_is_rounded_to_nothing_have_shares_that_are_numbers():
+    """Beside a weight of a hundred million million times theirs they wait; no share is NaN."""
+    p = problem([[1.0], [1.0], [2.0], [2.4e-8]], [1], weights=[1e-9, 3.4e-3, 1e-9, 5.9e5])
+    answer = allocate("strategy-proof", p)
+    assert all(0 <= rate <= 2 for rate in answer.throughput.values())
+    assert answer.status == "gap"
