@@ -197,13 +197,16 @@ def test_a_move_that_measured_worse_is_taken_back_until_the_layers_change():
     before, after = training.stages, stages_over(partition_of(job((0, 5, 8)).stages), (0, 1))
     measure(training, [1.0, 1.0])
     progress.step_done(1.0, 2.0, -math.inf)
-    monitor.checked(moved_from=before, measured=(2.0, 2.1, 1.9))
     training.stages = after
+    monitor.checked(moved_from=before, measured=(2.0, 2.1, 1.9))
     progress._step_seconds.clear()
     for seconds in (9.0, 2.9, 2.8, 3.0, 2.7):
         progress.step_done(1.0, seconds, -math.inf)
         assert monitor.reverts_to() is None
     progress.step_done(1.0, 2.8, -math.inf)
+    training.stages = job((0, 3, 8)).stages
+    assert monitor.reverts_to() is None, "a plan has moved them elsewhere meanwhile"
+    training.stages = after
     assert monitor.reverts_to() == before
     monitor.reverted(after)
     assert monitor.was_worse(after) and monitor.reverts_to() is None

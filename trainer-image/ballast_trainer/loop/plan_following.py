@@ -132,6 +132,7 @@ class PlanFollower:
         pause_ms = None
         if asked is not None and asked != model.stages:
             reshaped = move_layers(model, self._run, asked)
+            self._progress.reshaped()
             self._progress.migrated(reshaped)
             pause_ms = reshaped.pause_ms
         self._run.plan = plan

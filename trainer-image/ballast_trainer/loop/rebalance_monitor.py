@@ -25,9 +25,10 @@ CHANGED = 0.25
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Moved:
-    """A move not measured yet: the stages before it, and measured over predicted seconds of their steps."""
+    """A move not measured yet: the stages before it and after, and measured over predicted seconds before."""
 
     stages: tuple[Stage, ...]
+    to: tuple[Stage, ...]
     ratios: tuple[float, ...]
 
 
@@ -68,7 +69,10 @@ class RebalanceMonitor:
         if moved_from is None or costs is None:
             return
         usual = self._predicted(moved_from, costs)
-        self._moved = _Moved(moved_from, tuple(second / usual for second in measured)) if usual > 0 else None
+        self._moved = None
+        if usual > 0:
+            ratios = tuple(second / usual for second in measured)
+            self._moved = _Moved(moved_from, self._model.stages, ratios)
 
     def stretch(self) -> float:
         """Measured over predicted seconds of a step; at least 1.
@@ -88,7 +92,7 @@ class RebalanceMonitor:
         after = self._progress.step_seconds()[1:]
         if moved is None or costs is None or len(after) < _STEPS_AFTER:
             return None
-        if len(self._model.profile) < _FEWEST_MEASURED or len(moved.stages) != len(self._model.stages):
+        if len(self._model.profile) < _FEWEST_MEASURED or moved.to != self._model.stages:
             return None
         worse = measured_worse(
             moved.ratios,
