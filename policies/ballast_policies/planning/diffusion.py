@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ballast_policies.planning.memory.stage_bytes import ROUNDING
-from ballast_policies.planning.partition import Partition
+from ballast_policies.planning.partition import Partition, sums_of
 from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
 
 _MOST_STEPS = 1000
@@ -90,7 +90,7 @@ class _Direction:
     ) -> None:
         self.load, self.speeds, self.held, self.capacity = load, speeds, held, capacity
         self.memory = capacity.memory_for_layers(len(speeds)) * ROUNDING
-        self.S = np.concatenate([[0.0], np.cumsum(load)])
+        self.S = sums_of(load)
         self.limited = bool(np.isfinite(self.memory).any())
 
     def mirrored(self) -> "_Direction":

@@ -14,7 +14,7 @@ from pydantic import Field
 from ballast_policies.contract.decode import decode
 from ballast_policies.contract.errors import ContractError, Problem
 from ballast_policies.contract.limits import MOST_SECONDS
-from ballast_policies.planning.partition import PlanningError
+from ballast_policies.planning.partition import PlanningError, sums_of
 from ballast_policies.planning.profile import ProfiledLayer, ProfileFile
 
 Key = tuple[str, int, int]
@@ -116,7 +116,7 @@ class GpuProfiles:
         for kind, degree, larger in self.measured:
             if (kind, degree) == (gpu_type, tensor) and larger > size:
                 seconds[:2] = np.minimum(seconds[:2], self._seconds((kind, degree, larger))[:2])
-        return np.concatenate([np.zeros((3, 1)), np.cumsum(seconds, axis=1)], axis=1)
+        return sums_of(seconds)
 
     def _seconds(self, key: Key) -> np.ndarray:
         rows = self.measured[key]

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 
 class PlanningError(ValueError):
@@ -55,9 +56,10 @@ class Partition:
         return Partition(bounds=tuple(self.layers - bound for bound in reversed(self.bounds)))
 
 
-def sums_of(values: Sequence[float] | np.ndarray) -> np.ndarray:
-    """[j]: sum of the first j values, shape (L + 1,)."""
-    return np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=float))])
+def sums_of(values: ArrayLike) -> np.ndarray:
+    """[..., j]: sum of the first j of the last axis, shape (..., L + 1)."""
+    sums = np.cumsum(np.asarray(values, dtype=float), axis=-1)
+    return np.concatenate([np.zeros((*sums.shape[:-1], 1)), sums], axis=-1)
 
 
 def imbalance(loads: Sequence[float] | np.ndarray) -> float:

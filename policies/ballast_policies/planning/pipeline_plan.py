@@ -16,7 +16,7 @@ from ballast_policies.planning.balancers.several_stages import refine
 from ballast_policies.planning.memory.measured_layers import PipelineForm
 from ballast_policies.planning.memory.rank_bytes import LayerSums, rank_bytes
 from ballast_policies.planning.memory.stage_bytes import ROUNDING, StageBytes
-from ballast_policies.planning.partition import Partition, PlanningError, even_partition, imbalance
+from ballast_policies.planning.partition import Partition, PlanningError, even_partition, imbalance, sums_of
 from ballast_policies.planning.profile import GpuKind, LayerProfile
 from ballast_policies.planning.rank_capacity import TakenBytes, taken_by_sums
 from ballast_policies.planning.schedules.costs import StageCosts, stage_costs
@@ -263,7 +263,7 @@ class _Problem:
         weights = np.asarray(self.profile.weight_bytes, dtype=float)
         flying, versions = np.array(self.facts.stage_in_flight), np.array(self.facts.versions_held)
         rows = held + np.outer(versions - 1, weights) + np.outer(flying, kept)
-        return taken_by_sums(np.concatenate([np.zeros((len(rows), 1)), np.cumsum(rows, axis=1)], axis=1))
+        return taken_by_sums(sums_of(rows))
 
     def _held(self, partition: Partition) -> list[float]:
         """Bytes of each stage's rank."""

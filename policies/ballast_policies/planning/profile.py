@@ -18,15 +18,6 @@ from ballast_policies.contract.model import Model, Settings
 from ballast_policies.planning.memory.rank_bytes import LayerSums
 from ballast_policies.planning.partition import PlanningError
 
-_MAY_BE_LEFT_OUT = (
-    "overhead_seconds",
-    "repeated_bytes",
-    "gradient_bytes",
-    "expert_bytes",
-    "experts",
-    "routed_bytes",
-)
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LayerProfile:
@@ -61,9 +52,9 @@ class LayerProfile:
     routed_bytes: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in _MAY_BE_LEFT_OUT:
-            if not getattr(self, name):
-                object.__setattr__(self, name, (0.0,) * len(self.forward_seconds))
+        for field in dataclasses.fields(self):
+            if field.default == () and not getattr(self, field.name):
+                object.__setattr__(self, field.name, (0.0,) * len(self.forward_seconds))
         lengths = {field.name: len(getattr(self, field.name)) for field in dataclasses.fields(self)}
         if len(set(lengths.values())) != 1 or not self.forward_seconds:
             raise PlanningError(f"every layer needs every value, the counts are: {lengths}")

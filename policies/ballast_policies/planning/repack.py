@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ballast_policies.planning.balancers.subset import KeptRanks, RankSubsets
-from ballast_policies.planning.partition import Partition, PlanningError
+from ballast_policies.planning.partition import Partition, PlanningError, sums_of
 from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.step_time import predict_step_seconds
 
@@ -219,7 +219,7 @@ def kept_positions(
             f"{partition.ranks} and {after.ranks} positions are no multiples of the {block} that fill whole "
             "pods. To fix: a number of stages that fills them"
         )
-    stay = _bytes_that_stay(partition, after, block, np.asarray(layer_bytes, dtype=float))
+    stay = _bytes_that_stay(partition, after, block, layer_bytes)
     on = [frozenset().union(*nodes[i : i + block]) for i in range(0, len(nodes), block)]
     new_nodes = np.array([[len(here - before) for here in on] for before in on])
     cost = new_nodes * (1.0 + stay.sum()) if on else np.zeros((1, 1))
@@ -231,9 +231,11 @@ def kept_positions(
     return tuple(old * block + offset for old in kept for offset in range(block))
 
 
-def _bytes_that_stay(before: Partition, after: Partition, block: int, layer_bytes: np.ndarray) -> np.ndarray:
+def _bytes_that_stay(
+    before: Partition, after: Partition, block: int, layer_bytes: Sequence[float]
+) -> np.ndarray:
     """(new blocks, old blocks): bytes that need not travel if the new one is on the ranks of the old one."""
-    total = np.concatenate([[0.0], np.cumsum(layer_bytes)])
+    total = sums_of(layer_bytes)
     first, last = np.array(before.bounds[:-1]), np.array(before.bounds[1:])
     found = np.zeros((after.ranks // block, before.ranks // block))
     for new in range(after.ranks):

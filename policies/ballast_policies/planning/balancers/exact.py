@@ -33,6 +33,7 @@ from ballast_policies.planning.partition import (
     best_cuts,
     check_counts,
     smallest_largest,
+    sums_of,
 )
 from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity, TakenBytes
 
@@ -84,7 +85,7 @@ def loads_on_ranks(
     memory: np.ndarray | None = None,
 ) -> StageLoads:
     """Seconds of stages within the memory; ``seconds``: by layer, (L,), or by rank and layer, (p, L)."""
-    S = np.pad(np.cumsum(np.broadcast_to(seconds, (ranks, np.shape(seconds)[-1])), axis=1), ((0, 0), (1, 0)))
+    S = sums_of(np.broadcast_to(seconds, (ranks, np.shape(seconds)[-1])))
     speed = np.ones(ranks) if speeds is None else speeds
     limit = None if memory is None or np.isinf(memory).all() else memory * ROUNDING
 

@@ -71,7 +71,7 @@ class _PlaceMemory:
             if rows.shape != wanted:
                 raise PlanningError(f"bytes_on({ranks}) has the shape {rows.shape}: give {wanted}")
             self._reserved[ranks] = np.asarray(at_places.reserved, dtype=float)
-            self._sums[ranks] = np.concatenate([np.zeros((ranks, 1)), np.cumsum(rows, axis=1)], axis=1)
+            self._sums[ranks] = sums_of(rows)
         return self._sums[ranks]
 
     def room(self, rank: int, places: np.ndarray, ranks: int) -> np.ndarray:

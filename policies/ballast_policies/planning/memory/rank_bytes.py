@@ -261,8 +261,6 @@ def _fullest(schedule: Schedule, rank: int, sizes: Mapping[int, StageSizes]) -> 
     now = most = -sum(own for own, *_ in bytes_of.values())
     learnt: set[int] = set()
     for action in schedule.actions[rank]:
-        if action.stage not in bytes_of:
-            continue
         own, kept, gradients, passing = bytes_of[action.stage]
         if action.kind is Kind.FORWARD:
             now += kept

@@ -315,8 +315,7 @@ Shapes = Callable[[], tuple[bool, ...]]
 
 def tilings(rows: int, columns: int, *, tensor: int, data: int) -> Iterator[Placement]:
     """All tilings of a rows x columns grid; none where the domino does not fit."""
-    turns = (False,) if tensor == data == 1 else (False, True)
-    yield from _tile(rows, columns, tensor, data, lambda: turns)
+    yield from _tile(rows, columns, tensor, data, lambda: (False, True))
 
 
 def sample_tiling(

@@ -83,7 +83,7 @@ def plan_content(model: CostModel, plan: FoundPlan) -> dict[str, Any]:
     layout, schedule = plan.layout, plan.schedule
     cost = model.judge(layout, schedule)
     job = trainer_fields(layout, model.devices, schedule, zero_stage=model.zero_stage)
-    content: dict[str, Any] = {
+    return {
         "stepSeconds": cost.seconds,
         "samplesPerSecond": layout.batch_size / cost.seconds if cost.seconds else None,
         "predictedSeconds": plan.predicted_seconds,
@@ -112,7 +112,6 @@ def plan_content(model: CostModel, plan: FoundPlan) -> dict[str, Any]:
         "job": job.fields,
         "refused": job.refused,
     }
-    return content
 
 
 def _stage_table(model: CostModel, plan: Mapping[str, Any]) -> list[str]:

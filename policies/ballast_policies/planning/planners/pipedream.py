@@ -28,7 +28,7 @@ from ballast_policies.planning.memory.measured_layers import PipelineForm
 from ballast_policies.planning.memory.moments import RUN_ALONE, stashed
 from ballast_policies.planning.memory.rank_bytes import LayerSums
 from ballast_policies.planning.memory.stage_bytes import ROUNDING
-from ballast_policies.planning.partition import PlanningError
+from ballast_policies.planning.partition import PlanningError, sums_of
 from ballast_policies.planning.planners.layout import PlacedStage
 
 
@@ -242,6 +242,6 @@ class _Solver:
 
 def _between(values: Sequence[float]) -> np.ndarray:
     """[i, j]: sum of values i..j-1."""
-    sums = np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=float))])
+    sums = sums_of(values)
     between: np.ndarray = np.maximum(sums[None, :] - sums[:, None], 0.0)
     return between

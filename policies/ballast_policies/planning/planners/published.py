@@ -157,7 +157,7 @@ def pipedream(request: PlanRequest) -> PlannerAnswer:
         f"flush), {active} in flight for each replica of the input stage",
         *_equal_note(request),
     ]
-    answer = layouts_answer(
+    return layouts_answer(
         request.model,
         [FoundPlan(layout, "PipeDream", found.seconds_per_microbatch * request.microbatches)],
         keys={
@@ -171,7 +171,6 @@ def pipedream(request: PlanRequest) -> PlannerAnswer:
         },
         notes=notes,
     )
-    return answer
 
 
 def _pipedream(request: PlanRequest) -> PipeDreamPlan:

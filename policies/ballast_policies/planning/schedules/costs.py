@@ -48,14 +48,11 @@ class StageCosts:
 
     def __post_init__(self) -> None:
         stages = len(self.forward)
-        for name, wanted in (("backward", stages), ("transfer", stages - 1)):
-            if (name == "backward" or getattr(self, name)) and len(getattr(self, name)) != wanted:
-                raise ScheduleError(
-                    f"{name} has {len(getattr(self, name))} values for {stages} stages, not {wanted}"
-                )
-        for name in ("backward_input", "update"):
-            if getattr(self, name) and len(getattr(self, name)) != stages:
-                raise ScheduleError(f"{name} has {len(getattr(self, name))} values for {stages} stages")
+        wanted = {"backward": stages, "backward_input": stages, "update": stages, "transfer": stages - 1}
+        for name, count in wanted.items():
+            given = len(getattr(self, name))
+            if (given or name == "backward") and given != count:
+                raise ScheduleError(f"{name} has {given} values for {stages} stages, not {count}")
         values = self.forward + self.backward + self.backward_input + self.update + self.transfer
         if min(*values, self.action_seconds) < 0 or any(speed <= 0 for speed in self.speeds):
             raise ScheduleError("seconds must be at least 0 and speeds above 0")
