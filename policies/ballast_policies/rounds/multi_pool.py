@@ -155,12 +155,13 @@ def _choice(question: Question) -> dict[str, Configuration]:
     """Job -> pools with its GPUs there, of the gangs that are to run."""
     cluster = ElasticCluster(nodes=question.gpus, gpus_per_node=dict.fromkeys(question.gpus, 1))
     policy = CompletionTime(cluster=cluster, round_seconds=1.0)
-    held = {
-        name: at
-        for name, at in question.holders.items()
-        if in_its_pools(at, question.nodes_by_name)
-        if all(len(nodes) <= question.gpus[pool] for pool, nodes in at.nodes_by_pool.items())
-    }
+    held, ledger = dict[str, Placement](), Ledger(question.nodes)
+    for name in sorted(question.holders, key=question.state.by_age):  # nodes may have lost GPUs
+        at = question.holders[name]
+        least = dataclasses.replace(at, nodes=question.least(name, at))
+        there = (one for one in (at, least) if in_its_pools(at, ledger.nodes) and ledger.grant(one.nodes))
+        if (continues := next(there, None)) is not None:
+            held[name] = continues
     seconds = {name: first for name, first in question.second_jobs.items() if first in held}
     kept, limit = within_min_run(question, {**held, **seconds}), moves_left(question)
     while True:

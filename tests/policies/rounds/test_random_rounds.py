@@ -174,6 +174,15 @@ def with_other_taints(rng, question, running):
     return dataclasses.replace(question, nodes=nodes, asks={**question.asks, **asks})
 
 
+def with_losses(rng, nodes):
+    """Some nodes are gone, others have lost GPUs."""
+    return [
+        dataclasses.replace(node, gpus=rng.randint(0, node.gpus)) if rng.random() < 0.15 else node
+        for node in nodes
+        if rng.random() < 0.9
+    ]
+
+
 def played(rng, kinds, rounds=6):
     """(question, decision), each from what the one before has left; jobs end, and come again."""
     every = random_question(rng, kinds)
@@ -191,9 +200,11 @@ def played(rng, kinds, rounds=6):
             max_moves_per_hour=limit,
             within_round=rng.random() < 0.3,
         )
+        here = with_other_taints(rng, every, running) if "taints" in kinds else every
         question = dataclasses.replace(
-            with_other_taints(rng, every, running) if "taints" in kinds else every,
+            here,
             now=now,
+            nodes=with_losses(rng, here.nodes) if "losses" in kinds else here.nodes,
             jobs=list(there.values()),
             shares={
                 name: {kind: rng.choice((0.0, rng.random())) for kind in ("v100", "k80")} for name in there
@@ -296,7 +307,14 @@ def changes_are_what_they_are_called(question, decided):
 
 def gangs_are_disturbed_within_bounds(question, decided):
     """Not within a round, not before their least time, and no more than the hour allows."""
-    disturbed, settings = {*decided.moved, *decided.stopped} - question.pending, question.settings
+    running, has = question.state.running, {node.name: node.gpus for node in question.nodes}
+    held = Counter(itertools.chain(*(at.nodes for at in running.values())))
+    forced = {
+        name
+        for name, at in running.items()
+        if any(held[node] > has.get(node, 0) for node in at.nodes) and not question.shared.memory
+    }
+    disturbed, settings = {*decided.moved, *decided.stopped} - question.pending - forced, question.settings
     assert not (disturbed and settings.within_round)
     assert all(question.ran(name) >= settings.min_run_seconds for name in disturbed)
     if settings.max_moves_per_hour is not None:
@@ -390,6 +408,7 @@ each_kind = pytest.mark.parametrize(
         KINDS,
         ("tenants", "elastic"),
         ("planned", "elastic"),
+        ("losses", "elastic", "mixed"),
         ("taints", "pods", "racks"),
         *(
             pytest.param(kinds, marks=pytest.mark.slow)
@@ -410,6 +429,9 @@ each_kind = pytest.mark.parametrize(
 @example(seed=50075)  # racks: a gang takes its nodes in another group than it was granted
 @example(seed=1076)  # elastic: a gang that goes to another pool leaves room for one that waits
 @example(seed=2096)  # elastic: a gang that cannot shrink, and has to leave, starts with its least size
+@example(seed=101)  # losses: a gang goes on with its first ranks where the pool of its last is gone
+@example(seed=112)  # losses: by completion time the gang that has lost its node leaves, not another one
+@example(seed=486)  # losses: by completion time a gang's pool has no GPUs left
 @example(seed=80113)  # pods: GPUs kept for a gang that finds nodes for its pods elsewhere come free
 @given(seed=seeds)
 def test_rounds_one_after_the_other_keep_every_law(kinds, seed):
