@@ -10,7 +10,7 @@ from ballast_policies.contract.messages import JOB_LABEL
 from ballast_operator.api.conditions import NO_POLICY, JobCondition
 from ballast_operator.errors import Forbidden
 from ballast_operator.kube.client import Cluster
-from ballast_operator.kube.kinds import EVENT, JOB, POD, POLICY, Object, is_ours
+from ballast_operator.kube.kinds import EVENT, JOB, POD, POLICY, Kind, Object, is_ours
 
 LAST_EVENTS = 10
 """Events shown."""
@@ -40,6 +40,7 @@ class Explanation:
         decision: ``status.lastDecision``.
         policy: the ClusterPolicies' readiness, as text.
         events: the newest last, "reason: message".
+        left_out: why pods or events are not shown.
     """
 
     job: str
@@ -56,6 +57,7 @@ class Explanation:
     conditions: tuple[dict[str, Any], ...]
     policy: tuple[str, ...]
     events: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """A line of JSON."""
@@ -65,21 +67,26 @@ class Explanation:
 async def explain_job(cluster: Cluster, namespace: str, name: str) -> Explanation:
     """Read what there is to know about a job. Raises NotFound: there is no such job."""
     job = await cluster.get(JOB, namespace, name)
-    pods, _ = await cluster.list(POD, namespace=namespace, label_selector=f"{JOB_LABEL}={name}")
+    pods, no_pods = await _seen(cluster, POD, namespace=namespace, label_selector=f"{JOB_LABEL}={name}")
     of_job = f"involvedObject.uid={job['metadata']['uid']}"
-    events, _ = await cluster.list(EVENT, namespace=namespace, field_selector=of_job)
-    policies, left_out = await read_policies(cluster)
+    events, no_events = await _seen(cluster, EVENT, namespace=namespace, field_selector=of_job)
+    policies, no_policies = await read_policies(cluster)
     found = explanation(job, pods, policies, events)
-    return dataclasses.replace(found, policy=(f"not shown: {left_out}",)) if left_out else found
+    found = dataclasses.replace(found, left_out=tuple(filter(None, (no_pods, no_events))))
+    return dataclasses.replace(found, policy=(f"not shown: {no_policies}",)) if no_policies else found
 
 
 async def read_policies(cluster: Cluster) -> tuple[list[Object], str]:
     """(the ClusterPolicies, why there are none to be seen: rights in a namespace do not reach them)."""
+    return await _seen(cluster, POLICY)
+
+
+async def _seen(cluster: Cluster, kind: Kind, **where: str) -> tuple[list[Object], str]:
     try:
-        policies, _ = await cluster.list(POLICY)
+        items, _ = await cluster.list(kind, **where)
     except Forbidden as error:
         return [], str(error)
-    return policies, ""
+    return list(items), ""
 
 
 def explanation(

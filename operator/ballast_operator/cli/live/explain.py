@@ -88,4 +88,5 @@ def as_text(found: "Explanation") -> str:
     ]
     lines += [f"  policy   {line}" for line in found.policy if line != found.answer]
     lines += [f"  event    {line}" for line in found.events]
+    lines += [f"  not shown {line}" for line in found.left_out]
     return printable("\n".join(lines))
