@@ -106,6 +106,8 @@ def test_what_an_account_may_not_look_at_is_said_to_be_unknown(live_cluster):
     assert skipped
     told = f"skipped {len(skipped)} of {len(CHECKS)} checks, where faults may be: {', '.join(skipped)}\n"
     assert done.stderr == told
+    # The role ballast-editor alone has no right to logs.
+    assert "you may not " in done.stdout and "To fix: have the ClusterRole edit, " in done.stdout
     assert call(live_cluster, "doctor").stderr == ""
 
 

@@ -355,7 +355,7 @@ async def _own_rights(client: "AsyncClient") -> list[Finding]:
     asked = [*({**jobs, "verb": verb} for verb in ("create", "get", "list", "patch", "delete")), logs]
     lacks = await _lacking(client, "selfsubjectaccessreviews", {}, asked)
     if lacks:
-        fix = "have the ClusterRole ballast-editor bound to you where you train"
+        fix = "have the ClusterRole edit, which has ballast-editor's rights, bound to you where you train"
         return [Finding("your rights", "warning", f"in namespace default you may not {some_of(lacks)}", fix)]
     return [Finding("your rights", "ok", "you may submit jobs and read their logs in namespace default")]
 
