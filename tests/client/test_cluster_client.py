@@ -361,9 +361,11 @@ def test_a_name_that_no_object_has_is_not_sent(name, answers):
             with pytest.raises(NotFound, match="To fix: "):
                 call(name)
         with pytest.raises(NotFound):
-            client.get("one", namespace=name or "..")
+            client.get("one", namespace=name)
         with pytest.raises(NotFound):
             client.submit(training_job(name, image="i", command=["true"], steps=1))
+    with Client(where, namespace=name) as client, pytest.raises(NotFound, match="no namespace's name"):
+        client.submit(training_job("one", image="i", command=["true"], steps=1))
 
 
 @pytest.mark.parametrize(

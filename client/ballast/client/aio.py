@@ -62,7 +62,7 @@ class AsyncClient:
     def _path(self, namespace: str | None, name: str | None = None) -> str:
         where = self.namespace if namespace is None else namespace
         root = f"/apis/{API_VERSION}"
-        if where:
+        if where or name is not None:  # jobs of all namespaces are listed alone
             root += f"/namespaces/{checked(where, 'namespace')}"
         return f"{root}/trainingjobs" + ("" if name is None else f"/{checked(name, 'TrainingJob')}")
 
@@ -85,6 +85,7 @@ class AsyncClient:
             raise Refused(f"apiVersion: {job.get('apiVersion')!r:.80}. To fix: {API_VERSION}")
         where = namespace or metadata.get("namespace") or self.namespace
         checked(metadata.get("name") or "", "TrainingJob")
+        checked(where, "namespace")
         body = {**job, "metadata": {**metadata, "namespace": where}}
         query = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
         if dry_run:
