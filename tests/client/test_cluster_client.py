@@ -425,6 +425,15 @@ def test_a_file_that_holds_no_training_job_is_refused(text, says, tmp_path, answ
     assert "No such file" in refused("submit", "--kubeconfig", answers(b"{}"), "-f", str(tmp_path / "none"))
 
 
+def test_what_submit_prints_of_several_jobs_is_what_kubectl_takes(answers):
+    """A List, as that of `ballast jobs`."""
+    job = {"apiVersion": "ballast.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "one"}}
+    job["metadata"] |= {"namespace": "team"}
+    words = ("-f", "-", "--output", "json", "--kubeconfig", answers(json.dumps(job).encode()))
+    done = CliRunner().invoke(main, ["submit", *words], input=json.dumps(job) + "\n---\n" + json.dumps(job))
+    assert json.loads(done.stdout) == {"apiVersion": "v1", "kind": "List", "items": [job, job]}
+
+
 @pytest.mark.parametrize(
     ("command", "kind", "printed"),
     [

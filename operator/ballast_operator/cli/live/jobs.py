@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +17,7 @@ from ballast_operator.cli.live.connection import (
 from ballast_operator.cli.option_names import printable
 
 if TYPE_CHECKING:
-    from ballast.client import Client, Jobs
+    from ballast.client import Client, Job, Jobs
 
 of_job = namespace_option("The job's namespace.", "default")
 
@@ -56,11 +56,16 @@ def jobs(
     with connected(kubeconfig, namespace) as client:
         found = client.list(states=states, team=team, limit=limit)
     if output in ("json", "yaml"):
-        print_objects({"apiVersion": "v1", "kind": "List", "items": [job.raw for job in found]}, output)
+        print_objects(listed(found), output)
     else:
         _print_rows(found, wide=output == "wide")
     if found.more:
         click.echo(f"there are others beside these {limit}. To fix: --limit 0 shows all", err=True)
+
+
+def listed(found: "Sequence[Job]") -> dict[str, Any]:
+    """Jobs as an object that `kubectl` takes."""
+    return {"apiVersion": "v1", "kind": "List", "items": [job.raw for job in found]}
 
 
 def print_objects(content: Any, output: str) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ballast_operator.cli.live.connection import kubeconfig_option, namespace_option
-from ballast_operator.cli.live.jobs import connected, named, print_objects
+from ballast_operator.cli.live.jobs import connected, listed, named, print_objects
 from ballast_operator.cli.live.manifests import read_manifests, title
 from ballast_operator.cli.option_names import Number, printable
 from ballast_operator.cli.simulate.input import progress_bar
@@ -94,8 +94,7 @@ def submit(
         if dry_run and made:
             _foretell(made, kubeconfig, hours, output)
         elif output in ("json", "yaml") and made:
-            items = [job.raw for job in made]
-            print_objects(items[0] if len(items) == 1 else {"kind": "List", "items": items}, output)
+            print_objects(made[0].raw if len(made) == 1 else listed(made), output)
         else:
             for job in made:
                 again = f"`ballast explain {named(job.name, job.namespace)}` says more"
