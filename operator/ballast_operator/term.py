@@ -74,8 +74,7 @@ class LeaderTerm:
         for kind in {*WATCHED, EVENT, POD_GROUP, ROLE, ROLE_BINDING, SERVICE_ACCOUNT} - {NODE}:
             metrics.writes_refused.labels(kind.kind)
         self._writes: deque[float] = deque(maxlen=100_000)
-        throttle = DecisionThrottle(settings.solver.debounce_seconds)
-        self._throttle = throttle
+        self._throttle = throttle = DecisionThrottle(settings.solver.debounce_seconds)
         self._events = Recorder(cluster)
         self._changes = Changes(
             self._observer,

@@ -235,11 +235,12 @@ def pod_requests(content: Object) -> dict[str, float]:
     overhead of its runtime class is added, as kube-scheduler adds it.
     """
     containers = [*(content.get("initContainers") or []), *(content.get("containers") or [])]
+    asked = {id(container): _asked(container) for container in containers}
 
     def held(name: str) -> float:
-        return _together(content, lambda container: _asked(container).get(name, 0.0))
+        return _together(content, lambda container: asked[id(container)].get(name, 0.0))
 
-    found = {name: held(name) for container in containers for name in _asked(container)}
+    found = {name: held(name) for each in asked.values() for name in each}
     found |= _asked(content)
     for name, quantity in (content.get("overhead") or {}).items():
         found[name] = found.get(name, 0.0) + _finite(quantity)
