@@ -219,10 +219,6 @@ class Observer:
             view = self._nodes[name] = read_node(item, self.caches[POD].on_node(name))
         return view
 
-    def pods_on(self, names: Iterable[str]) -> list[Object]:
-        """Pods that are bound or pinned to one of the nodes."""
-        return [pod for name in set(names) for pod in self.caches[POD].on_node(name)]
-
     def _invalidate(self, kind: Kind, old: Object | None, new: Object | None) -> None:
         """Drop the views that a change makes out of date."""
         item = new if new is not None else old

@@ -158,7 +158,7 @@ def _shortage(
     """Only what is on these nodes is looked at."""
     names = set(wanted)
     allocations = observer.gpu_holders.on_nodes(names)
-    listed = {id(pod): pod for pod in observer.pods_on(names)}
+    listed = {id(pod): pod for name in names for pod in observer.caches[POD].on_node(name)}
     for key, gang in allocations.items():  # one that was bound elsewhere counts there
         for pod_name in gang.pods:
             pod = observer.caches[POD].get((key[0], pod_name))
