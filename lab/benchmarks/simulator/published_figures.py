@@ -8,7 +8,7 @@ from ballast_lab.arrays.rules import ArraySettings
 from ballast_lab.commands.simulate_arrays import RULES
 from ballast_lab.gavel import job_table
 from ballast_policies.simulator.settings import SimulatedCluster
-from ballast_policies.simulator.workloads import Workload, continuous, read_trace, static
+from ballast_policies.simulator.workloads import Workload, generated, read_trace
 from ballast_policies.throughput.table import ThroughputTable, built_in_table
 
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())
@@ -162,8 +162,8 @@ def workload_of(
         trace = PHYSICAL_PUBLISHED[curve.key][0]
         return read_trace(Path(trace)), PHYSICAL, built_in_table("physical_cluster")
     if figure == "makespan":
-        return static(table, count=int(at), seed=seed, job_table=job_table.PUBLISHED), SIMULATED, table
-    jobs = continuous(
+        return generated(table, count=int(at), seed=seed, job_table=job_table.PUBLISHED), SIMULATED, table
+    jobs = generated(
         table,
         jobs_per_hour=at,
         seed=seed,

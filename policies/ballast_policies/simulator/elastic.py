@@ -1,18 +1,13 @@
 """Simulation of elastic jobs: in rounds at whose ends they change, or under the operator's own rules.
 
-Under the operator's rules (shares, ``decide_round``, live changes of size), when a job arrives or ends, free
-GPUs are handed out at once, as the operator does within a round; at the end of a round gangs may also be
-stopped, moved or resized for one another. A start, and a move to another GPU type, takes the job's restart
-time; a change of size on its type is live and takes a pause. A gang that grows holds its new GPUs from the
-decision on, and trains at its old size until its new pods are there.
-
-A GPU type is one pool. Under the operator's rules a gang on more nodes than hold it has the speed that the
-file states there; otherwise each is on as few as hold it.
+Under the operator's rules a start, and a move to another GPU type, takes the job's restart time; a change of
+size on its type is live. A GPU type is one pool. Under the operator's rules a gang on more nodes than hold it
+has the speed that the file states there; otherwise each is on as few as hold it.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from ballast_policies.allocation.problem import Configuration, Job
@@ -270,7 +265,9 @@ class _RoundEnds:
         end = nearest * self.seconds
         if abs(now - end) <= LEAST_STEP and (self.policy.every_round or names != self.asked):
             chosen = self.policy([one.state for one in present.values()], now)
-            _check(chosen, self.cluster, now)
+            sizes = sizes_of(chosen)
+            if not self.cluster.fits(sizes):
+                raise SimulationError(f"at {now:g} s {sizes} do not fit the nodes")
             self.placements = {
                 name: _placed(to) for name, to in zip(names, chosen, strict=True) if to is not None
             }
@@ -288,15 +285,6 @@ def _placed(configuration: Configuration) -> Placement:
     )
     nodes = tuple(part.pool for part in parts for _ in range(part.gpus))
     return Placement(gpu_type=parts[0].gpu_type, pool=parts[0].pool, nodes=nodes, parts=parts)
-
-
-def _check(chosen: Sequence[Configuration | None], cluster: ElasticCluster, now: float) -> None:
-    sizes = sizes_of(chosen)
-    for gpu_type, gpus in cluster.gpus.items():
-        if sum(sizes.get(gpu_type, [])) > gpus:
-            raise SimulationError(f"at {now:g} s {sum(sizes[gpu_type])} of {gpus} {gpu_type} are given out")
-    if not cluster.fits(sizes):
-        raise SimulationError(f"at {now:g} s {sizes} do not fit the nodes")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -312,60 +312,36 @@ def _draw_duration(jobs: random.Random) -> float:
     return float(60 * 10 ** jobs.uniform(1.5, 3))
 
 
-def continuous(
+def generated(
     table: ThroughputTable,
     *,
-    jobs_per_hour: float,
-    seed: int,
-    several_gpus: bool,
-    weights: bool = False,
-    deadlines: bool = False,
-    job_table: JobTable = DISTRIBUTED,
-) -> Workload:
-    """An endless workload: ``jobs_per_hour`` arrive on average.
-
-    Raises:
-        WorkloadError: the rate is not positive, or too large.
-    """
-    if not 0 < jobs_per_hour <= MOST_JOBS:
-        raise WorkloadError(f"jobs_per_hour: {jobs_per_hour:g} must be above 0 and at most {MOST_JOBS}")
-    source = Generated(
-        table=table,
-        seed=seed,
-        mean_gap_seconds=3600.0 / jobs_per_hour,
-        several_gpus=several_gpus,
-        weights=weights,
-        deadlines=deadlines,
-        job_table=job_table,
-    )
-    kind = "multiple" if several_gpus else "single"
-    return Workload(
-        name=f"continuous-{kind}, {jobs_per_hour:g} jobs/h, seed {seed}", jobs=source, endless=True
-    )
-
-
-def static(
-    table: ThroughputTable,
-    *,
-    count: int,
+    jobs_per_hour: float = 0.0,
+    count: int | None = None,
     seed: int,
     several_gpus: bool = True,
     weights: bool = False,
     deadlines: bool = False,
     job_table: JobTable = DISTRIBUTED,
 ) -> Workload:
-    """``count`` jobs that all arrive at 0. Raises WorkloadError: the count is not positive, or too large."""
-    if not 1 <= count <= MOST_JOBS:
+    """``count`` drawn jobs that all arrive at 0; None: an endless workload, ``jobs_per_hour`` on average.
+
+    Raises:
+        WorkloadError: the count or the rate is not positive, or too large.
+    """
+    if count is None and not 0 < jobs_per_hour <= MOST_JOBS:
+        raise WorkloadError(f"jobs_per_hour: {jobs_per_hour:g} must be above 0 and at most {MOST_JOBS}")
+    if count is not None and not 1 <= count <= MOST_JOBS:
         raise WorkloadError(f"count: {count} jobs must be at least 1 and at most {MOST_JOBS}")
     source = Generated(
         table=table,
         seed=seed,
-        mean_gap_seconds=0.0,
+        mean_gap_seconds=3600.0 / jobs_per_hour if count is None else 0.0,
         several_gpus=several_gpus,
         weights=weights,
         deadlines=deadlines,
         count=count,
         job_table=job_table,
     )
+    form, size = ("continuous", f"{jobs_per_hour:g} jobs/h") if count is None else ("static", f"{count} jobs")
     kind = "multiple" if several_gpus else "single"
-    return Workload(name=f"static-{kind}, {count} jobs, seed {seed}", jobs=source)
+    return Workload(name=f"{form}-{kind}, {size}, seed {seed}", jobs=source, endless=count is None)

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -201,7 +200,7 @@ class WorkloadOptions:
 
     def workload(self, table: "ThroughputTable") -> "Workload":
         """The jobs. Raises WorkloadError: the trace cannot be read, or a number is impossible."""
-        from ballast_policies.simulator.workloads import DISTRIBUTED, continuous, read_trace, static
+        from ballast_policies.simulator.workloads import DISTRIBUTED, generated, read_trace
 
         if self.trace is not None:
             if self.generate is not None or self.static_jobs is not None:
@@ -210,23 +209,22 @@ class WorkloadOptions:
         job_table = DISTRIBUTED
         if self.job_table == "published":
             job_table = from_lab("published-job-table", "--job-table published")
-        drawn = functools.partial(
-            continuous if self.static_jobs is None else static,
+        if self.static_jobs is None and self.generate is None:
+            raise click.UsageError(
+                "no jobs are given. To fix: --trace FILE, --generate single|multiple, or --static N"
+            )
+        if self.static_jobs is None and self.rate is None:
+            raise click.UsageError("--generate needs --rate JOBS_PER_HOUR")
+        return generated(
             table,
+            jobs_per_hour=self.rate or 0.0,
+            count=self.static_jobs,
             seed=self.seed,
+            several_gpus=self.generate != "single",
             weights=self.weights,
             deadlines=self.deadlines,
             job_table=job_table,
         )
-        if self.static_jobs is not None:
-            return drawn(count=self.static_jobs, several_gpus=self.generate != "single")
-        if self.generate is None:
-            raise click.UsageError(
-                "no jobs are given. To fix: --trace FILE, --generate single|multiple, or --static N"
-            )
-        if self.rate is None:
-            raise click.UsageError("--generate needs --rate JOBS_PER_HOUR")
-        return drawn(jobs_per_hour=self.rate, several_gpus=self.generate == "multiple")
 
 
 def read_amounts(text: str, option: str, number: Callable[[str], Number]) -> dict[str, Number]:
