@@ -298,13 +298,14 @@ class _PoolChoice:
         return True
 
     def moves(
-        self, candidates: Mapping[str, Placement], starting: Collection[str]
+        self, candidates: Mapping[str, Placement], starting: Collection[str], kept: Collection[str]
     ) -> Iterator[tuple[str, Placement, float]]:
         """(gang, where it goes, what that wins), those that look best first; each is carried out here.
 
         Args:
             candidates: gangs -> where they are.
             starting: those that need no restart for it.
+            kept: pools whose free GPUs are kept for other gangs.
         """
         found = []
         for name, at in candidates.items():
@@ -317,7 +318,7 @@ class _PoolChoice:
             if self._cluster.surplus is Surplus.COST and (chosen or not here.one.is_late(speed)):
                 continue
             for pool in self._worth_trying(name):
-                if pool == at.pool or not self._pool_sizes.has_room(pool, here.least):
+                if pool == at.pool or pool in kept or not self._pool_sizes.has_room(pool, here.least):
                     continue
                 there = self._candidate(name, pool, from_pool="" if name in starting else at.pool)
                 if there is not None:
@@ -467,7 +468,7 @@ def choose_pools(cluster: Question, reduced: Mapping[str, Placement], decided: D
         candidates = {**may_start, **may_move} if left > 0 else may_start
         candidates = {name: at for name, at in candidates.items() if name not in chosen}
         before = len(chosen)
-        for name, placement, won in choice.moves(candidates, frozenset(may_start)):
+        for name, placement, won in choice.moves(candidates, may_start.keys(), decided.kept_for.keys()):
             chosen[name] = placement, won
             left -= name in may_move
             if left <= 0 and name in may_move:

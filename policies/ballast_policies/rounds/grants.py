@@ -242,8 +242,9 @@ def fill(decided: Draft) -> Draft:
     placements = dict(decided.placements)
     ledger = Ledger.of(question, placements)
     _fill(placements, question, pools, claims.take(np.array(open_, dtype=bool)), valid, ledger)
-    reasons = _reasons(question, pools, received_fraction, placements, decided.kept_for)
-    return decided.with_placements(placements, reasons)
+    still = {pool: job for pool, job in decided.kept_for.items() if job not in placements}
+    reasons = _reasons(question, pools, received_fraction, placements, still)
+    return dataclasses.replace(decided, kept_for=still).with_placements(placements, reasons)
 
 
 def assign_nodes(

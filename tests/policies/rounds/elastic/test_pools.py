@@ -122,6 +122,26 @@ def test_what_a_gang_leaves_is_for_those_that_wait_unless_it_is_kept_for_one(of_
     assert ("2 of 4 v100 free in pool fast, kept for large" in decided.reasons["small"]) == (not starts)
 
 
+@pytest.mark.parametrize("runs", [{}, {"x": on("slow", 8)}], ids=["starts", "runs"])
+@pytest.mark.parametrize(("of_large", "pool"), [(0.1, "fast"), (2.0, "slow")])
+def test_a_gang_does_not_go_where_gpus_are_kept_for_another(of_large, pool, runs):
+    """It would be faster there; a large gang, if it is urgent, waits for a young one beside it."""
+    elastic, running = {"x": gang(0.3)}, {"young": on("fast", 2), **runs}
+    rigid = [Job(name=n, gpus=gpus, throughput={"v100": 1.0}) for n, gpus in (("young", 2), ("large", 4))]
+    decided = decide_round(
+        Question(
+            now=600.0,
+            shares={"x": {"k80": 0.5, "v100": 0.1}, "young": {"v100": 0.5}, "large": {"v100": of_large}},
+            jobs=[job("x", elastic), *rigid],
+            nodes=pools(4, 8),
+            state=RoundState(running=running, running_since={"x": 0.0, "young": 595.0}),
+            settings=RoundSettings(min_run_seconds=60.0),
+            elastic=elastic,
+        )
+    )
+    assert decided.placements["x"].pool == pool and "large" not in decided.placements
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
