@@ -198,12 +198,7 @@ class Instance:
 
     def throughput(self, x: np.ndarray) -> np.ndarray:
         """(n,) effective steps/s of each job: sum over its columns of rate times share (section 5.3.1)."""
-        columns, n = self.columns, len(self.gpus)
-        total = sums(columns.first, weights=columns.rate_first * x, n=n)
-        shared = columns.second >= 0
-        if shared.any():
-            total += sums(columns.second[shared], weights=(columns.rate_second * x)[shared], n=n)
-        return total
+        return self._by_job(self.columns.rate_first * x, self.columns.rate_second * x)
 
     def levels(self, throughput: np.ndarray) -> np.ndarray:
         """(n,) level_scale x throughput / weight; 0 where the job cannot run."""
@@ -218,12 +213,16 @@ class Instance:
 
     def time_used(self, x: np.ndarray) -> np.ndarray:
         """(n,) fraction of its time that each job runs, alone or shared."""
+        return self._by_job(x, x)
+
+    def _by_job(self, of_first: np.ndarray, of_second: np.ndarray) -> np.ndarray:
+        """(n,) sums of values (columns,) over each job's columns."""
         columns, n = self.columns, len(self.gpus)
+        total = sums(columns.first, weights=of_first, n=n)
         shared = columns.second >= 0
-        used: np.ndarray = sums(columns.first, weights=x, n=n)
         if shared.any():
-            used += sums(columns.second[shared], weights=x[shared], n=n)
-        return used
+            total += sums(columns.second[shared], weights=of_second[shared], n=n)
+        return total
 
     def gpus_used(self, x: np.ndarray) -> np.ndarray:
         """(k,) GPUs of each type in use on average."""

@@ -43,14 +43,9 @@ class Configuration:
         ]
         if not problems and not any(self.gpus.values()):
             problems.append(contract.Problem("gpus", "there is no GPU. To fix: give at least one"))
-        if not (self.throughput >= 0 and math.isfinite(self.throughput)):
-            problems.append(
-                contract.Problem("throughput", f"{self.throughput} must be at least 0 and finite")
-            )
-        if not (self.usd_per_step >= 0 and math.isfinite(self.usd_per_step)):
-            problems.append(
-                contract.Problem("usd_per_step", f"{self.usd_per_step} must be at least 0 and finite")
-            )
+        for field, value in (("throughput", self.throughput), ("usd_per_step", self.usd_per_step)):
+            if not (value >= 0 and math.isfinite(value)):
+                problems.append(contract.Problem(field, f"{value} must be at least 0 and finite"))
         if not self.name:
             problems.append(contract.Problem("name", "expected a text, got ''"))
         if problems:

@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 
+from ballast_policies.allocation.columns import sums
 from ballast_policies.allocation.custom import named_policy
 from ballast_policies.allocation.instance import Instance, instance
 from ballast_policies.allocation.policies import (
@@ -89,8 +90,7 @@ def spread_over_types(instance: Instance, x: np.ndarray) -> np.ndarray:
     """
     columns, capacity = instance.columns, instance.capacity
     alone = columns.second < 0
-    time = np.zeros(len(instance.gpus))
-    np.add.at(time, columns.first[alone], x[alone])
+    time = sums(columns.first[alone], weights=x[alone], n=len(instance.gpus))
     shared = np.where(alone, 0.0, x)
     limit = np.maximum(capacity - instance.gpus_used(shared), 0.0)
     X = np.where(instance.T > 0, capacity, 0.0)

@@ -194,7 +194,16 @@ class StageJobs:
             absent=np.where(usable, 0.0, np.inf),
             use=use,
         )
-        return PricedJobs(stage=self, rows=rows, jobs=jobs, kept=kept, free=free[jobs])
+        return PricedJobs(
+            rows=rows,
+            jobs=jobs,
+            kept=kept,
+            end=self.end,
+            fill=self.fill.of(self.jobs[jobs]),
+            full=self.full[jobs],
+            reach=self.reach[jobs],
+            free=free[jobs],
+        )
 
     def _fastest_without(self, types: np.ndarray) -> np.ndarray:
         """(n,) the fastest rate of a column that takes nothing of ``types`` (k,)."""
@@ -240,51 +249,21 @@ class StageJobs:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PricedJobs:
-    """Jobs with a demand beyond their free types, and the demands of these.
+    """Jobs with a demand beyond their free types, and the path of these demands.
 
     Attributes:
-        stage: the stage that they belong to.
+        rows: their program.
         jobs: (rows,) their places in the stage.
         kept: (w',) the columns of the stage that are columns of ``rows``.
+        end: upper end of the stage.
+        fill: the levels of these jobs along it.
+        full, reach: (rows,) levels at full speed, and the fastest rates on the open types.
         free: (rows,) their fastest rate without a price.
     """
 
-    stage: StageJobs
     rows: Rows
     jobs: np.ndarray
     kept: np.ndarray
-    free: np.ndarray
-
-    @property
-    def end(self) -> float:
-        """Upper end of the stage."""
-        return self.stage.end
-
-    def demand(self, s: float) -> np.ndarray:
-        """(rows,) speed demanded beyond ``free``."""
-        return self._path().demand(s)
-
-    def root(
-        self, level: np.ndarray, cut: float, precision: float = 1e-4, near: float | None = None
-    ) -> float:
-        """The s at which ``level`` (rows,) . demand(s) = ``cut``; about ``near``, where that is known."""
-        return root_of_cut(self._path(), level, cut, self.end, precision=precision, near=near)
-
-    def _path(self) -> "_Path":
-        stage, jobs = self.stage, self.jobs
-        return _Path(
-            end=stage.end,
-            fill=stage.fill.of(stage.jobs[jobs]),
-            full=stage.full[jobs],
-            reach=stage.reach[jobs],
-            free=self.free,
-        )
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Path:
-    """The demands of some jobs, whose arrays are taken out once for all points."""
-
     end: float
     fill: FillStage
     full: np.ndarray
@@ -292,12 +271,34 @@ class _Path:
     free: np.ndarray
 
     def demand(self, s: float) -> np.ndarray:
+        """(rows,) speed demanded beyond ``free``."""
         demand = self.fill.levels(s)
         demand /= self.full
         np.minimum(demand, self.reach, out=demand)
         demand -= self.free
         result: np.ndarray = np.maximum(demand, 0.0, out=demand)
         return result
+
+    def root(
+        self, level: np.ndarray, cut: float, precision: float = 1e-4, near: float | None = None
+    ) -> float:
+        """The s at which ``level`` (rows,) . demand(s) = ``cut``; about ``near``, where that is known."""
+        return root_of_cut(self, level, cut, self.end, precision=precision, near=near)
+
+    def sampled(self, most: int) -> "PricedJobs":
+        """The path of about ``most`` of the jobs, each with the GPUs of all that it stands for."""
+        rows = self.rows
+        some, weight = stratified(rows.gpus, np.zeros(len(rows), dtype=np.intp), np.arange(len(rows)), most)
+        return PricedJobs(
+            rows=rows.take(some, capacity=rows.capacity, lift=rows.lift).standing_for(weight),
+            jobs=self.jobs[some],
+            kept=self.kept,
+            end=self.end,
+            fill=self.fill.of(some),
+            full=self.full[some],
+            reach=self.reach[some],
+            free=self.free[some],
+        )
 
 
 SAME = 1e-9

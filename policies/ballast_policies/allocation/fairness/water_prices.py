@@ -27,7 +27,7 @@ from ballast_policies.allocation.fairness.teams import FillStage, Team
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policy import CERTIFIED_GAP, Answer
 from ballast_policies.allocation.solvers.best_response import respond
-from ballast_policies.allocation.solvers.dense_program import largest, stratified
+from ballast_policies.allocation.solvers.dense_program import largest
 from ballast_policies.allocation.solvers.least_utilization import Utilization, least_utilization
 from ballast_policies.allocation.solvers.simplex import SOLVER, SolverError
 
@@ -188,14 +188,7 @@ class StageSearch:
         """(s, prices) to a few parts in a hundred; types that seem not to limit have the price 0."""
         stage = self.stage.sampled(ROUGH_JOBS)
         program = stage.program(np.ones(len(stage.size), dtype=bool), stage.end)
-        rows = program.rows
-        chosen, weight = stratified(
-            rows.gpus, np.zeros(len(rows), dtype=np.intp), np.arange(len(rows)), SAMPLE
-        )
-        some = rows.take(chosen, capacity=rows.capacity, lift=rows.lift)
-        some = some.standing_for(weight)
-        sample = dataclasses.replace(program, rows=some, jobs=program.jobs[chosen], free=program.free[chosen])
-        s, prices = adjusted_prices(sample)
+        s, prices = adjusted_prices(program.sampled(SAMPLE))
         types = (prices * stage.size > LIMITING) | more
         prices = np.where(types, np.maximum(prices, 1e-2 * _usual(prices, stage.size)), 0.0)
         # Between s where GPUs are left (low) and are short (high), each with its u.

@@ -103,7 +103,9 @@ def _turns(program: Program, inside: np.ndarray) -> tuple[Solved, np.ndarray]:
     inside, basis = inside.copy(), None
     here = np.flatnonzero(inside)
     while True:
-        found = by_simplex(_only(program, here), start=basis)
+        columns = program.columns.take(here)
+        some = dataclasses.replace(program, columns=columns, value=program.value[here])
+        found = by_simplex(some, start=basis)
         worth = _worth(program, found)
         worth[inside] = 0.0
         size = max(float(found.time.max(initial=0.0)), float(np.abs(program.value).max(initial=0.0)), 1e-300)
@@ -151,14 +153,6 @@ def _best(program: Program, worth: np.ndarray, most: int) -> np.ndarray:
         place = np.arange(len(order)) - np.repeat(begin, np.diff(np.append(begin, len(order))))
         chosen[candidates[order[place < most]]] = True
     return chosen
-
-
-def _only(program: Program, here: np.ndarray) -> Program:
-    return dataclasses.replace(
-        program,
-        columns=program.columns.take(here),
-        value=program.value[here],
-    )
 
 
 SMALLEST_SLOPE = 2e-9
@@ -330,20 +324,16 @@ def certified(
     np.maximum.at(missing, first, excess)
     available = float((time + missing).sum() + prices @ instance.capacity)
     bound = available - dot(level, base)
-    if not gained:
-        return LinearSolution(
-            x=x, t=0.0, bound=bound, level_duals=level, shadow_prices=prices, solver=solved.solver
-        )
-    reached = instance.throughput(x)
-    rising = slope > 0
-    t = float(((reached - base)[rising] / slope[rising]).min())
+    t, rising = 0.0, slope > 0
+    if gained:
+        t = float(((instance.throughput(x) - base)[rising] / slope[rising]).min())
     return LinearSolution(
         x=x,
         t=t,
         bound=bound,
         level_duals=level,
         shadow_prices=prices,
-        cut=available,
+        cut=available if gained else float("inf"),
         solver=solved.solver,
     )
 
