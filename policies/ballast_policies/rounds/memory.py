@@ -116,9 +116,11 @@ def valid_placements(question: Question) -> dict[str, Placement]:
     valid = {}
     for name in sorted(state.running, key=state.by_age):
         placement, job = state.running[name], jobs.get(name)
-        if job is None or (not placement.parts and job.gpus != len(placement.nodes)):
+        if job is None or any(part.gpu_type not in job.throughput for part in placement.by_pool):
             continue
-        if any(job.throughput.get(part.gpu_type, 0.0) <= 0 for part in placement.by_pool):
+        # A type that alone is of no use, or not planned yet, may be of use in a part of a gang.
+        alone = not placement.parts
+        if alone and (job.gpus != len(placement.nodes) or job.throughput[placement.gpu_type] <= 0):
             continue
         if in_its_pools(placement, ledger.nodes) and ledger.grant(placement.nodes):
             valid[name] = placement
