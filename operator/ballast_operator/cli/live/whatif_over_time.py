@@ -185,7 +185,7 @@ def changed(snapshot: "Snapshot", setup: "Setup") -> "Snapshot":
     GPUs that are taken away are free ones first. A gang that loses one holds nothing.
 
     Raises:
-        ProblemError: the cluster has no such GPU type, or fewer GPUs than are taken away; or too many come.
+        ProblemError: the cluster has no such GPU type, or fewer GPUs than are taken away.
     """
     _check_types(snapshot, setup)
     nodes = _changed_nodes(snapshot, setup)
@@ -220,7 +220,6 @@ def changed(snapshot: "Snapshot", setup: "Setup") -> "Snapshot":
 def _check_types(snapshot: "Snapshot", setup: "Setup") -> None:
     from ballast_policies.allocation.problem import ProblemError
     from ballast_policies.rounds.values import gpus_by
-    from ballast_policies.simulator.settings import MOST_GPUS
 
     known, there = snapshot.capacity.gpu_types, gpus_by(snapshot.capacity.nodes, lambda node: node.gpu_type)
     for field, types in (("more", setup.more), ("prices", setup.prices)):
@@ -238,8 +237,6 @@ def _check_types(snapshot: "Snapshot", setup: "Setup") -> None:
             raise ProblemError(
                 f"more: {gpu_type}: {-more} GPUs cannot be taken away, there are {there[gpu_type]}"
             )
-        if more > MOST_GPUS:
-            raise ProblemError(f"more: {gpu_type}: {more} GPUs are above {MOST_GPUS}. To fix: fewer")
 
 
 def _changed_nodes(snapshot: "Snapshot", setup: "Setup") -> "tuple[Node, ...]":

@@ -159,12 +159,11 @@ def test_two_more_v100_help_the_job_that_has_to_share_them(monkeypatch):
     [
         (["--add", "h100=2"], "--add: h100 is not one of k80, p100, v100"),
         (["--prices", "h100=2"], "--prices: h100 is not one of k80, p100, v100"),
-        (["--add", f"v100={10**12}"], f"--add: v100: {10**12} GPUs are above 10000000. To fix: fewer"),
         (["--add", "v100=-5"], "--add: v100: 5 GPUs cannot be taken away, there are 4"),
         (["--add", "v100=9999999999999"], "--add: v100: 9999999999999 GPUs are more than the 1000000"),
     ],
 )
-def test_gpus_that_no_cluster_could_have_are_refused(monkeypatch, arguments, words):
+def test_gpus_that_the_cluster_has_not_are_refused(monkeypatch, arguments, words):
     serve(monkeypatch, cluster())
     done = CliRunner().invoke(whatif, arguments)
     assert done.exit_code == 2 and words in " ".join(done.stderr.split())
