@@ -142,6 +142,7 @@ def ordered_claims(
     """
     jobs, shares, state, settings = question.jobs, question.shares, question.state, question.settings
     elapsed = longest_run(question)
+    each_pool = list(zip(pools.names, pools.gpu_types, pools.columns, pools.largest_node, strict=True))
     rows = []
     received_fraction = dict[tuple[str, str], float]()
     for index, job in enumerate(jobs):
@@ -158,18 +159,15 @@ def ordered_claims(
         }
         if several:
             continue
-        for index_of_pool, pool in enumerate(pools.names):
-            rate, column = (
-                job.throughput.get(pools.gpu_types[index_of_pool], 0.0),
-                pools.columns[index_of_pool],
-            )
+        for at, (pool, gpu_type, column, largest_node) in enumerate(each_pool):
+            rate = job.throughput.get(gpu_type, 0.0)
             if rate <= 0:
                 continue
             share = shares.get(job.name, {}).get(column, 0.0)
             rows.append(
                 (
                     index,
-                    index_of_pool,
+                    at,
                     job.gpus,
                     job.name in valid and valid[job.name].pool == pool,
                     share,
@@ -177,7 +175,7 @@ def ordered_claims(
                     received.get(column, 0.0),
                     total,
                     rate / fastest,
-                    pools.largest_node[index_of_pool] < job.gpus,
+                    largest_node < job.gpus,
                 )
             )
     table = np.array(rows, dtype=float).reshape(-1, 10)

@@ -63,9 +63,7 @@ class _PoolCandidate:
         """Mean steps/s over its stay where it has to restart for it."""
         speed = self.one.speed(gpus)
         stay = min(self.stay_seconds, self.one.seconds(speed))
-        if self.restart_seconds <= 0 or stay <= 0:
-            return speed if self.restart_seconds <= 0 else 0.0
-        return speed * max(0.0, 1.0 - self.restart_seconds / stay)
+        return speed * max(0.0, 1.0 - self.restart_seconds / max(stay, 1e-9))
 
 
 def _reachable_sizes(one: SizeCandidate, least: int, most: int) -> tuple[int, ...]:

@@ -46,39 +46,36 @@ def grant_gpus(question: Question, held: Mapping[str, Placement] | None = None) 
     ``held``: running gang -> all that it holds, where the question has its least size.
     """
     pools, valid = Pools.of(question.nodes, question.columns), valid_placements(question)
-    state, settings, jobs = question.state, question.settings, {job.name: job for job in question.jobs}
-    pairs, (claims, received_fraction) = question.second_jobs.items(), ordered_claims(question, pools, valid)
-    first = {name: first for name, first in pairs if first in valid and name in jobs and jobs[name].gpus == 1}
-    claimed = _Claimed(
-        question=question,
-        here={**valid, **{name: state.running[name] for name in first}},
-        valid=valid,
-        groups=Groups.of(question, pools, valid, question.state.running if held is None else held),
-        claims=claims,
-    )
-    pinned = within_min_run(question, claimed.here)
+    state, sizes = question.state, {job.name: job.gpus for job in question.jobs}
+    claims, received_fraction = ordered_claims(question, pools, valid)
+    groups = Groups.of(question, pools, valid, state.running if held is None else held)
+    seconds = question.second_jobs.items()
+    first_of = {name: first for name, first in seconds if first in valid and sizes.get(name) == 1}
+    here = {**valid, **{name: state.running[name] for name in first_of}}
+    pinned = within_min_run(question, here)
     limit = moves_left(question)
     keep = keeps_free(question)
     while True:
-        placements, kept_for = _grant(claimed, pinned, keep=keep)
-        seconds = _continuing(question, placements)
-        now = {**placements, **seconds}
-        disturbed = {job: at for job, at in claimed.here.items() if now.get(job) != at}
+        placements, kept_for = _grant(question, groups, claims, here, pinned, keep=keep)
+        continuing = _continuing(question, placements)
+        now = {**placements, **continuing}
+        disturbed = {job: at for job, at in here.items() if now.get(job) != at}
         if len(disturbed) <= limit:
             break
-        reason = (
-            f"would be stopped or moved, but moves.maxMovesPerHour={settings.max_moves_per_hour} is reached"
-        )
+        most = question.settings.max_moves_per_hour
+        reason = f"would be stopped or moved, but moves.maxMovesPerHour={most} is reached"
         # Second jobs come first: what parts a pair disturbs two jobs for one GPU.
-        more = dict.fromkeys(disturbed.keys() & first.keys(), reason)
+        more = dict.fromkeys(disturbed.keys() & first_of.keys(), reason)
         more = more or exempt_newest(disturbed, state, limit, reason)
         with_them = {
-            first[job]: f"shares its GPU with {job}, which {why}" for job, why in more.items() if job in first
+            first_of[job]: f"shares its GPU with {job}, which {why}"
+            for job, why in more.items()
+            if job in first_of
         }
         pinned = {**with_them, **pinned, **more}
-    reasons = _reasons(question, pools, received_fraction, placements, kept_for, pinned, first)
+    reasons = _reasons(question, pools, received_fraction, placements, kept_for, pinned, first_of)
     return Draft(
-        question=question, placements=placements, reasons=reasons, seconds=seconds, kept_for=kept_for
+        question=question, placements=placements, reasons=reasons, seconds=continuing, kept_for=kept_for
     )
 
 
@@ -99,31 +96,23 @@ def _continuing(question: Question, placements: Mapping[str, Placement]) -> dict
     return found
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Claimed:
-    """The question with all claims in order of urgency.
-
-    Attributes:
-        valid: running job -> where it could continue with GPUs of its own.
-        here: running job -> where it could continue, with GPUs of its own or as a second job.
-    """
-
-    question: Question
-    valid: Mapping[str, Placement]
-    here: Mapping[str, Placement]
-    groups: Groups
-    claims: Claims
-
-
 def _grant(
-    claimed: _Claimed, pinned: Mapping[str, str], *, keep: bool
+    question: Question,
+    groups: Groups,
+    claims: Claims,
+    here: Mapping[str, Placement],
+    pinned: Mapping[str, str],
+    *,
+    keep: bool,
 ) -> tuple[dict[str, Placement], dict[str, str]]:
-    """(job -> where it runs, pool -> job for which its free GPUs are kept)."""
-    question, groups, valid = claimed.question, claimed.groups, claimed.valid
+    """(job -> where it runs, pool -> job for which its free GPUs are kept).
+
+    ``here``: running job -> where it could continue, with GPUs of its own or as a second job.
+    """
     pools, names = groups.pools, [job.name for job in question.jobs]
-    index, holding = {name: m for m, name in enumerate(names)}, sorted(pinned.keys() & valid.keys())
+    index, position = {name: m for m, name in enumerate(names)}, np.arange(len(claims))
+    holding = [job for job in sorted(pinned) if index[job] in groups.held]
     keeping = [index[job] for job in holding]
-    claims, position = claimed.claims, np.arange(len(claimed.claims))
     open_ = unpinned = ~np.isin(claims.job, [index[job] for job in pinned])
     chosen, splits = groups.select(claims.take(open_), keeping)
     granted = position[open_][chosen]
@@ -145,7 +134,7 @@ def _grant(
         chosen, splits = groups.select(claims.take(open_), keeping, shut)
         granted = position[open_][chosen]
         kept_for = {pools.names[column]: names[claims.job[at]] for column, at in closed.items()}
-    wanted = [(job, valid[job].pool, len(valid[job].nodes)) for job in holding]
+    wanted = [(job, here[job].pool, len(here[job].nodes)) for job in holding]
     for k in granted.tolist():
         job, column, gpus = int(claims.job[k]), int(claims.column[k]), int(claims.gpus[k])
         if column == SEVERAL:
@@ -157,21 +146,21 @@ def _grant(
         for job, parts in (splits.items() if groups.apart else ())
     }
     ledger = Ledger(question.nodes)
-    placements, kept = assign_nodes(wanted, ledger, claimed.here, by_name, question), dict[str, list[str]]()
+    placements, kept = assign_nodes(wanted, ledger, here, by_name, question), dict[str, list[str]]()
     if len(placements) < len(wanted):
         # The pods of some gang find no node with as many GPUs, or it finds no domain: by urgency.
         ledger = Ledger(question.nodes)
         protected = pinned if keep else None
-        placements, kept = _assign_by_urgency(wanted, ledger, claimed.here, by_name, question, protected)
+        placements, kept = _assign_by_urgency(wanted, ledger, here, by_name, question, protected)
         kept_for |= {ledger.nodes[name].pool: job for job, nodes in kept.items() for name in nodes}
     elif all(asks.required is None for asks in question.asks.values()):
         return placements, kept_for
-    _fill(placements, question, pools, claims.take(open_), claimed.here, ledger)
+    _fill(placements, question, pools, claims.take(open_), here, ledger)
     while elsewhere := [pool for pool, job in kept_for.items() if job in placements]:
         for pool in elsewhere:
             ledger.undo(kept.pop(kept_for.pop(pool), ()))
             open_ = open_ | (unpinned & (claims.column == pools.names.index(pool)))
-        _fill(placements, question, pools, claims.take(open_), claimed.here, ledger)
+        _fill(placements, question, pools, claims.take(open_), here, ledger)
     return placements, kept_for
 
 
