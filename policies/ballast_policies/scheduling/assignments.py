@@ -12,6 +12,7 @@ from ballast_policies.allocation.registry import find_policy
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
 from ballast_policies.protocol.observed import Action
 from ballast_policies.rounds.gangs import ElasticGang
+from ballast_policies.rounds.memory import HOUR
 from ballast_policies.rounds.values import Placement, extra_nodes, kept_ranks
 from ballast_policies.scheduling.decision import Decision, isolated_speeds
 from ballast_policies.scheduling.refusals import Obstacle, Verdict, each_job
@@ -234,9 +235,6 @@ def _next_best_sizes(gang: ElasticGang, shares: Mapping[str, float], placement: 
             why = f"{size - gpus} GPUs more" if size > gpus else "fewer GPUs"
         texts.append(f"{size} x {gpu_type}: {speed:.3g} steps/s, {why}")
     return "; ".join(texts)
-
-
-HOUR = 3600.0
 
 
 def data_cost_message(

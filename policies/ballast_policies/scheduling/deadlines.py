@@ -26,10 +26,9 @@ from ballast_policies.prices.choice import WAIT, Choice, Preferences, Situation,
 from ballast_policies.prices.hazard import Hazard, RestartCosts
 from ballast_policies.prices.options import Options, useful_parts
 from ballast_policies.rounds.gangs import ElasticGang
+from ballast_policies.rounds.memory import HOUR
 from ballast_policies.rounds.values import ANY_NODES, NodeRequest, Round, gpus_by
 from ballast_policies.scheduling.state import ClusterJob, ClusterState
-
-HOUR = 3600.0
 
 AS_FAST = 2.0
 """Speed of an elastic gang that is enough, over what its deadline needs: the replays of the probed H100
