@@ -30,6 +30,12 @@ from ballast_policies.throughput.table import JobType, ThroughputTable
 
 SWEEPS = 30
 
+RANK = 2
+"""Rank of the part beyond row and column effects."""
+
+RIDGE = 0.1
+"""lambda, penalty on the factors; larger is smoother."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
@@ -40,14 +46,12 @@ class Completed:
         deviation: standard deviation of the unknown entries, from entries that were left out on purpose.
         mean: m of the model.
         right: (columns, 1 + rank) of the model: c_j and v_j.
-        ridge: lambda.
     """
 
     values: np.ndarray
     deviation: float
     mean: float
     right: np.ndarray
-    ridge: float
 
     def shifted(self, by: np.ndarray) -> "Completed":
         """Copy with ``by`` (columns,) added to columns of which nothing is known."""
@@ -65,19 +69,17 @@ class Completed:
             known: (columns,) bool.
         """
         rest = np.where(known, values - self.mean, 0.0)[None, :]
-        left = _factors(rest - known * self.right[:, :1].T, known[None, :], self.right[:, 1:], self.ridge)
+        left = _factors(rest - known * self.right[:, :1].T, known[None, :], self.right[:, 1:])
         fitted = self.mean + left[:, :1] + self.right[:, :1].T + left[:, 1:] @ self.right[:, 1:].T
         return np.where(known, values, fitted[0])
 
 
-def complete(values: np.ndarray, known: np.ndarray, *, rank: int = 2, ridge: float = 0.1) -> Completed:
+def complete(values: np.ndarray, known: np.ndarray) -> Completed:
     """Fill in the entries of ``values`` that are not ``known``.
 
     Args:
         values: (rows, columns) numbers; what is not known is not read.
         known: (rows, columns) bool.
-        rank: of the part beyond row and column effects.
-        ridge: lambda, penalty on the factors; larger is smoother.
 
     Raises:
         ValueError: nothing is known, or a known entry is not finite.
@@ -86,17 +88,16 @@ def complete(values: np.ndarray, known: np.ndarray, *, rank: int = 2, ridge: flo
         raise ValueError("nothing is known of the matrix, so nothing can be said of the rest")
     if not np.isfinite(values[known]).all():
         raise ValueError("a known entry is not finite")
-    fitted, mean, right = _fit(values, known, rank, ridge)
+    fitted, mean, right = _fit(values, known)
     return Completed(
         values=np.where(known, values, fitted),
-        deviation=_deviation(values, known, rank, ridge),
+        deviation=_deviation(values, known),
         mean=mean,
         right=right,
-        ridge=ridge,
     )
 
 
-def _deviation(values: np.ndarray, known: np.ndarray, rank: int, ridge: float) -> float:
+def _deviation(values: np.ndarray, known: np.ndarray) -> float:
     """Root mean square error on each fifth of the known entries, predicted from the other four."""
     entries = np.argwhere(known)
     order = np.random.default_rng(0).permutation(len(entries))
@@ -105,42 +106,40 @@ def _deviation(values: np.ndarray, known: np.ndarray, rank: int, ridge: float) -
         held = entries[order[fold::5]]
         rest = known.copy()
         rest[held[:, 0], held[:, 1]] = False
-        fitted = _fit(values, rest, rank, ridge)[0]
+        fitted = _fit(values, rest)[0]
         errors.append((fitted - values)[held[:, 0], held[:, 1]])
     return float(np.sqrt(np.mean(np.concatenate(errors) ** 2))) if errors else float("inf")
 
 
-def _fit(
-    values: np.ndarray, known: np.ndarray, rank: int, ridge: float
-) -> tuple[np.ndarray, float, np.ndarray]:
+def _fit(values: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, float, np.ndarray]:
     """(the fitted matrix, m, the columns' effects and factors)."""
     mean = float(values[known].mean())
     rest = np.where(known, values - mean, 0.0)
-    rank = min(rank, *values.shape)
+    rank = min(RANK, *values.shape)
     # First the effects alone; then the leading right factors of what they leave are the start of
     # the rest, so that the same matrix is always completed the same way.
     columns = np.zeros((values.shape[1], 1))
     rows = np.zeros((values.shape[0], 1))
     for _ in range(SWEEPS):
-        rows = _factors(rest - known * columns.T, known, np.zeros((values.shape[1], 0)), ridge)
-        columns = _factors((rest - known * rows).T, known.T, np.zeros((values.shape[0], 0)), ridge)
+        rows = _factors(rest - known * columns.T, known, np.zeros((values.shape[1], 0)))
+        columns = _factors((rest - known * rows).T, known.T, np.zeros((values.shape[0], 0)))
     left_over = rest - known * (rows + columns.T)
     right = np.hstack([columns, np.linalg.svd(left_over, full_matrices=False)[2][:rank].T])
     left = np.hstack([rows, np.zeros((values.shape[0], rank))])
     for _ in range(SWEEPS):
-        left = _factors(rest - known * right[:, :1].T, known, right[:, 1:], ridge)
-        right = _factors((rest - known * left[:, :1]).T, known.T, left[:, 1:], ridge)
+        left = _factors(rest - known * right[:, :1].T, known, right[:, 1:])
+        right = _factors((rest - known * left[:, :1]).T, known.T, left[:, 1:])
     fitted: np.ndarray = mean + left[:, :1] + right[:, :1].T + left[:, 1:] @ right[:, 1:].T
     return fitted, mean, right
 
 
-def _factors(rest: np.ndarray, known: np.ndarray, other: np.ndarray, ridge: float) -> np.ndarray:
+def _factors(rest: np.ndarray, known: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Effect e and factors u of each row i.
 
-    They minimise sum_j (rest[i, j] - e - u . other_j)^2 + ridge (0.1 e^2 + |u|^2) over the known j.
+    They minimise sum_j (rest[i, j] - e - u . other_j)^2 + RIDGE (0.1 e^2 + |u|^2) over the known j.
     """
     wide = np.hstack([np.ones((len(other), 1)), other])
-    penalty = ridge * np.diag([0.1] + [1.0] * other.shape[1])
+    penalty = RIDGE * np.diag([0.1] + [1.0] * other.shape[1])
     gram = np.einsum("ij,jk,jl->ikl", known.astype(float), wide, wide) + penalty
     found: np.ndarray = np.linalg.solve(gram, ((rest * known) @ wide)[:, :, None])[:, :, 0]
     return found
@@ -433,6 +432,6 @@ class PairSpeeds:
             if not seen.any():
                 matrix[:] = FIRST_GUESS
             else:
-                matrix = complete(np.nan_to_num(matrix), seen).values
+                matrix = np.where(seen, matrix, _fit(np.nan_to_num(matrix), seen)[0])
             found[gpu_type] = rows, np.clip(matrix, LEAST, MOST)
         return found

@@ -144,16 +144,16 @@ def test_senseless_speeds_of_one_job_say_nothing_of_another(v100, k80):
 @pytest.mark.slow
 @given(seed=st.integers(0, 50))
 def test_a_matrix_of_low_rank_is_recovered_from_part_of_it(seed):
-    """Row and column effects and one product, 70 % known: the rest to a quarter of its spread."""
+    """Row and column effects and one product, 70 % known: the rest to a third of its spread."""
     random = np.random.default_rng(seed)
     u, v = random.normal(size=(20, 1)), random.normal(size=(1, 15))
     true = random.normal(size=(20, 1)) + random.normal(size=(1, 15)) + u @ v
     known = random.random(true.shape) < 0.7
     known[0], known[:, 0] = True, True
-    found = complete(true, known, rank=1, ridge=0.01)
+    found = complete(true, known)
     np.testing.assert_array_equal(found.values[known], true[known])
     error = np.sqrt(np.mean((found.values - true)[~known] ** 2))
-    assert error < 0.25 * true.std()
+    assert error < 0.33 * true.std()
 
 
 def test_nothing_known_is_refused():
