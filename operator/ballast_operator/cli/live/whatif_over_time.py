@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ballast_operator.cli.live.whatif import LiveCluster
 
 HOUR = 3600.0
+MOST_ADDED = 1_000_000
 
 
 def with_spot_limits(policy: "ClusterPolicy", text: str) -> "ClusterPolicy":
@@ -228,6 +229,10 @@ def _check_types(snapshot: "Snapshot", setup: "Setup") -> None:
                 "is not known"
             )
     for gpu_type, more in setup.more.items():
+        if more > MOST_ADDED:
+            raise ProblemError(
+                f"more: {gpu_type}: {more} GPUs are more than the {MOST_ADDED} that can be added"
+            )
         if there[gpu_type] + more < 0:
             raise ProblemError(
                 f"more: {gpu_type}: {-more} GPUs cannot be taken away, there are {there[gpu_type]}"

@@ -160,6 +160,7 @@ def test_two_more_v100_help_the_job_that_has_to_share_them(monkeypatch):
         (["--add", "h100=2"], "--add: h100 is not one of k80, p100, v100"),
         (["--prices", "h100=2"], "--prices: h100 is not one of k80, p100, v100"),
         (["--add", "v100=-5"], "--add: v100: 5 GPUs cannot be taken away, there are 4"),
+        (["--add", "v100=9999999999999"], "--add: v100: 9999999999999 GPUs are more than the 1000000"),
     ],
 )
 def test_gpus_that_the_cluster_has_not_are_refused(monkeypatch, arguments, words):
