@@ -13,6 +13,7 @@ from ballast_policies.contract.job.training import TrainingConfig
 from ballast_trainer.checkpoints.tensors import as_remembered
 from ballast_trainer.dynamics.freezing import BUFFER, Freezing
 from ballast_trainer.dynamics.pruning import neurons
+from ballast_trainer.dynamics.pruning.sparse_linear import PrunableLinear
 from ballast_trainer.dynamics.registry import build_dynamic
 from ballast_trainer.errors import CheckpointError
 from ballast_trainer.layers.running import CURRENT_FORWARD
@@ -99,9 +100,13 @@ def test_what_does_not_learn_in_the_model_itself_never_does(criterion):
     def fix(index, module):
         for number, parameter in enumerate(module.parameters()):
             parameter.requires_grad_(index > 0 and number % 2 > 0)
+        if index == 1:
+            module.mlp.up = PrunableLinear(module.mlp.up.requires_grad_(False))
         return dynamic.prepare(index, module)
 
     layers = all_layers(build_gpt(layers=6, dim=16, heads=2, context=8, dropout=0.0), TrainingConfig(), fix)
+    layers[1].module.mlp.up.prune(torch.eye(64, 16) > 0)
+    assert layers[1].module.mlp.up.values is not None
     learn = lambda: [p.requires_grad for p in layers.parameters()]  # noqa: E731
     asked = learn()
     dynamic.reapply(0, layers)

@@ -454,6 +454,18 @@ class Seen(nn.Linear):
         return super().forward(value * self.other.mask)
 
 
+class Halves(nn.Linear):
+    """It adds halves to a buffer that begins as a whole number."""
+
+    def __init__(self):
+        super().__init__(3, 3)
+        self.register_buffer("seen", torch.tensor(0), persistent=False)
+
+    def forward(self, value):
+        self.seen = self.seen + 0.5
+        return super().forward(value)
+
+
 def test_checkpoints_and_copies_have_what_a_forward_writes_to():
     """Whoever goes on from one loses no buffer, persistent or not; constant ones are not copied."""
     model = Model.from_layers([lambda: Seen(3, 3)], loss=nn.functional.mse_loss)
@@ -480,6 +492,14 @@ def test_parts_that_share_a_buffer_share_it_after_a_move(persistent):
     there.load(here.moving_state())
     assert there.module[1].seen is there.module[0].seen
     assert torch.equal(there.module[0].seen, torch.full((3,), 5.0))
+
+
+def test_a_buffer_that_a_forward_gave_another_type_keeps_it_after_a_move():
+    """As a count that was whole when the layer was built."""
+    here, there = (all_layers(Model.from_layers([Halves], loss=nn.functional.mse_loss))[0] for _ in range(2))
+    here.module(torch.ones(1, 3))
+    there.load(here.moving_state())
+    assert torch.equal(there.module.seen, torch.tensor(0.5))
 
 
 @pytest.mark.parametrize("before", [None, torch.zeros(2)], ids=["made", "same"])

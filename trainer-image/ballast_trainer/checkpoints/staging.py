@@ -59,7 +59,7 @@ class StagedCopy:
             )
 
     def _look_for_changes(self) -> list[str]:
-        """What has changed before it was copied, or the training waited for that: it may change then."""
+        """Keys that changed before they were copied, or before the training waited for the GPU's copies."""
         found = [key for key, value in self._waiting.items() if value._version != self._versions[key]]
         # Not what the training, which has waited, changes while another thread looks.
         if self._changed is None:
@@ -68,8 +68,8 @@ class StagedCopy:
 
     def wait(self) -> None:
         """Let no kernel or statement that follows change what is being copied; on the thread that trains."""
-        self._look_for_changes()
         if self._copied is not None:
+            self._look_for_changes()
             torch.cuda.current_stream().wait_event(self._copied)
         else:
             self._done.wait()

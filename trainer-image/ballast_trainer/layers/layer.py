@@ -148,7 +148,9 @@ class Layer:
         self.config = config
         self.tied = dict(tied or {})
         self.copies = frozenset(copies)
-        self.fixed = frozenset(name for name, p in module.named_parameters() if not p.requires_grad)
+        fixed = [name for name, p in module.named_parameters() if not p.requires_grad]
+        # A weight is called ``values`` once it is sparse.
+        self.fixed = frozenset(fixed + [re.sub(r"\bweight$", "values", name) for name in fixed])
         self.stateful: tuple[nn.Module, ...] = ()
         """Modules in it whose buffers its forward changes, as the last trial of a plan has seen."""
         self.shares: dict[str, Share] = {}
@@ -359,11 +361,12 @@ class Layer:
                 path, _, name = key.removeprefix(_UNSAVED).rpartition(".")
                 part = self.module.get_submodule(path)
                 own = part._buffers.get(name)
-                if own is not None and own.shape == value.shape and own.is_contiguous():
+                form = value.shape, value.dtype
+                if own is not None and (own.shape, own.dtype) == form and own.is_contiguous():
                     # In its memory, which other parts may share.
                     own.data.copy_(value)
                 else:
-                    # In another shape than it was built with: a cache may have grown.
+                    # In another shape or type than it was built with: a cache may have grown.
                     like = next(self.module.parameters(), value) if own is None else own
                     part.register_buffer(name, value.to(like.device, copy=True), persistent=False)
         for path, part in self.module.named_modules():
