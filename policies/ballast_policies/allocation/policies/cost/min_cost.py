@@ -17,7 +17,7 @@ import dataclasses
 
 import numpy as np
 
-from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.instance import Instance, from_arrays
 from ballast_policies.allocation.policies import water_filling
 from ballast_policies.allocation.policy import Answer, nothing
 
@@ -104,22 +104,19 @@ def _filled_together(instance: Instance, chosen: np.ndarray) -> np.ndarray:
     row = np.full(len(T), -1)
     row[jobs] = np.arange(len(jobs))
     some = dataclasses.replace(
-        instance,
-        names=[instance.names[m] for m in jobs.tolist()],
-        gpus=instance.gpus[jobs],
+        from_arrays(
+            gpu_types=instance.gpu_types,
+            capacity=instance.capacity,
+            throughput=T[jobs],
+            gpus=instance.gpus[jobs],
+        ),
         weights=instance.weights[jobs],
+        # A gang may have a part of its time on GPUs that others leave it, fewer than its own.
         T=T[jobs],
         equal=instance.equal[jobs],
         elastic=instance.elastic[jobs],
         level_at_equal=instance.level_at_equal[jobs],
-        configurations=[instance.configurations[m] for m in jobs.tolist()],
         columns=dataclasses.replace(columns, first=row[columns.first]),
-        steps_remaining=instance.steps_remaining[jobs],
-        elapsed=instance.elapsed[jobs],
-        isolated_elapsed=instance.isolated_elapsed[jobs],
-        deadlines=instance.deadlines[jobs],
-        budgets=instance.budgets[jobs],
-        entity_of=[instance.entity_of[m] for m in jobs.tolist()],
     )
     return water_filling.solve(some).x
 
