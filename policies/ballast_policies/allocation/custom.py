@@ -353,6 +353,7 @@ def _given_shares(X: np.ndarray, instance: Instance) -> Answer:
         raise ProblemError(f"its shares have shape {X.shape}, not (jobs, GPU types) = {shape}")
     if X.dtype.kind not in "biuf":
         raise ProblemError(f"its shares are of type {X.dtype}. To fix: return an array of floats")
+    X = X.astype(float)
     if not np.isfinite(X).all():
         raise ProblemError("its shares are no numbers (NaN or infinite)")
     full = np.zeros_like(instance.T)

@@ -98,10 +98,11 @@ def test_what_cannot_be_used_is_refused(function):
     assert str(caught.value).startswith(f"policy {NAME}{function}: ")
 
 
-def test_shares_of_its_own_are_checked_and_called_a_heuristic():
-    found = allocate(f"{NAME}even_shares", PROBLEM)
+@pytest.mark.parametrize(("function", "v100", "p100"), [("even_shares", 0.4, 0.6), ("whole_shares", 1, 0)])
+def test_shares_of_its_own_are_checked_and_called_a_heuristic(function, v100, p100):
+    found = allocate(f"{NAME}{function}", PROBLEM)
     assert (found.status, found.gap) == ("heuristic", None)
-    assert found.allocation["e"] == pytest.approx({"v100": 0.4, "p100": 0.6})
+    assert found.allocation["e"] == pytest.approx({"v100": v100, "p100": p100})
     assert_feasible(found, PROBLEM)
 
 
