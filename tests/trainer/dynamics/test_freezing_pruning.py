@@ -18,6 +18,7 @@ from ballast_trainer.dynamics.registry import build_dynamic
 from ballast_trainer.errors import CheckpointError
 from ballast_trainer.layers.running import CURRENT_FORWARD
 from ballast_trainer.models.gpt import build_gpt
+from ballast_trainer.models.protocol import Model
 from torch import nn
 
 from tests.support.examples import first_daily
@@ -77,6 +78,22 @@ def test_layers_freeze_from_the_front_as_they_settle(criterion):
     assert frozen(layers) == [True, True, True, False, False, False]
     changes = [changed for _, _, changed in seen]
     assert sum(changes) == len(set(counts)) - 1, "said to have changed exactly when it has"
+
+
+def test_the_look_at_the_last_step_counts_the_steps_since_the_one_before():
+    """Weights do not count as settled there because they have had less time to change."""
+    settings = FreezingSettings(criterion=FreezingCriterion.WEIGHT_CHANGE, threshold=1.0, patience=1)
+    config = DynamicConfig(kind="freezing", end_step=21, every_steps=20, freezing=settings)
+    dynamic = Freezing(config, 6)
+    layers = prepared(dynamic)
+    for step in range(22):
+        dynamic.apply(step, layers, ALONE)
+        with torch.no_grad():
+            for parameter in layers.parameters():
+                parameter.mul_({19: -0.01, 20: -0.1}.get(step, 1.0))
+    # From s to -s / 10 in one step.
+    assert list(dynamic.measured(layers)["figures"].values()) == pytest.approx([11.0] * 6)
+    assert not any(frozen(layers))
 
 
 @pytest.mark.slow
@@ -241,6 +258,18 @@ def test_a_dense_checkpoint_of_a_later_step_is_pruned_as_it_resumes(structure):
     dynamic.resumed(9, layers, ALONE)
     for layer in layers:
         assert all(torch.equal(value, before[layer.index][k]) for k, value in layer.state().items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_weights_of_another_type_are_pruned_by_their_magnitude(dtype):
+    """A layer of the user's need not be fp32."""
+    dynamic = build_dynamic(DynamicConfig(kind="pruning", target=0.5), 1)
+    linear = nn.Linear(8, 4, dtype=dtype)
+    with torch.no_grad():
+        linear.weight.copy_(torch.arange(1.0, 33.0).view(4, 8))
+    layers = all_layers(Model.from_layers([linear], loss=nn.MSELoss()), TrainingConfig(), dynamic.prepare)
+    assert dynamic.apply(0, layers, ALONE)
+    assert layers[0].module.weight.flatten().tolist() == [0.0] * 16 + list(range(17, 33))
 
 
 def test_pruning_replaces_linear_layers_wherever_they_are():

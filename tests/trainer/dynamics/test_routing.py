@@ -154,6 +154,9 @@ def test_the_predictor_learns_what_the_router_picks():
     other[:, 50:] += 1.0
     torch.testing.assert_close(block(hidden)[:, :50], block(other)[:, :50])
     assert not torch.equal(block(hidden), hidden)
+    with torch.no_grad():
+        block.predictor.bias.fill_(-99.0)
+    assert torch.equal(block(hidden), hidden) and block.computed == 0
 
 
 def experts_of(**settings):
@@ -243,6 +246,18 @@ def test_balance_evens_out_what_the_routers_weights_prefer(balance):
             experts.follow_counts()
         experts.zero_grad()
     assert (max(experts.loads) < 0.7 * first) is (balance != "none")
+
+
+def test_a_frozen_layer_goes_on_choosing_the_same_experts():
+    """The bias follows the counts of layers that learn."""
+    experts = experts_of(count=4, balance=LoadBalance.BIAS, balance_weight=1.0)
+    hidden = torch.randn(2, 24, DIM)
+    for learns in (True, False):
+        experts.requires_grad_(learns)
+        before = experts.bias.clone()
+        experts(hidden)
+        experts.follow_counts()
+        assert torch.equal(experts.bias, before) is not learns
 
 
 def test_routers_with_a_threshold_decide_what_their_blocks_compute():

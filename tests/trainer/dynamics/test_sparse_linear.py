@@ -86,13 +86,16 @@ def test_a_sparse_layer_is_loaded_into_a_new_dense_one():
     assert not fixed.values.requires_grad
 
 
-def test_pruning_further_keeps_the_values_that_stay():
-    """From sparse to sparser: what is kept is what it was."""
+@pytest.mark.parametrize("pays", [True, False])
+def test_pruning_further_keeps_the_values_that_stay(monkeypatch, pays):
+    """From sparse to sparser: what is kept is what it was, also where a dense layer would stay dense."""
     prunable, _, mask = masked_pair(0.9)
+    monkeypatch.setattr("ballast_trainer.dynamics.pruning.sparse_linear.sparse_pays_on", lambda device: pays)
     before = prunable.dense().clone()
     sparser = mask & (torch.rand(mask.shape) > 0.5)
     prunable.prune(sparser)
     assert torch.equal(prunable.dense(), before * sparser)
+    assert prunable.learnt.shape == (int(sparser.sum()),)
 
 
 class Reads(nn.Module):

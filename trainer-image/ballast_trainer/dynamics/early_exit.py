@@ -54,8 +54,8 @@ class ExitHead(nn.Module):
     @staticmethod
     def confidence(logits: torch.Tensor) -> torch.Tensor:
         """Difference between the two largest probabilities, [B, S] (CALM's softmax response)."""
-        best = torch.softmax(logits.detach(), dim=-1).topk(min(2, logits.shape[-1]), dim=-1).values
-        return best[..., 0] - best[..., -1] if logits.shape[-1] > 1 else best[..., 0]
+        best = torch.softmax(logits.detach(), dim=-1).topk(2, dim=-1).values
+        return best[..., 0] - best[..., 1]
 
     def loss(self, logits: torch.Tensor, still_in: torch.Tensor) -> torch.Tensor | None:
         """Mean cross-entropy of the positions that are still in; None outside of a step's microbatches.
@@ -217,7 +217,7 @@ class EarlyExit(BlockChange):
             return MarkedStart(block)
         if index == self._layer_count - 1:
             return UnmarkedEnd(block)
-        blocks = max(1, self._layer_count - 2)
+        blocks = self._layer_count - 2
         # Drawn equally often at each of the blocks, of those that are left.
         hazard = self._settings.sampled / blocks / (1 - self._settings.sampled * (index - 1) / blocks)
         return ExitingBlock(block, self._settings, hazard=hazard)

@@ -132,10 +132,7 @@ class Freezing(Dynamic):
 
     def frozen_count(self, step: int) -> int:
         """Number of layers that the schedule has frozen when ``step`` runs."""
-        if self._steps.last_at(step) is None:
-            return 0
-        count = math.floor(self._share * self._steps.progress(step) + 1e-9)
-        return min(count, self._layer_count - 1)
+        return min(math.floor(self._share * self._steps.progress(step) + 1e-9), self._most)
 
     def without_effect(self, total_steps: int) -> str:
         """No layer is frozen by the end."""
@@ -156,7 +153,7 @@ class Freezing(Dynamic):
     def reapply(self, step: int, layers: LayerSet) -> None:
         """Freeze the layers that are frozen before ``step``."""
         if self._by_steps:
-            self._freeze(layers, self.frozen_count(step - 1) if step > 0 else 0)
+            self._freeze(layers, self.frozen_count(step - 1))
             return
         for layer in layers:
             _learn(layer, _Place.of(layer.module).frozen == 0)
@@ -166,8 +163,7 @@ class Freezing(Dynamic):
         if not self._by_steps:
             return self._steps.acts_at(step) and self._look(step, layers, world)
         now = self.frozen_count(step)
-        before = self.frozen_count(step - 1) if step > 0 else 0
-        if now == before:
+        if now == self.frozen_count(step - 1):
             return False
         self._freeze(layers, now)
         return True
@@ -231,7 +227,7 @@ class Freezing(Dynamic):
                     plasticity.forget(layer.module)
                 place = _Place(first_norm=place.first_norm, looks=place.looks)
             elif not place.frozen:
-                figure = self._figure(layer, place, seen.get(layer.index))
+                figure = self._figure(step, layer, place, seen.get(layer.index))
                 held = place.held + 1 if figure < self._settings.threshold else 0.0
                 place = dataclasses.replace(
                     place, held=held, figure=figure, looks=place.looks + 1, squared_norms=0.0, steps=0.0
@@ -279,7 +275,7 @@ class Freezing(Dynamic):
             parts |= dict(zip(cut, world.tensor.all_reduce(summed).cpu(), strict=True))
         return parts
 
-    def _figure(self, layer: Layer, place: _Place, seen: torch.Tensor | None) -> float:
+    def _figure(self, step: int, layer: Layer, place: _Place, seen: torch.Tensor | None) -> float:
         """Figure that the criterion compares with the threshold; infinite where it cannot tell yet."""
         if not any(p.requires_grad for p in layer.module.parameters()):
             return 0.0
@@ -299,10 +295,12 @@ class Freezing(Dynamic):
             return norm / place.first_norm if place.first_norm > 0 else 0.0
         before = layer.module.get_buffer(BUFFER)[_HEAD:].to(seen.device, copy=True)
         layer.module.get_buffer(BUFFER)[_HEAD:] = seen
-        if place.looks == 0:
+        last = self._steps.last_at(step - 1)
+        if place.looks == 0 or last is None:
             return math.inf
         size = float(seen.norm())
-        return float((seen - before).norm()) / size / self._steps.every if size > 0 else 0.0
+        # The look at endStep comes sooner after the one before it than the others do.
+        return float((seen - before).norm()) / size / (step - last) if size > 0 else 0.0
 
     @staticmethod
     def _freeze(layers: LayerSet, count: int) -> None:

@@ -50,6 +50,7 @@ class RoutedBlock(ChangingModule):
         else:
             picked = self.predictor(hidden).squeeze(-1) > 0
             if not bool(picked.any()):
+                self.computed = torch.tensor(0.0)
                 return hidden
         self.computed = picked.float().mean()
         states, after = run_at(self.block, hidden, picked, most)

@@ -143,7 +143,7 @@ class Experts(ChangingModule):
             out = torch.cat([*done, done[0].new_zeros(1, done[0].shape[-1])])[row]
         weighted = out * gate.unsqueeze(-1).to(out.dtype)
         mixed = out.new_zeros(flat.shape).index_add(0, position, weighted)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and self.router.weight.requires_grad:
             if settings.balance == LoadBalance.BIAS:
                 self.counts = self.counts + counts
             elif settings.balance == LoadBalance.LOSS:

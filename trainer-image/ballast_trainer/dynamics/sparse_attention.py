@@ -286,7 +286,9 @@ class ChosenAttention(ChangingModule):
         if attn_mask is not None or not is_causal or q.shape[-2] != k.shape[-2]:
             if q.shape[-2] == 1 and attn_mask is None:
                 # One position: there is nothing to choose from.
-                return functional.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=enable_gqa)
+                return functional.scaled_dot_product_attention(
+                    q, k, v, dropout_p=dropout_p, scale=scale, enable_gqa=enable_gqa
+                )
             raise TrainerError(
                 f"sparseAttention: {type(self.attention).__name__} attends with a mask of its own or not "
                 "causally. To fix: scaled_dot_product_attention(..., is_causal=True) without a mask, or "

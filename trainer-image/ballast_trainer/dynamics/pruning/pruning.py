@@ -69,7 +69,7 @@ class GradualPruning(Dynamic):
 
     def resumed(self, step: int, layers: LayerSet, world: World) -> None:
         """A checkpoint that was not pruned as far as the steps say is pruned at once."""
-        if step > 0 and self._steps.last_at(step - 1) is not None:
+        if self._steps.last_at(step - 1) is not None:
             self._prune(step - 1, layers, world)
 
     def apply(self, step: int, layers: LayerSet, world: World) -> bool:
@@ -196,7 +196,7 @@ class WeightPruning(GradualPruning):
 
     def magnitudes(self, layer: Layer) -> torch.Tensor:
         """The weights themselves, pruned ones as zeros."""
-        return torch.cat([linear.dense().reshape(-1) for linear in prunable(layer.module)])
+        return torch.cat([linear.dense().reshape(-1).float() for linear in prunable(layer.module)])
 
     def keep(self, layer: Layer, mask: torch.Tensor) -> None:
         """Prune the others, and their optimizer state."""
@@ -271,7 +271,7 @@ def largest_masks(
 
 
 def _kth_largest(world: World, bits: Mapping[int, torch.Tensor], k: int) -> tuple[int, int]:
-    """The k-th largest value, and how many are above it; (-1 means none: the largest integer) for k = 0."""
+    """The k-th largest value, and how many are above it; for k = 0 the largest integer, and none."""
     if k <= 0:
         return torch.iinfo(torch.int32).max, 0
     prefix, above = 0, 0

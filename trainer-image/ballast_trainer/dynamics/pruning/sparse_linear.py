@@ -159,7 +159,8 @@ class PrunableLinear(nn.Module):
         trainable = self.learnt.requires_grad
         self.mask.copy_(mask)
         self._matrices = None
-        if _sparse_pays(mask):
+        # One that a CPU has saved stays sparse on a GPU: it has no dense weight.
+        if self.values is not None or _sparse_pays(mask):
             self._become_sparse(mask)
             self.values = nn.Parameter(self.compact(full), requires_grad=trainable)
         else:
