@@ -75,9 +75,7 @@ CURVES = (
 def posed(jobs: int, seed: int, *, sharing: bool, distinct: bool = False) -> Problem:
     """The problem that the source times: its job types, a quarter of a GPU of each type for each job."""
     table = built_in_table()
-    drawn = list(
-        itertools.islice(Generated(table=table, seed=seed, mean_gap_seconds=0.0, several_gpus=False), jobs)
-    )
+    drawn = list(Generated(table=table, count=jobs, seed=seed, several_gpus=False))
     spread = random.Random(seed)
     entities = {f"entity-{e}": Entity(weight=float(spread.randint(1, 3))) for e in range(ENTITIES)}
     capacity = dict.fromkeys(GPU_TYPES, max(1, jobs // 4))

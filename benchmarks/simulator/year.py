@@ -37,13 +37,7 @@ def main() -> None:
     options = parser.parse_args()
     table = built_in_table()
     count = round(options.days * 24 * options.jobs_per_hour)
-    jobs = Generated(
-        table=table,
-        seed=options.seed,
-        mean_gap_seconds=3600.0 / options.jobs_per_hour,
-        several_gpus=True,
-        count=count,
-    )
+    jobs = Generated(table=table, count=count, seed=options.seed, jobs_per_hour=options.jobs_per_hour)
     workload = Workload(name=f"{options.days:g} days, {options.jobs_per_hour:g} jobs/h", jobs=jobs)
     simulate = array_simulation(
         options.rules,

@@ -19,7 +19,7 @@ from ballast_lab.spot.engine import replay
 from ballast_lab.spot.jobs import spot_job
 from ballast_lab.spot.result import JobOutcome, SpotResult
 from ballast_lab.spot.settings import SpotJob, SpotSettings
-from ballast_policies.simulator.workloads import generated
+from ballast_policies.simulator.workloads import Generated
 from ballast_policies.throughput.table import built_in_table
 
 JOBS = 20
@@ -29,7 +29,8 @@ JOBS_PER_HOUR = 20 / 72
 def week(market: Market, seed: int, *, policy: str = "min-cost-slo") -> SpotResult:
     """One of the weeks."""
     table = built_in_table()
-    workload = generated(table, jobs_per_hour=JOBS_PER_HOUR, seed=seed, several_gpus=True, deadlines=True)
+    drawn = Generated(table=table, jobs_per_hour=JOBS_PER_HOUR, seed=seed, deadlines=True)
+    workload = drawn.workload()
     types = {offer.gpu_type for offer in market.spot}
     jobs: list[SpotJob] = []
     for number, job in enumerate(workload.jobs):

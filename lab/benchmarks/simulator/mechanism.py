@@ -17,7 +17,7 @@ from ballast_lab.arrays.solving import ShareSolver
 from ballast_lab.comparison import Comparison, Point, near
 from ballast_lab.gavel.shares import GAVEL_RULES
 from ballast_policies.simulator.settings import SimulatedCluster
-from ballast_policies.simulator.workloads import generated, read_trace
+from ballast_policies.simulator.workloads import Generated, read_trace
 from ballast_policies.throughput.estimator import PairSpeeds
 from ballast_policies.throughput.table import built_in_table
 from published_figures import PHYSICAL
@@ -118,7 +118,8 @@ def renewals() -> Comparison:
 
 def run(**settings: object) -> float:
     """Mean completion time in hours of jobs 100 to 300 on 12 GPUs under LAS, on one GPU each."""
-    jobs = generated(built_in_table(), jobs_per_hour=JOBS_PER_HOUR, seed=0, several_gpus=False)
+    drawn = Generated(table=built_in_table(), jobs_per_hour=JOBS_PER_HOUR, seed=0, several_gpus=False)
+    jobs = drawn.workload()
     chosen = ArraySettings(
         policy="max-min-fairness",
         measure=(100, 300),
@@ -155,7 +156,7 @@ def rounds() -> Comparison:
 def estimated() -> Comparison:
     """Figure 5.16: space sharing with the speeds of 3 of 10 pairs measured and the others completed."""
     table, draws = built_in_table(), random.Random(0)
-    jobs = generated(table, jobs_per_hour=JOBS_PER_HOUR, seed=0, several_gpus=False)
+    jobs = Generated(table=table, jobs_per_hour=JOBS_PER_HOUR, seed=0, several_gpus=False).workload()
     names = sorted({job.type for job in itertools.islice(jobs.jobs, 500)}, key=str)
     measured: dict[str, dict[tuple[str, str], float]] = {}
     for kind in SMALL.gpus:

@@ -8,7 +8,7 @@ from ballast_lab.arrays.rules import ArraySettings
 from ballast_lab.commands.simulate_arrays import RULES
 from ballast_lab.gavel import job_table
 from ballast_policies.simulator.settings import SimulatedCluster
-from ballast_policies.simulator.workloads import Workload, generated, read_trace
+from ballast_policies.simulator.workloads import Generated, Workload, read_trace
 from ballast_policies.throughput.table import ThroughputTable, built_in_table
 
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())
@@ -162,15 +162,16 @@ def workload_of(
         trace = PHYSICAL_PUBLISHED[curve.key][0]
         return read_trace(Path(trace)), PHYSICAL, built_in_table("physical_cluster")
     if figure == "makespan":
-        return generated(table, count=int(at), seed=seed, job_table=job_table.PUBLISHED), SIMULATED, table
-    jobs = generated(
-        table,
+        drawn = Generated(table=table, count=int(at), seed=seed, job_table=job_table.PUBLISHED)
+        return drawn.workload(), SIMULATED, table
+    jobs = Generated(
+        table=table,
         jobs_per_hour=at,
         seed=seed,
         several_gpus=chosen.several_gpus,
         weights=chosen.weights,
         job_table=job_table.PUBLISHED,
-    )
+    ).workload()
     return jobs, SIMULATED, table
 
 

@@ -17,7 +17,7 @@ from ballast_policies.simulator import engine
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.result import Result
 from ballast_policies.simulator.settings import SimulatedCluster, SimulationSettings
-from ballast_policies.simulator.workloads import Workload, generated
+from ballast_policies.simulator.workloads import Generated, Workload
 from ballast_policies.throughput.estimator import PairSpeeds
 from ballast_policies.throughput.table import ThroughputTable, built_in_table
 
@@ -68,7 +68,7 @@ def main() -> None:
     print(f"{'policy':20}{'seed':>5}{'':14}{'whole':>8}{'second':>8}{'pairs':>8}{'second/pairs':>14}")
     for policy in chosen.policy:
         for seed in chosen.seed:
-            workload = generated(table, count=chosen.jobs, seed=seed, several_gpus=False)
+            workload = Generated(table=table, count=chosen.jobs, seed=seed, several_gpus=False).workload()
             settings = SimulationSettings(policy=policy)
             whole = engine.simulate(workload, cluster, table, settings)
             second = with_second_jobs(workload, cluster, table, settings)

@@ -252,21 +252,21 @@ class Generated:
     Attributes:
         table: gives the steps that last as long as the drawn duration on a V100.
         seed: of all streams.
-        mean_gap_seconds: mean time between arrivals, exponentially distributed; 0: all arrive at 0.
+        jobs_per_hour: mean rate of arrivals, with exponential gaps; 0: all arrive at 0.
+        count: number of jobs; None: endless, at a rate above 0.
         several_gpus: 30 % of the jobs are gangs of 2, 4 or 8; else all run on one GPU.
         weights: 20 % of the jobs have weight 5.
         deadlines: jobs have one of :data:`DEADLINE_FACTORS`.
-        count: number of jobs; None: endless.
         job_table: the types, in the order from which they are drawn.
     """
 
     table: ThroughputTable
     seed: int
-    mean_gap_seconds: float
-    several_gpus: bool
+    jobs_per_hour: float = 0.0
+    count: int | None = None
+    several_gpus: bool = True
     weights: bool = False
     deadlines: bool = False
-    count: int | None = None
     job_table: JobTable = DISTRIBUTED
 
     def __iter__(self) -> Iterator[TraceJob]:
@@ -275,9 +275,27 @@ class Generated:
         arrival = 0.0
         for _ in itertools.count() if self.count is None else range(self.count):
             yield self._draw(jobs, deadlines, arrival)
-            if self.mean_gap_seconds > 0:
+            if self.jobs_per_hour > 0:
                 # The order of the operations keeps the last bit equal to Gavel's.
-                arrival = -math.log(1.0 - arrivals.random()) / (1.0 / self.mean_gap_seconds) + arrival
+                arrival = -math.log(1.0 - arrivals.random()) / (1.0 / (3600.0 / self.jobs_per_hour)) + arrival
+
+    def workload(self) -> Workload:
+        """The jobs under a name that says how they are drawn.
+
+        Raises:
+            WorkloadError: the count or the rate is not positive, or too large.
+        """
+        rate, count = self.jobs_per_hour, self.count
+        if not 0 <= rate <= MOST_JOBS or (count is None and rate == 0):
+            raise WorkloadError(f"jobs_per_hour: {rate:g} must be above 0 and at most {MOST_JOBS}")
+        if count is not None and not 1 <= count <= MOST_JOBS:
+            raise WorkloadError(f"count: {count} jobs must be at least 1 and at most {MOST_JOBS}")
+        form, size = "static", f"{self.count} jobs"
+        if self.jobs_per_hour > 0:
+            form, size = "continuous", f"{self.jobs_per_hour:g} jobs/h"
+        kind = "multiple" if self.several_gpus else "single"
+        name = f"{form}-{kind}, {size}, seed {self.seed}"
+        return Workload(name=name, jobs=self, endless=self.count is None)
 
     def _draw(self, jobs: random.Random, deadlines: random.Random, arrival: float) -> TraceJob:
         gpus = _draw_gpus(jobs)  # drawn for single-GPU workloads too, so that both share their durations
@@ -310,38 +328,3 @@ def _draw_duration(jobs: random.Random) -> float:
     if jobs.random() >= 0.8:
         return float(60 * 10 ** jobs.uniform(3, 4))
     return float(60 * 10 ** jobs.uniform(1.5, 3))
-
-
-def generated(
-    table: ThroughputTable,
-    *,
-    jobs_per_hour: float = 0.0,
-    count: int | None = None,
-    seed: int,
-    several_gpus: bool = True,
-    weights: bool = False,
-    deadlines: bool = False,
-    job_table: JobTable = DISTRIBUTED,
-) -> Workload:
-    """``count`` drawn jobs that all arrive at 0; None: an endless workload, ``jobs_per_hour`` on average.
-
-    Raises:
-        WorkloadError: the count or the rate is not positive, or too large.
-    """
-    if count is None and not 0 < jobs_per_hour <= MOST_JOBS:
-        raise WorkloadError(f"jobs_per_hour: {jobs_per_hour:g} must be above 0 and at most {MOST_JOBS}")
-    if count is not None and not 1 <= count <= MOST_JOBS:
-        raise WorkloadError(f"count: {count} jobs must be at least 1 and at most {MOST_JOBS}")
-    source = Generated(
-        table=table,
-        seed=seed,
-        mean_gap_seconds=3600.0 / jobs_per_hour if count is None else 0.0,
-        several_gpus=several_gpus,
-        weights=weights,
-        deadlines=deadlines,
-        count=count,
-        job_table=job_table,
-    )
-    form, size = ("continuous", f"{jobs_per_hour:g} jobs/h") if count is None else ("static", f"{count} jobs")
-    kind = "multiple" if several_gpus else "single"
-    return Workload(name=f"{form}-{kind}, {size}, seed {seed}", jobs=source, endless=count is None)

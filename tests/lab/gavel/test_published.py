@@ -4,6 +4,7 @@ The values are those of Gavel's simulator on the same trace files; an allocation
 two right simulators differ by one to three percent.
 """
 
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from ballast_lab.gavel.job_table import PUBLISHED
 from ballast_policies.simulator.result import HOUR
 from ballast_policies.simulator.settings import SimulatedCluster
-from ballast_policies.simulator.workloads import generated, read_trace
+from ballast_policies.simulator.workloads import Generated, read_trace
 from ballast_policies.throughput.table import built_in_table
 
 from tests.support.examples import first_daily
@@ -98,7 +99,7 @@ def test_makespan_of_100_generated_jobs_is_the_published_one(hours, settings):
     """Mean over seeds 0 to 2 on 36 GPUs of each type, within 2 %."""
     table, found = built_in_table(), []
     for seed in range(3):
-        workload = generated(table, count=100, seed=seed, job_table=PUBLISHED)
+        workload = Generated(table=table, count=100, seed=seed, job_table=PUBLISHED).workload()
         run_it = simulation("published", seed=seed, **settings)
         found.append(run_it(workload, SIMULATED, table).makespan / HOUR)
     assert sum(found) / 3 == pytest.approx(hours, rel=0.02)
@@ -114,7 +115,7 @@ def test_the_published_job_table_gives_the_longest_jobs_of_the_published_makespa
     for count in (100, 300):
         longest = []
         for seed in range(3):
-            jobs = first(generated(table, count=count, seed=seed, job_table=PUBLISHED), count)
+            jobs = list(Generated(table=table, count=count, seed=seed, job_table=PUBLISHED))
             fastest = (max(table.alone(job.type, kind) for kind in table.gpu_types) for job in jobs)
             longest.append(max(job.steps / rate / 3600 for job, rate in zip(jobs, fastest, strict=True)))
         assert sum(longest) / 3 == pytest.approx(161.164, abs=0.001)
@@ -123,8 +124,9 @@ def test_the_published_job_table_gives_the_longest_jobs_of_the_published_makespa
 def test_job_tables_share_durations_on_one_gpu_and_differ_in_types():
     """Only which model a job trains changes."""
     table = built_in_table()
-    now = first(generated(table, jobs_per_hour=4.0, seed=0, several_gpus=False), 200)
-    then = first(generated(table, jobs_per_hour=4.0, seed=0, several_gpus=False, job_table=PUBLISHED), 200)
+    drawn = Generated(table=table, jobs_per_hour=4.0, seed=0, several_gpus=False)
+    now = first(drawn.workload(), 200)
+    then = first(dataclasses.replace(drawn, job_table=PUBLISHED).workload(), 200)
     durations = [[job.steps / table.alone(job.type, "v100") for job in jobs] for jobs in (now, then)]
     assert durations[0] == pytest.approx(durations[1])
     assert [job.type for job in now] != [job.type for job in then]

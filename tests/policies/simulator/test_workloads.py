@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ballast_policies.simulator.settings import SimulatedCluster
-from ballast_policies.simulator.workloads import WorkloadError, generated, load_of, parse_trace, read_trace
+from ballast_policies.simulator.workloads import Generated, WorkloadError, load_of, parse_trace, read_trace
 from ballast_policies.throughput.table import JobType, ThroughputTable, built_in_table
 from hypothesis import given
 from hypothesis import strategies as st
@@ -77,7 +77,7 @@ def test_the_first_generated_jobs_of_seed_0_are_gavels():
         minutes = 10 ** (jobs.uniform(3, 4) if long else jobs.uniform(1.5, 3))
         expected.append((jobs.choice(names), 60 * minutes))
     table = built_in_table()
-    found = first(generated(table, jobs_per_hour=4.0, seed=0, several_gpus=False), 50)
+    found = first(Generated(table=table, jobs_per_hour=4.0, seed=0, several_gpus=False).workload(), 50)
     assert [job.type.name for job in found] == [name for name, _ in expected]
     durations = [job.steps / table.alone(job.type, "v100") for job in found]
     assert durations == pytest.approx([seconds for _, seconds in expected])
@@ -86,8 +86,8 @@ def test_the_first_generated_jobs_of_seed_0_are_gavels():
 def test_single_and_multiple_workloads_of_a_seed_share_their_arrivals():
     """The number of GPUs does not touch the stream of the arrivals."""
     table = built_in_table()
-    single = first(generated(table, jobs_per_hour=4.0, seed=1, several_gpus=False), 100)
-    multiple = first(generated(table, jobs_per_hour=4.0, seed=1, several_gpus=True), 100)
+    single = first(Generated(table=table, jobs_per_hour=4.0, seed=1, several_gpus=False).workload(), 100)
+    multiple = first(Generated(table=table, jobs_per_hour=4.0, seed=1, several_gpus=True).workload(), 100)
     assert [job.arrival for job in single] == [job.arrival for job in multiple]
     assert {job.type.gpus for job in multiple} == {1, 2, 4, 8}
     assert single[0].arrival == 0.0
@@ -96,8 +96,8 @@ def test_single_and_multiple_workloads_of_a_seed_share_their_arrivals():
 def test_drawn_workloads_have_gavels_shape():
     """70/10/15/5 % of sizes 1/2/4/8; a fifth are long; a fifth weigh 5; the rate is as asked."""
     table = built_in_table()
-    workload = generated(table, jobs_per_hour=5.0, seed=3, several_gpus=True, weights=True, deadlines=True)
-    jobs = first(workload, 4000)
+    drawn = Generated(table=table, jobs_per_hour=5.0, seed=3, weights=True, deadlines=True)
+    jobs = first(drawn.workload(), 4000)
     share = {size: sum(job.type.gpus == size for job in jobs) / 4000 for size in (1, 2, 4, 8)}
     assert share == pytest.approx({1: 0.7, 2: 0.1, 4: 0.15, 8: 0.05}, abs=0.03)
     assert sum(job.weight == 5.0 for job in jobs) / 4000 == pytest.approx(0.2, abs=0.02)
@@ -109,7 +109,7 @@ def test_drawn_workloads_have_gavels_shape():
 
 def test_a_workload_can_be_begun_again():
     """Iterating twice gives the same jobs."""
-    workload = generated(built_in_table(), count=20, seed=5)
+    workload = Generated(table=built_in_table(), count=20, seed=5).workload()
     assert list(workload.jobs) == list(workload.jobs)
     assert {job.arrival for job in workload.jobs} == {0.0}
 
@@ -165,7 +165,7 @@ def test_the_queue_grows_where_the_load_is_above_one(jobs_per_hour: float, grows
     """And does not where it is well below: the same jobs, simulated."""
     oracle: ThroughputTable = built_in_table()
     gpus = {"v100": 36, "p100": 36, "k80": 36}
-    workload = generated(oracle, jobs_per_hour=jobs_per_hour, seed=0, several_gpus=False)
+    workload = Generated(table=oracle, jobs_per_hour=jobs_per_hour, seed=0, several_gpus=False).workload()
     load = load_of(itertools.islice(workload.jobs, 2000), gpus, oracle, jobs_per_hour=jobs_per_hour)
     assert (load.least > 1) is grows
     waiting = []

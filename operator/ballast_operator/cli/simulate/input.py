@@ -200,7 +200,7 @@ class WorkloadOptions:
 
     def workload(self, table: "ThroughputTable") -> "Workload":
         """The jobs. Raises WorkloadError: the trace cannot be read, or a number is impossible."""
-        from ballast_policies.simulator.workloads import DISTRIBUTED, generated, read_trace
+        from ballast_policies.simulator.workloads import DISTRIBUTED, Generated, read_trace
 
         if self.trace is not None:
             if self.generate is not None or self.static_jobs is not None:
@@ -215,16 +215,16 @@ class WorkloadOptions:
             )
         if self.static_jobs is None and self.rate is None:
             raise click.UsageError("--generate needs --rate JOBS_PER_HOUR")
-        return generated(
-            table,
-            jobs_per_hour=self.rate or 0.0,
+        return Generated(
+            table=table,
+            jobs_per_hour=(self.rate or 0.0) if self.static_jobs is None else 0.0,
             count=self.static_jobs,
             seed=self.seed,
             several_gpus=self.generate != "single",
             weights=self.weights,
             deadlines=self.deadlines,
             job_table=job_table,
-        )
+        ).workload()
 
 
 def read_amounts(text: str, option: str, number: Callable[[str], Number]) -> dict[str, Number]:
