@@ -140,7 +140,7 @@ def test_shared_experts_learn_as_one_process_does(
     """Tokens, results and gradients travel between the ranks; layers move, experts change places, ranks
     leave, and the loads are told by expert and by rank.
     """
-    config = small_config(totalSteps=6, training=training)
+    config = small_config(totalSteps=8, training=training)
     config["pipeline"] |= {"microbatches": 6, "globalBatchSize": 12}
     config["rebalance"] = {"everySteps": 3, "minGain": 0.0}
     if ranks > data:
