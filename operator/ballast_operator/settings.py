@@ -86,6 +86,9 @@ class SolverSettings:
     """Events within this long of each other share one allocation."""
 
 
+MOST_SECONDS = 1e9
+"""A Lease has whole seconds in 32 bits, and times end with the year 9999."""
+
 MOST_LEASE_SECONDS = 600.0
 """No leader's Lease lasts longer: one that says more was edited, and would keep everybody from leading."""
 
@@ -149,8 +152,9 @@ def from_environment(environment: "os._Environ[str] | dict[str, str]") -> Settin
                 seconds = float(environment[variable])
             except ValueError:
                 seconds = math.nan
-            if not 0 < seconds < math.inf:
-                raise ValueError(f"{variable}={environment[variable]!r}: expected seconds, more than 0")
+            if not 0 < seconds <= MOST_SECONDS:
+                expected = f"expected seconds, more than 0 and at most {MOST_SECONDS:g}"
+                raise ValueError(f"{variable}={environment[variable]!r}: {expected}")
             value = dataclasses.replace(value, **{field: seconds})
         settings = dataclasses.replace(settings, **{group: value})
     if environment.get("BALLAST_KUEUE") == "true":

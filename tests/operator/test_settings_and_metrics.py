@@ -22,6 +22,7 @@ def test_a_setting_is_taken_from_the_environment():
         ("BALLAST_JOB_BIND_SECONDS", "soon", "expected seconds"),
         ("BALLAST_JOB_BIND_SECONDS", "-1", "more than 0"),
         ("BALLAST_JOB_HEARTBEAT_SECONDS", "inf", "expected seconds"),
+        ("BALLAST_JOB_HEARTBEAT_SECONDS", "1e10", "at most 1e+09"),
         ("BALLAST_JOB_BINDING_SECONDS", "3", "To fix: use one of"),
         ("BALLAST_JOB_HEARTBEAT_SECONDS", "30", "To fix: at least 40"),
         ("BALLAST_LEADER_RENEW_SECONDS", "4.5", "To fix: less than BALLAST_LEADER_FENCE_SECONDS, 4.5"),

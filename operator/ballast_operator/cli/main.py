@@ -44,9 +44,12 @@ EXTRAS = {"ballast_localcluster": "local", "ballast_trainer": "local", "matplotl
 """Package -> the extra of ``ballast-operator`` that installs it."""
 
 
+_FULL = "free some, or write elsewhere"
 _ELSEWHERE = "use another folder; local clusters are built in $XDG_CACHE_HOME and kept in $XDG_STATE_HOME"
 _FIXES = {
-    errno.ENOSPC: "free some, or write elsewhere",
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.ENAMETOOLONG: "use a shorter name",
     errno.EROFS: _ELSEWHERE,
     errno.EACCES: _ELSEWHERE,
 }

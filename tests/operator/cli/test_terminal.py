@@ -161,7 +161,7 @@ def test_control_c_and_a_full_disk_end_a_command_without_a_traceback(program, mo
 
     assert run_until(KeyboardInterrupt()).exit_code == 130
     if program is main:
-        for error in (errno.ENOSPC, errno.EROFS, errno.EACCES):
+        for error in (errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.EROFS, errno.EACCES):
             told = run_until(OSError(error, os.strerror(error), "/home/a"))
             assert told.exit_code == 1
             assert f"Error: /home/a: {os.strerror(error)}. To fix: " in told.stderr

@@ -153,16 +153,14 @@ async def _logs(client: "AsyncClient", namespace: str) -> dict[str, bytes]:
                         "previous": previous,
                         "tailLines": str(MOST_LINES),
                     }
-                    lines = []
-                    with contextlib.suppress(BallastError):
+                    end, text = ".previous.log" if previous == "true" else ".log", bytearray()
+                    with contextlib.suppress(BallastError):  # what came before an error is kept
                         path = f"/api/v1/namespaces/{namespace}/pods/{name}/log"
                         async for line in client.connection.lines(path, query):
-                            lines.append(line)  # noqa: PERF401 - what came before an error is kept
-                    if lines:
-                        end = ".previous.log" if previous == "true" else ".log"
-                        found[f"logs/{name}-{container['name']}{end}"] = (b"\n".join(lines) + b"\n")[
-                            -MOST_LOG:
-                        ]
+                            text += line + b"\n"
+                            del text[:-MOST_LOG]
+                    if text:
+                        found[f"logs/{name}-{container['name']}{end}"] = bytes(text)
     return found
 
 

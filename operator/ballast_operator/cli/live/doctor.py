@@ -333,7 +333,7 @@ async def _operators_rights(client: "AsyncClient") -> list[Finding]:
 
     path = f"/apis/apps/v1/namespaces/{client.namespace}/deployments"
     pods = [one["spec"]["template"]["spec"] for one in await _items(client, path, labelSelector=DEPLOYMENT)]
-    account = next((pod["serviceAccountName"] for pod in pods), SERVICE_ACCOUNT)
+    account = next((pod.get("serviceAccountName", "default") for pod in pods), SERVICE_ACCOUNT)
     user = f"system:serviceaccount:{client.namespace}:{account}"
     asked = [
         {"group": group, "resource": resource, "subresource": sub, "verb": verb}
