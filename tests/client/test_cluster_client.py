@@ -239,10 +239,12 @@ def test_a_job_that_is_not_there_is_told_with_where_to_look(answers, command):
 def examined(answers):
     """``examined(date)``: check -> (status, message) of each finding of `ballast doctor`.
 
-    The account may see neither pods nor Leases; no definitions are installed.
+    The account may see neither pods nor Leases; no definitions are installed; the operator's Deployment names
+    no account.
     """
     policy = (ROOT / "examples" / "demo" / "00-clusterpolicy.yaml").read_text()
     lists = {"clusterpolicies": [yaml.safe_load(policy)], "nodes": [{"metadata": {"name": "one"}}]}
+    lists["deployments"] = [{"metadata": {"name": "a"}, "spec": {"template": {"spec": {}}}}]
 
     def answer(path):
         last = path.partition("?")[0].rpartition("/")[2]
