@@ -55,6 +55,19 @@ def test_candidates_are_tried_and_the_fastest_goes_on(pods, small_config, tmp_pa
     assert (untried.tried, untried.kept) == ((), None)
 
 
+def test_a_job_whose_steps_are_done_tries_nothing(pods, small_config, tmp_path):
+    """No step is left whose data a trial could read; nor are results told that an earlier launch had."""
+    config = small_config(
+        totalSteps=2,
+        training={"dataloaderNumWorkers": 1},
+        checkpoint={"path": str(tmp_path / "saved"), "everySteps": 2},
+    )
+    trained(pods, tmp_path / "steps", config, (), 94)
+    _, report, first = trained(pods, tmp_path / "none", config, CANDIDATES[1::-1], 95)
+    assert not pods.events("migrate", first)
+    assert (report.step, report.tried) == (2, ())
+
+
 class OneBackward(nn.Module):
     """A layer whose backward runs once: not in two halves."""
 

@@ -56,7 +56,7 @@ class Candidates:
         self._epoch, self._tried, self._steps = plan.epoch, [], 0
         several = len(plan.candidates) > 1 and world.positions > 1
         self._candidates = plan.candidates if several else ()
-        # The first is in force, but where ranks go on in place by another.
+        # The first is in force, unless ranks go on in place by another.
         self._take_next()
         self._progress.tried(self._results, None)
 

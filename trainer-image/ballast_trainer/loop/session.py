@@ -106,12 +106,12 @@ class Session:
             dynamic.reapply(self._run.step, model.layers)
         for dynamic in model.dynamics:
             dynamic.resumed(self._run.step, model.layers, model.world)
-        if not self._end.reached:
-            model.rebuild(self._run.step)
         self.progress.sizes = layer_sizes(model)
         if self._in_place is not None:
             self._in_place.sizes = self.progress.sizes
-        self._candidates.begin()
+        if not self._end.reached:
+            model.rebuild(self._run.step)
+            self._candidates.begin()
         self.progress.launched(None if self._in_place is None else self._in_place.memory.lost)
         self._saver.copy_if_due(anew=True)
 
