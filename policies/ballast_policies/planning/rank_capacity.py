@@ -8,6 +8,9 @@ import numpy as np
 from ballast_policies.planning.memory.stage_bytes import ROUNDING, StageBytes
 from ballast_policies.planning.partition import Partition, PlanningError
 
+SPEED_TOLERANCE = 0.25
+"""Relative difference up to which ranks count as equally fast: what noise makes of a short measurement."""
+
 TakenBytes = Callable[[int | np.ndarray, int | np.ndarray, int | np.ndarray], np.ndarray]
 """(rank, first layer, end layer), which broadcast -> bytes of these layers on it."""
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from ballast_policies.planning.balancers.subset import KeptRanks, RankSubsets
 from ballast_policies.planning.partition import Partition, PlanningError, sums_of
-from ballast_policies.planning.rank_capacity import RankCapacity
+from ballast_policies.planning.rank_capacity import SPEED_TOLERANCE, RankCapacity
 from ballast_policies.planning.step_time import predict_step_seconds
 
 
@@ -197,8 +197,8 @@ def kept_positions(
     """Today's positions that stay, in the order of their new ones: whole blocks of neighbours, the first too.
 
     Of all choices that keep the order of the blocks, those on the fewest nodes, so that whole nodes become
-    free; among these the one for which the fewest bytes travel. The ranks are alike in memory and no slower
-    than the decision's, so that its partition holds on them; empty: there are no such blocks.
+    free; among these the one for which the fewest bytes travel. The ranks are alike in memory and, but for
+    noise, no slower than the decision's, so that its partition holds on them; empty: there are none such.
 
     Args:
         decision: to repack, onto a multiple of ``block`` positions.
@@ -224,7 +224,7 @@ def kept_positions(
     new_nodes = np.array([[len(here - before) for here in on] for before in on])
     cost = new_nodes * (1.0 + stay.sum()) if on else np.zeros((1, 1))
     if speeds is not None:
-        here = np.reshape(speeds, (-1, block))
+        here = np.reshape(speeds, (-1, block)) * (1 + SPEED_TOLERANCE)
         slower = here < np.take(speeds, decision.kept_ranks).reshape(-1, 1, block)
         stay[slower.any(axis=2)] = -np.inf
     kept = _best_increasing(stay, cost)

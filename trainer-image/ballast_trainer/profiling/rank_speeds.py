@@ -13,14 +13,13 @@ import torch
 import torch.distributed as dist
 from ballast_policies.contract.limits import MOST_SLOW_RANKS
 from ballast_policies.contract.messages import SlowRank
+from ballast_policies.planning.rank_capacity import SPEED_TOLERANCE
 
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.profiling.meter import Meter
 
 KEPT_STEPS = 8
 """Steps whose median counts."""
-TOLERANCE = 0.25
-"""Relative difference up to which ranks count as equally fast: what noise makes of a short measurement."""
 FEWEST_ALIKE = 3
 """Ranks of a GPU type from which one of them can be told to be slow: of two, the other may be the odd one."""
 
@@ -78,7 +77,7 @@ class RankSpeeds:
         medians = [statistics.fmean(ranks[at : at + column]) for at in range(0, len(ranks), column)]
         fastest = min(medians)
         # Ranks within the tolerance are alike: their layers' own seconds tell more than the probe.
-        speeds = [1.0 if m <= fastest * (1 + TOLERANCE) else fastest / m for m in medians]
+        speeds = [1.0 if m <= fastest * (1 + SPEED_TOLERANCE) else fastest / m for m in medians]
         return tuple(speeds) if min(speeds) < 1 else None
 
     def slow(self, gpu_types: Sequence[str]) -> tuple[SlowRank, ...]:
@@ -99,7 +98,7 @@ class RankSpeeds:
             for seconds in by_type.values()
             if len(seconds) >= FEWEST_ALIKE and (usual := statistics.median(seconds.values()))
             for rank, second in seconds.items()
-            if second > usual * (1 + TOLERANCE)
+            if second > usual * (1 + SPEED_TOLERANCE)
         ]
         return tuple(sorted(found, key=lambda slow: -slow.factor)[:MOST_SLOW_RANKS])
 
