@@ -149,9 +149,12 @@ def test_products_are_timed_without_waiting_for_each(monkeypatch):
     assert timer.seconds == 0.0
 
 
-def test_a_loss_and_metrics_compute_where_their_layer_does():
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_loss_and_metrics_compute_where_their_layer_does(learns):
     """Weights of classes, or a frozen network that compares outputs: nothing else would bring them there."""
     loss, metric = nn.CrossEntropyLoss(weight=torch.ones(3)), nn.Linear(3, 1).requires_grad_(False)
+    if learns:
+        loss.scale = nn.Parameter(torch.ones(1))
     model = Model.from_layers([nn.Linear(3, 3)], loss=loss, metrics={"apart": metric})
     model = ModelState(
         config=JobConfig(total_steps=1),
@@ -164,7 +167,8 @@ def test_a_loss_and_metrics_compute_where_their_layer_does():
         stages=(),
         loss=loss,
     )
-    assert loss.weight.is_meta and model.definition.metrics["apart"].weight.is_meta
+    scores = model.definition.loss, model.definition.metrics["apart"]
+    assert all(one.is_meta for score in scores for one in (*score.parameters(), *score.buffers()))
 
 
 def test_samples_are_known_by_what_the_host_has_read():

@@ -158,7 +158,7 @@ class Model:
             tied = [
                 tuple((i, f"layer.{name}" if i == with_loss else name) for i, name in one) for one in tied
             ]
-            metrics = {name: _of_output(metric) for name, metric in (metrics or {}).items()}
+            metrics = {name: _OfOutput(metric) for name, metric in (metrics or {}).items()}
             loss = _TrainedLoss(loss)
         modules = {index: layer for index, layer in enumerate(layers) if isinstance(layer, nn.Module)}
         found = search_layers(modules)
@@ -277,13 +277,16 @@ def _with_loss(
     return lambda: _LastLayer(layer(), copy.deepcopy(loss))
 
 
-def _of_output(metric: Metric) -> Metric:
-    """The metric of what the last layer itself computes."""
+class _OfOutput(nn.Module):
+    """A metric of what the last layer itself computes."""
 
-    def of_output(value: Any, targets: torch.Tensor) -> torch.Tensor | float:
-        return metric(value["output"], targets)
+    def __init__(self, metric: Metric) -> None:
+        super().__init__()
+        self.metric = metric
 
-    return of_output
+    def forward(self, value: Any, targets: torch.Tensor) -> torch.Tensor | float:
+        """The metric of one microbatch."""
+        return self.metric(value["output"], targets)
 
 
 def _names_in(
