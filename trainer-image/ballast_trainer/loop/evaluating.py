@@ -30,7 +30,6 @@ from ballast_trainer.models.loss_weights import one_number, weighted, weights_of
 from ballast_trainer.models.protocol import Metric
 from ballast_trainer.pipeline.executor.links import Link, link_groups
 from ballast_trainer.seeding import mixed_key, seed_layer
-from ballast_trainer.tensor_parallel.parallel_pair import computing_whole
 from ballast_trainer.trees import Tree, chunks, flatten, tensors_of, unflatten
 
 _EVALUATION = 0xE7A1
@@ -267,7 +266,6 @@ class Evaluator:
             with (
                 evaluating(modules, self._model.device),
                 in_place_of_loss(self._model.definition.loss),
-                computing_whole(modules),
             ):
                 yield
         except Exception as error:

@@ -141,8 +141,7 @@ def begin_migration(
     """
     every = [pair for pairs in layers for pair in pairs]
     for pair in every:
-        pair.handed_over, pair.helped = 0, ()
-        pair.given.carry(None)
+        pair.compute_whole()
     late = [rank for rank, fraction in enumerate(fractions) if fraction > 0]
     parts: dict[ParallelPair, list[_Part]] = {pair: [] for pair in every}
     for source in late:

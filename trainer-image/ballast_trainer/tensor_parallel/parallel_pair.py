@@ -12,7 +12,6 @@ For a while a rank may leave out contraction columns of its products
 all-reduce sums over all ranks.  A layer of a pair must therefore compute with any number of units.
 """
 
-import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -282,17 +281,12 @@ class ParallelPair:
         """Device of its weights."""
         return self.linears[-1].weight.device
 
-    def put(
-        self,
-        selections: Sequence[ColumnSelection | None],
-        *,
-        handed_over: int = 0,
-        helped: tuple[Units, ...] = (),
-    ) -> None:
-        """Compute these columns of each map, and these units."""
-        self.handed_over, self.helped = handed_over, helped
-        for linear, selection in zip(self.linears, selections, strict=True):
-            linear.selection = selection
+    def compute_whole(self) -> None:
+        """Leave nothing out, and compute each unit on its own rank, as between two steps."""
+        self.handed_over, self.helped = 0, ()
+        self.given.carry(None)
+        for linear in self.linears:
+            linear.selection = None
 
     def units_at(self, first: int, count: int) -> Units:
         """The weights of this rank's units ``first`` to ``first + count``."""
@@ -304,26 +298,6 @@ class ParallelPair:
         first = self.axis.index * self.units
         helped = (number for units in self.helped for number in range(units.first, units.first + units.count))
         return [*range(first, first + self.units - self.handed_over), *helped]
-
-
-@contextlib.contextmanager
-def computing_whole(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """All columns, each unit by its own rank, whatever the last step has left out or handed over."""
-    found = pairs(modules)
-    maps = [linear for pair in found for linear in pair.linears]
-    before = [(pair, pair.handed_over, pair.helped) for pair in found]
-    chosen = [(linear, linear.selection) for linear in maps]
-    for pair in found:
-        pair.handed_over, pair.helped = 0, ()
-    for linear in maps:
-        linear.selection = None
-    try:
-        yield
-    finally:
-        for pair, handed_over, helped in before:
-            pair.handed_over, pair.helped = handed_over, helped
-        for linear, selection in chosen:
-            linear.selection = selection
 
 
 def pairs(modules: Sequence[nn.Module]) -> list[ParallelPair]:

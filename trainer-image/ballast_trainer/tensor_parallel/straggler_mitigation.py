@@ -61,6 +61,7 @@ class ColumnImportance:
         variation: delta, mean |change| of each column over the last epoch in which it was computed;
             None before the first epoch is over.
         kept: the columns computed since the last choice; None: all.
+        selection: these, as the product computes them in each step.
     """
 
     def __init__(self, linear: SlicedLinear, config: StragglersConfig, seed: int) -> None:
@@ -72,6 +73,7 @@ class ColumnImportance:
         self._before: torch.Tensor | None = None
         self.variation: np.ndarray | None = None
         self.kept: np.ndarray | None = None
+        self.selection: ColumnSelection | None = None
 
     def end_epoch(self) -> None:
         """Measure the change since the last call; columns that were left out keep their last figure."""
@@ -278,6 +280,9 @@ class StragglerMitigation:
         begin_migration([layer.pairs for layer in held], fractions, axis, microbatches=microbatches)
         if resizes:
             self._resize(held if epoch or self.changed else arrived, axis)
+            for layer in held:
+                for linear, importance in layer.importance.items():
+                    linear.selection = importance.selection
 
     def _hold(self, layers: Iterable[Layer]) -> tuple[list[_Held], list[_Held]]:
         """The layers with pairs, and those that have just arrived, which start without history."""
@@ -340,8 +345,8 @@ class StragglerMitigation:
         for layer in held:
             for pair in layer.pairs:
                 for linear in pair.linears:
-                    before, importance = linear.selection, layer.importance[linear]
-                    linear.selection = None
+                    importance = layer.importance[linear]
+                    before, importance.selection = importance.selection, None
                     if ratio <= 0:
                         importance.keep_all()
                         continue
@@ -349,7 +354,7 @@ class StragglerMitigation:
                     if isinstance(linear, RowLinear):
                         columns = columns // pair.units * (pair.units - pair.handed_over)
                     kept = importance.choose(ratio, columns)
-                    linear.selection = ColumnSelection(
+                    importance.selection = ColumnSelection(
                         columns=columns,
                         kept=torch.from_numpy(kept).to(self._device),
                         imputation=self._config.imputation,
@@ -365,6 +370,10 @@ class StragglerMitigation:
         if not self.active or not self._held:
             return
         finish_migration([layer.pairs for layer in self._held.values()])
+        for layer in self._held.values():
+            for pair in layer.pairs:
+                # An evaluation, a trial or a change between steps sees whole layers.
+                pair.compute_whole()
         # On a GPU the seconds of the stage contain the waiting; those of the products do not.
         seconds = busy_seconds + self._clock.extra
         if self._device.type == "cuda":

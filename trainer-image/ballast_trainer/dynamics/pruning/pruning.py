@@ -60,7 +60,7 @@ class GradualPruning(Dynamic):
         raise NotImplementedError
 
     def magnitudes(self, layer: Layer) -> torch.Tensor:
-        """Magnitudes of the units that can be pruned, float32, flat."""
+        """Magnitudes of the units that can be pruned, flat."""
         raise NotImplementedError
 
     def keep(self, layer: Layer, mask: torch.Tensor) -> None:
@@ -196,7 +196,7 @@ class WeightPruning(GradualPruning):
 
     def magnitudes(self, layer: Layer) -> torch.Tensor:
         """The weights themselves, pruned ones as zeros."""
-        return torch.cat([linear.dense().reshape(-1).float() for linear in prunable(layer.module)])
+        return torch.cat([linear.dense().reshape(-1) for linear in prunable(layer.module)])
 
     def keep(self, layer: Layer, mask: torch.Tensor) -> None:
         """Prune the others, and their optimizer state."""
@@ -247,14 +247,14 @@ def largest_masks(
 
     Args:
         world: the ranks.
-        weights: this rank's weights by layer, float32, one flat vector each.
+        weights: this rank's weights by layer, one flat vector each; their float32 magnitudes are compared.
         keep: how many stay, over all ranks.
         layer_count: layers of the whole model.
 
     Returns:
         A bool vector per layer held; ``keep`` elements are True over all ranks.
     """
-    bits = {index: weight.detach().abs().view(torch.int32) for index, weight in weights.items()}
+    bits = {index: weight.detach().abs().float().view(torch.int32) for index, weight in weights.items()}
     threshold, above = _kth_largest(world, bits, keep)
     ties = torch.zeros(layer_count, dtype=torch.int64, device=world.device)
     for index, values in bits.items():
