@@ -13,7 +13,7 @@ from ballast_localcluster.binaries import find_binaries
 from ballast_localcluster.cluster import LocalCluster
 from ballast_localcluster.components import Layout
 from ballast_localcluster.errors import LocalClusterError
-from ballast_localcluster.go_builds import Progress, print_progress, user_folder
+from ballast_localcluster.go_builds import Progress, locked, print_progress, user_folder
 from ballast_localcluster.nodes.node import ProcessNode
 from ballast_localcluster.rest import Rest
 from ballast_localcluster.supervision.warden import await_end, warden_pid
@@ -66,22 +66,22 @@ def up(
     """
     folder = _folder(name)
     nodes = tuple(nodes)
-    running = warden_pid(folder) is not None
-    if not running:
-        find_binaries()  # a build takes minutes, in which somebody else may start it
+    lock = _lock(name)
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with locked(lock, f"cluster {name}", print_progress):
         running = warden_pid(folder) is not None
-    if not running:
-        _tidy(folder)
-        with LocalCluster(
-            nodes=nodes, crds=crds, folder=folder, warm_start=warm_start, real_nodes=real_nodes
-        ) as cluster:
-            prepare(cluster)
-            cluster.release()
-    elif not _answers(folder):
-        raise LocalClusterError(
-            f"cluster {name} is starting, or its API server has ended; its logs: {folder}/logs. "
-            f"To fix: wait, or ballast down --name {name} and start it again"
-        )
+        if not running:
+            _tidy(folder)
+            with LocalCluster(
+                nodes=nodes, crds=crds, folder=folder, warm_start=warm_start, real_nodes=real_nodes
+            ) as cluster:
+                prepare(cluster)
+                cluster.release()
+        elif not _answers(folder):
+            raise LocalClusterError(
+                f"cluster {name} is starting, or its API server has ended; its logs: {folder}/logs. "
+                f"To fix: wait, or ballast down --name {name} and start it again"
+            )
     return BackgroundCluster(
         name=name,
         kubeconfig=Layout(folder=folder).kubeconfig("admin"),
@@ -115,6 +115,7 @@ def down(name: str, progress: Progress = print_progress) -> bool:
         await_end(folder, lambda: warden_pid(folder) is None, progress)
     existed = pid is not None or folder.exists()
     _tidy(folder)
+    _lock(name).unlink(missing_ok=True)
     return existed
 
 
@@ -140,3 +141,7 @@ def _folder(name: str) -> Path:
             f"{name!r} cannot be a cluster's name. To fix: lower-case letters, digits and dashes, 42 at most."
         )
     return clusters_folder() / name
+
+
+def _lock(name: str) -> Path:
+    return clusters_folder().with_name(f"{name}.lock")

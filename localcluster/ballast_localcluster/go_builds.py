@@ -70,7 +70,7 @@ def build_once(folder: Path, what: str, build: Callable[[Path, Progress], None],
             f"{what} is kept in {folder.parent}, which cannot be written: {error.strerror}. "
             "To fix: set XDG_CACHE_HOME to a folder that can"
         ) from error
-    with _locked(folder.with_name(folder.name + ".lock"), what, progress):
+    with locked(folder.with_name(folder.name + ".lock"), what, progress):
         if folder.is_dir():
             return
         for leftover in folder.parent.glob(folder.name + ".building-*"):  # of a build that was killed
@@ -98,8 +98,8 @@ def named_folder(variable: str, programs: Sequence[str]) -> Path | None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, what: str, progress: Progress) -> Iterator[None]:
-    """Hold a file lock that ends with this process, however it ends."""
+def locked(path: Path, what: str, progress: Progress) -> Iterator[None]:
+    """Hold a file lock that ends with this process, however it ends; ``what`` it builds, for who waits."""
     with path.open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,13 +1,18 @@
 """`ballast up` and `ballast down`: their options; tests/e2e/test_quickstart.py runs both."""
 
+import contextlib
 import json
 import os
 import shlex
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from ballast_localcluster import background
 from ballast_localcluster.background import BackgroundCluster
 from ballast_operator.cli.local.up import down, up
 from ballast_operator.cli.main import main
@@ -68,15 +73,29 @@ def test_a_cluster_whose_api_server_is_not_there_is_not_said_to_run(monkeypatch,
     assert "To fix: wait, or ballast down --name half" in done.stderr
 
 
-def test_a_cluster_that_somebody_else_starts_during_a_build_is_left_alone(monkeypatch, tmp_path):
-    """Both have waited for the same build; its files would be removed under it."""
-    logs = tmp_path / "ballast" / "clusters" / "same" / "logs"
-    monkeypatch.setattr("ballast_localcluster.background.find_binaries", lambda: logs.mkdir(parents=True))
-    started = "ballast_localcluster.background.warden_pid"
-    monkeypatch.setattr(started, lambda folder: 1 if folder.exists() else None)
-    done = CliRunner().invoke(up, ["--name", "same"], env={"XDG_STATE_HOME": str(tmp_path)})
-    assert done.exit_code == 1 and "cluster same is starting" in done.stderr
-    assert logs.is_dir()
+def test_of_two_that_start_a_cluster_one_starts_it(monkeypatch, tmp_path):
+    """The other waits, and finds it running: its files are not removed under it, whatever both waited for."""
+    folder, others, starts = tmp_path / "ballast" / "clusters" / "same", threading.Event(), []
+
+    @contextlib.contextmanager
+    def start(**options):
+        starts.append(options)
+        assert others.wait(WAIT_SECONDS)
+        folder.mkdir(parents=True)
+        yield mock.Mock()
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for name, stub in (
+        ("LocalCluster", start),
+        ("warden_pid", lambda folder: 1 if folder.exists() else None),
+        ("_answers", Path.exists),
+        ("find_binaries", mock.Mock()),
+        ("print_progress", lambda line: others.set()),
+    ):
+        monkeypatch.setattr(f"ballast_localcluster.background.{name}", stub)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda name: background.up(name, []), ["same", "same"]))
+    assert sorted(one.was_running for one in found) == [False, True] and len(starts) == 1
 
 
 def test_the_end_of_a_cluster_is_told_on_standard_error(monkeypatch, tmp_path):
