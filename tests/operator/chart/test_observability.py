@@ -43,9 +43,25 @@ WAITING = 'ballast_jobs{state="Waiting"}'
 Series = dict[str, str]
 """Time series -> its values, one a minute, as promtool's unit tests have them."""
 
+
+def of_release(namespace: str, free: int, *, waiting: int = 0) -> Series:
+    """What a release with eight GPUs says, of which ``free`` are, in a pool that others have by name, too."""
+    pool = f'namespace="{namespace}",pool="a",gpu_type="v100"'
+    return {
+        f"ballast_gpus_capacity{{{pool}}}": "8x120",
+        f"ballast_gpus_allocated{{{pool}}}": f"{8 - free}x120",
+        f'ballast_jobs{{namespace="{namespace}",state="Waiting"}}': f"{waiting}x120",
+    }
+
+
 CASES: dict[str, tuple[list[Series], list[Series]]] = {
     "BallastNoLeader": (
-        [{'ballast_leader{pod="a"}': "0x120", 'ballast_leader{pod="b"}': "0x120"}, {}],
+        [
+            {'ballast_leader{pod="a"}': "0x120", 'ballast_leader{pod="b"}': "0x120"},
+            # Two releases, each with the jobs of one namespace: the leader of one is none of the other's.
+            {'ballast_leader{namespace="one"}': "0x120", 'ballast_leader{namespace="two"}': "1x120"},
+            {},
+        ],
         [
             {'ballast_leader{pod="a"}': "0x120", 'ballast_leader{pod="b"}': "1x120"},
             {'ballast_leader{pod="a"}': "1x60 0x3 1x60"},
@@ -104,8 +120,12 @@ CASES: dict[str, tuple[list[Series], list[Series]]] = {
         ],
     ),
     "BallastGpusIdleWhileJobsWait": (
-        [{**FREE, WAITING: "1x120"}],
         [
+            {**FREE, WAITING: "1x120"},
+            {**of_release("one", 0), **of_release("two", 1, waiting=1)},
+        ],
+        [
+            {**of_release("one", 1), **of_release("two", 0, waiting=1)},
             {**FREE, WAITING: "0x120"},
             {**FREE, WAITING: "1x55 0x60"},
             {**FREE, 'ballast_gpus_allocated{pool="a",gpu_type="v100"}': "8x120", WAITING: "1x120"},
@@ -231,7 +251,7 @@ def test_each_alert_fires_when_it_should_and_only_then(chart: Any, tmp_path: Pat
     assert CASES.keys() == {alert["alert"] for alert in ALERTS}
     known = series()
     for name in {name for fires, quiet in CASES.values() for case in (*fires, *quiet) for name in case}:
-        assert set(re.findall(r"(\w+)=", name)) <= known[name.partition("{")[0]] | {"pod"}
+        assert set(re.findall(r"(\w+)=", name)) <= known[name.partition("{")[0]] | {"namespace", "pod"}
     rules = render(chart, {"metrics": {"prometheusRule": {"enabled": True}}})
     (spec,) = (item["spec"] for item in rules if item["kind"] == "PrometheusRule")
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(spec))
