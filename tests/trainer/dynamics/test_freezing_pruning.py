@@ -260,16 +260,21 @@ def test_a_dense_checkpoint_of_a_later_step_is_pruned_as_it_resumes(structure):
         assert all(torch.equal(value, before[layer.index][k]) for k, value in layer.state().items())
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.complex64])
 def test_weights_of_another_type_are_pruned_by_their_magnitude(dtype):
-    """A layer of the user's need not be fp32."""
-    dynamic = build_dynamic(DynamicConfig(kind="pruning", target=0.5), 1)
-    linear = nn.Linear(8, 4, dtype=dtype)
+    """To the target, exactly; a layer of the user's need not be fp32."""
+    dynamic = build_dynamic(DynamicConfig(kind="pruning", target=0.9), 1)
+    linear = nn.Linear(10, 4, bias=False, dtype=dtype)
+    wanted = torch.arange(1.0, 41.0).to(dtype)
     with torch.no_grad():
-        linear.weight.copy_(torch.arange(1.0, 33.0).view(4, 8))
+        linear.weight.copy_(wanted.view(4, 10) * (1j if dtype.is_complex else 1))
     layers = all_layers(Model.from_layers([linear], loss=nn.MSELoss()), TrainingConfig(), dynamic.prepare)
     assert dynamic.apply(0, layers, ALONE)
-    assert layers[0].module.weight.flatten().tolist() == [0.0] * 16 + list(range(17, 33))
+    weight = layers[0].module.weight.detach()
+    assert weight.abs().flatten().tolist() == [0.0] * 36 + [37, 38, 39, 40]
+    x = torch.ones(2, 10, dtype=dtype, requires_grad=True)
+    layers[0].module(x).backward(torch.ones(2, 4, dtype=dtype))
+    assert torch.equal(x.grad, weight.conj().sum(0).expand(2, -1))
 
 
 def test_pruning_replaces_linear_layers_wherever_they_are():

@@ -65,6 +65,18 @@ def test_exactly_the_confident_positions_leave():
         torch.testing.assert_close(later[row, ~out[row], :-1], alone[0], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("target", [0.29, 0.58, 0.7])
+def test_a_target_means_whole_positions(target):
+    """As many pass a block by, or leave, as the target says of a sequence of 100."""
+    hidden = torch.randn(2, 100, DIM)
+    routed = RoutedBlock(Block(DIM, 2, 0.0), DepthsSettings())
+    exits = ExitingBlock(Block(DIM, 2, 0.0), ExitsSettings(threshold=1e-9), hazard=1.0)
+    routed.strength = exits.strength = target
+    routed(hidden)
+    exits(functional.pad(hidden, (0, 1)))
+    assert 1 - float(routed.computed) == pytest.approx(target) == exits.left
+
+
 def test_no_more_leave_than_the_target_allows():
     """And one position of each sequence always stays."""
     marked = functional.pad(torch.randn(2, LENGTH, DIM), (0, 1))

@@ -153,7 +153,7 @@ class ExitingBlock(ChangingModule):
     def _leaving(self, confidence: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Mask of the positions that leave [B, S]: the most confident first, as many as may still leave."""
         length = out.shape[1]
-        most = min(math.floor(self.strength * length), length - 1)
+        most = min(math.floor(self.strength * length + 1e-9), length - 1)
         if most == 0:
             return torch.zeros_like(out)
         willing = confidence >= self._settings.threshold

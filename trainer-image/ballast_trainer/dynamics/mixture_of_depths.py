@@ -66,7 +66,7 @@ class RoutedBlock(ChangingModule):
     def _best(self, scores: torch.Tensor) -> tuple[torch.Tensor, int | None]:
         """Positions that are picked [B, S], and how many of each sequence, where that is known."""
         length = scores.shape[1]
-        capacity = max(1, math.ceil((1 - self.strength) * length))
+        capacity = max(1, length - math.floor(self.strength * length + 1e-9))
         best = torch.sort(scores, dim=1, descending=True, stable=True).indices[:, :capacity]
         picked = torch.zeros_like(scores, dtype=torch.bool).scatter(1, best, True)
         if self._threshold is None:

@@ -95,7 +95,7 @@ class GradualPruning(Dynamic):
         )
         # What replicas hold, too, counts once.
         had, left = world.pipeline.all_reduce(total).tolist()
-        keep = math.floor(had * (1 - sparsity))
+        keep = math.floor(had * (1 - sparsity) + 1e-9)
         if left <= keep:
             return False
         found: Mapping[int, torch.Tensor] = {

@@ -160,7 +160,7 @@ class PrunableLinear(nn.Module):
         self.mask.copy_(mask)
         self._matrices = None
         # One that a CPU has saved stays sparse on a GPU: it has no dense weight.
-        if self.values is not None or _sparse_pays(mask):
+        if self.values is not None or _sparse_pays(mask, full.dtype):
             self._become_sparse(mask)
             self.values = nn.Parameter(self.compact(full), requires_grad=trainable)
         else:
@@ -190,10 +190,14 @@ class PrunableLinear(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def _sparse_pays(mask: torch.Tensor) -> bool:
-    # Torch's CSR products on the CPU need MKL.
+def _sparse_pays(mask: torch.Tensor, dtype: torch.dtype) -> bool:
+    # Torch's CSR products on the CPU need MKL, which has none in 16 bits; complex ones are not conjugated.
     possible = sparse_pays_on(mask.device) and torch.backends.mkl.is_available()
-    return possible and float(mask.sum()) <= (1 - SPARSE_FROM) * mask.numel()
+    return (
+        possible
+        and dtype in (torch.float32, torch.float64)
+        and float(mask.sum()) <= (1 - SPARSE_FROM) * mask.numel()
+    )
 
 
 def _without_masks(tensors: dict[str, torch.Tensor], module: nn.Module) -> dict[str, torch.Tensor]:
