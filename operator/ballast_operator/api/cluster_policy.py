@@ -133,7 +133,8 @@ class Moves(ApiModel):
     min_run_seconds: _Seconds = 0.0
     """A gang keeps its GPUs while it starts, and at least this long from its first step on."""
     max_moves_per_hour: Annotated[int, Field(ge=0, le=3600)] = 12
-    """Most times an hour that a job may be stopped for another placement; not since its node is gone."""
+    """Gangs, of all jobs together, that may be stopped for another placement in an hour; one whose node is
+    gone does not count."""
 
 
 class Solver(ApiModel):

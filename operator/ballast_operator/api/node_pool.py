@@ -151,8 +151,9 @@ class NodePool(ApiModel):
     """Sharing of a GPU by two jobs, if both allow it (``sharesGpu``), on nodes with one GPU that the device
     plugin offers to two pods. Absent: nodes with shared GPUs take no gang."""
     start_seconds: Annotated[float, Field(ge=0, le=86_400)] = 180.0
-    """Seconds from a new node's request until its pods run. A gang whose nodes have not come by then is taken
-    back (``NotBound``) and avoids such nodes of the pool for ten minutes."""
+    """Seconds from a new node's request until its pods run. A gang whose nodes have not come so long, and
+    ``BALLAST_JOB_BIND_SECONDS``, after its launch is taken back (``NotBound``) and avoids such nodes of the
+    pool for ten minutes."""
     price_per_gpu_hour: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     """Price of one GPU for one hour, in a currency of your choice; 0: not known. Beside ``priceFeed`` it
     counts until a price has been read."""

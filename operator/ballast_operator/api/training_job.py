@@ -430,8 +430,8 @@ class TrainingJobSpec(ApiModel, JobConfig):
     budget, and in every policy that reads prices. Absent: data costs nothing."""
     mixed_pools: MixedPools = MixedPools.NEVER
     """Permission for its gang to have GPUs of several pools at once, with stages that suit them: where that
-    is faster than one pool, or no pool has room. Its size stays, or shrinks as nodes leave. A change takes
-    effect at the next launch."""
+    is faster than one pool, or no pool has room. It shrinks live, and grows in the pool
+    of its last ranks. A change takes effect at the next launch."""
     planner: PlannerConfig | None = None
     """Each launch has the degrees of the shortest step that fits its GPUs, in place of
     ``parallelism.tensor``, ``data``, ``pipeline.microbatches``, ``training.recompute`` and
