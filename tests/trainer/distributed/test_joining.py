@@ -97,6 +97,29 @@ def test_a_new_rank_that_is_told_to_stop_does_not_wait_for_the_others(world):
     assert not new_ranks_ready(world, GROWN)
 
 
+def test_a_new_rank_that_is_told_to_stop_once_it_has_answered_does_not_count(world):
+    """It waits for a slower one, and would be missed in the group that all the others enter."""
+    stop, now = StopSignal(), [0.0]
+    for process in (FIRST, SECOND):
+        announce_ready(world.store, GROWN, process)
+
+    def stops(seconds):
+        stop.received = True
+
+    def has_answered(seconds):
+        raise TimeoutError
+
+    def passes(seconds):
+        if not now[0]:
+            with pytest.raises(Stopped):
+                wait_until_called(world.store, GROWN, FIRST, stop, sleep=stops)
+            with pytest.raises(TimeoutError):
+                wait_until_called(world.store, GROWN, SECOND, StopSignal(), sleep=has_answered)
+        now[0] += seconds
+
+    assert not call_new_ranks(world, GROWN, sleep=passes, clock=lambda: now[0])
+
+
 def test_a_growth_that_is_taken_back_is_not_waited_for(world):
     """The operator has seen that a new pod has ended, and has written the next plan."""
     for process in (FIRST, SECOND):

@@ -52,6 +52,7 @@ def wait_until_called(
         while not store.check([_key(plan, "enter")]):
             if stop.received:
                 store.delete_key(f"{_key(plan, 'ready')}/{process}")
+                store.set(f"{_key(plan, 'here')}/{process}", "")
                 raise Stopped("told to stop before it joined the others; nothing to save")
             if store.check([_key(plan, "call")]):
                 asked = store.get(_key(plan, "call"))
@@ -86,12 +87,11 @@ def call_new_ranks(
     call = str(store.add(_key(plan, "call"), 1)).encode()
     awaited = [f"{_key(plan, 'here')}/{process}" for process in _new(world, plan)]
     deadline = clock() + seconds
-    while awaited:
-        awaited = [key for key in awaited if not (store.check([key]) and store.get(key) == call)]
-        if awaited and (clock() > deadline or replaced()):
+    # One that has answered may be told to stop while it waits for another.
+    while not all(store.check([key]) and store.get(key) == call for key in awaited):
+        if clock() > deadline or replaced():
             return False
-        if awaited:
-            sleep(_POLL_SECONDS)
+        sleep(_POLL_SECONDS)
     store.set(_key(plan, "enter"), "1")
     return True
 
