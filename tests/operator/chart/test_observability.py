@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from ballast_operator.metrics import Metrics
+from ballast_operator.waits import WaitReason
 from ballast_trainer.reporting.prometheus import _GAUGES, PrometheusWriter
 from prometheus_client import CollectorRegistry
 
@@ -200,6 +201,20 @@ def test_an_alert_has_severity_summary_and_runbook(alert: dict[str, Any]) -> Non
 def test_every_runbook_has_its_alert() -> None:
     sections = re.findall(r"^## (\w+)$", (ROOT / "docs" / "runbooks.md").read_text(), re.MULTILINE)
     assert sections == [alert["alert"] for alert in ALERTS]
+
+
+@pytest.mark.parametrize(
+    ("alert", "reasons"),
+    [
+        ("BallastOperatorWaits", {*WaitReason}),
+        ("BallastReconcileErrors", {"Conflict", "NotFound", "Unavailable", "Rejected", "Bug", "Report"}),
+    ],
+)
+def test_a_runbook_has_every_reason(alert: str, reasons: set[str]) -> None:
+    """Every value that the label ``reason`` of the alert's metric may have."""
+    runbooks = (ROOT / "docs" / "runbooks.md").read_text()
+    section = runbooks.partition(f"\n## {alert}\n")[2].partition("\n## ")[0]
+    assert reasons <= set(re.findall(r"`(\w+)`", section))
 
 
 def unit_test(alert: str, number: int, series: Series, fires: bool) -> dict[str, Any]:
