@@ -217,6 +217,11 @@ def test_a_runbook_has_every_reason(alert: str, reasons: set[str]) -> None:
     assert reasons <= set(re.findall(r"`(\w+)`", section))
 
 
+def test_the_trainers_page_has_every_metric() -> None:
+    page = (ROOT / "docs" / "trainer.md").read_text()
+    assert [name for name in _GAUGES if f"`_{name}`" not in page] == []
+
+
 def unit_test(alert: str, number: int, series: Series, fires: bool) -> dict[str, Any]:
     """One of promtool's."""
     expression = (
