@@ -202,6 +202,7 @@ class TwoRanks(Axis):
     def gather_values(self, values, device):
         """What this rank says, and what the other one always says; costs are alike."""
         if len(values) > 3:
+            costs.append(values)
             return [values, values]
         exchanges.append(values)
         return [values, [1.0, 0.5, values[2]]]
@@ -211,7 +212,7 @@ class TwoRanks(Axis):
         return tensor
 
 
-exchanges = []
+exchanges, costs = [], []
 passed = [0.0]
 """Seconds of the clock that steps are compared by."""
 
@@ -226,6 +227,7 @@ def steps(seconds, held=lambda step: 1, least=0.0, **stragglers):
         stragglers: what is done about late ranks, beyond leaving columns out.
     """
     exchanges.clear()
+    costs.clear()
     torch.manual_seed(0)
     axis = TwoRanks(ranks=(0, 1))
     layers = [SimpleNamespace(index=at, module=split_layer(Block(32, 8, 0.0), axis)) for at in (0, 1)]
@@ -291,6 +293,7 @@ def test_a_layer_that_arrives_is_resized_at_once_and_the_decision_is_made_again(
     assert resized[3:6] == [[True], [True], [True, True]]
     assert all(acted[3:]), "three seconds with two layers are no sign that it was in vain"
     assert len(exchanges) == 2 and mitigation.wants_exchange, "the decision about both layers is judged, too"
+    assert costs[1][0] > 1.5 * costs[0][0], "two layers cost twice as much to resize"
 
 
 @pytest.mark.usefixtures("ticking")

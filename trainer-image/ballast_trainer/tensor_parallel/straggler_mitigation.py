@@ -151,8 +151,8 @@ def measure_costs(
 ) -> MoveCosts:
     """Omega and Phi in seconds a step: pruning and migrating columns on this machine (Algorithm 2, line 1).
 
-    Measured on the layers that are held, once, when the group first finds a rank late; collective over the
-    axis, the same on all of its ranks.
+    Measured when the group first finds a rank late with the layers that are held; collective over the axis,
+    the same on all of its ranks.
 
     Args:
         pairs: all that are held; the first stands for all.
@@ -299,9 +299,10 @@ class StragglerMitigation:
             if found:
                 held[layer.index] = known
         if self._held and (arrived or held.keys() != self._held.keys()):
-            # Seconds of other layers tell neither whether a rank is late nor whether a decision has helped.
+            # Seconds of other layers tell neither whether a rank is late, nor whether a decision has helped,
+            # nor what one would cost.
             self._measured.clear()
-            self._baseline = None
+            self._baseline = self._costs = None
             self._trial.move()
         self._held = held
         return [held[index] for index in sorted(held)], arrived
