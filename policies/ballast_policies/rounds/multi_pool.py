@@ -156,10 +156,10 @@ def _choice(question: Question) -> dict[str, Configuration]:
     cluster = ElasticCluster(nodes=question.gpus, gpus_per_node=dict.fromkeys(question.gpus, 1))
     policy = CompletionTime(cluster=cluster, round_seconds=1.0)
     held, ledger = dict[str, Placement](), Ledger(question.nodes)
-    for name in sorted(question.holders, key=question.state.by_age):  # nodes may have lost GPUs
+    for name in sorted(question.holders, key=question.state.by_age):  # nodes may be gone, or have lost GPUs
         at = question.holders[name]
         least = dataclasses.replace(at, nodes=question.least(name, at))
-        there = (one for one in (at, least) if in_its_pools(at, ledger.nodes) and ledger.grant(one.nodes))
+        there = (one for one in (at, least) if in_its_pools(one, ledger.nodes) and ledger.grant(one.nodes))
         if (continues := next(there, None)) is not None:
             held[name] = continues
     seconds = {name: first for name, first in question.second_jobs.items() if first in held}

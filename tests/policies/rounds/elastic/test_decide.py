@@ -58,6 +58,14 @@ def test_by_completion_time_gangs_start_in_the_pools_that_were_chosen_for_them()
     assert {name: at.pool for name, at in decided.placements.items()} == {"small": "b", "large": "a"}
 
 
+@pytest.mark.parametrize("surplus", Surplus)
+def test_a_gang_whose_last_node_is_gone_goes_on_where_the_others_are(surplus):
+    """Not in a pool that is no better, after a restart."""
+    nodes, running = [node("a", 1, "first"), node("b", 1, "second")], {"x": at("b", "gone", pool="second")}
+    decided = decide([job("x")], nodes, {"x": gang((1, 2))}, running=running, surplus=surplus)
+    assert (decided.resized, decided.placements["x"].nodes) == (("x",), ("b",))
+
+
 def test_a_deadline_is_worth_its_price():
     """The gang is as large as its deadline needs, and no larger."""
     jobs = [job("x", steps_remaining=1000.0, deadline=500.0), job("y", steps_remaining=1000.0)]
