@@ -33,6 +33,24 @@ def test_trusted_users_are_named_beside_the_operator(chart: Any) -> None:
     assert leases["expression"].startswith(trusted)
 
 
+@pytest.mark.slow
+def test_a_release_with_the_jobs_of_one_namespace_forbids_no_other_operator_its_pods(chart: Any) -> None:
+    """The policies trust its own operator alone: they hold for that namespace, within the selector."""
+    chosen = {"key": "team", "operator": "Exists"}
+    policies = {"enabled": True, "namespaceSelector": {"matchExpressions": [chosen]}}
+    items = render(chart, {"watchNamespace": "research", "admissionPolicies": policies})
+    watched = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["research"]}
+    bindings = of_kind(items, KINDS[1])
+    assert len(bindings) == 3
+    for binding in bindings:
+        selector = binding["spec"]["matchResources"]["namespaceSelector"]
+        assert selector == {"matchExpressions": [chosen, watched]}
+    (binding, *_) = of_kind(
+        render(chart, {"watchNamespace": "research", "admissionPolicies": {"enabled": True}}), KINDS[1]
+    )
+    assert binding["spec"]["matchResources"]["namespaceSelector"] == {"matchExpressions": [watched]}
+
+
 @pytest.mark.api
 def test_only_the_operator_labels_a_pod_as_a_trainer(cluster: Cluster) -> None:
     """Neither at its creation nor later; other labels and other pods are everybody's."""
