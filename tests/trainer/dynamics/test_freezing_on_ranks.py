@@ -4,8 +4,9 @@ import pytest
 import torch
 from ballast_policies.contract.job.dynamics import DynamicConfig, FreezingCriterion, FreezingSettings
 from ballast_policies.contract.job.training import TrainingConfig
+from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.mesh import Mesh
-from ballast_trainer.dynamics.freezing import Freezing
+from ballast_trainer.dynamics.freezing import Freezing, squared_gradients
 from ballast_trainer.layers.running import CURRENT_FORWARD
 from ballast_trainer.layers.slicing import slicings
 from ballast_trainer.models.gpt import build_gpt
@@ -66,6 +67,15 @@ def test_each_rank_of_a_tensor_group_sees_the_figure_of_the_whole_layer(criterio
         for (got, frozen), (wanted, reference) in zip(seen, alone, strict=True):
             assert got == pytest.approx(wanted, rel=1e-4)
             assert frozen == reference
+
+
+def test_a_rank_whose_part_of_a_layer_does_not_learn_counts_the_step_too():
+    """Adapters that all ranks have whole count on the first: the others agree with it on looks."""
+    module = split_layer(held(LAYERS, lambda at, one: one)[1].module, Axis(ranks=(0, 1), index=1))
+    assert squared_gradients(module) is None
+    for name, parameter in module.named_parameters():
+        parameter.grad = None if name in slicings(module) else torch.ones_like(parameter)
+    assert squared_gradients(module) == 0.0
 
 
 def looks(world, microbatches, steps):

@@ -36,9 +36,9 @@ SKETCH = 256
 
 
 def squared_gradients(module: nn.Module) -> float | None:
-    """This rank's part of the squared norm of a layer's gradients; None where it has none."""
-    counted = [p for p, _, counts in _parts(module) if p.grad is not None and counts]
-    return squared_gradient_norm(counted) if counted else None
+    """This rank's part of the squared norm of a layer's gradients; None where it has no gradients."""
+    learnt = [(p, counts) for p, _, counts in _parts(module) if p.grad is not None]
+    return squared_gradient_norm(p for p, counts in learnt if counts) if learnt else None
 
 
 def sketch(layer: Layer) -> torch.Tensor:

@@ -94,11 +94,9 @@ class RankOrder:
         """The step that an action belongs to; an update, to that of the last microbatch in it."""
         if action.kind is not Kind.UPDATE:
             return action.microbatch // self.microbatches
-        return ((action.microbatch + 1) * self.covered_by_update(action.stage) - 1) // self.microbatches
-
-    def covered_by_update(self, stage: int) -> int:
-        """Microbatches, over all replicas of the stage, whose gradients make one update of it."""
-        return self.schedule.update_every * len(self.schedule.stage_ranks[stage])
+        # Of so many microbatches, over all replicas of the stage, gradients make one update.
+        covered = self.schedule.update_every * len(self.schedule.stage_ranks[action.stage])
+        return ((action.microbatch + 1) * covered - 1) // self.microbatches
 
     @functools.cached_property
     def ends(self) -> tuple[int, ...]:
