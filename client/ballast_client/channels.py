@@ -49,7 +49,7 @@ class Directory:
             return (self._path / key).read_text()
         except FileNotFoundError:
             return None
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise ChannelError(str(error)) from error
 
     def write(self, annotations: Mapping[str, str], *, release: bool = False) -> None:

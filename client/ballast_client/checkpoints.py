@@ -36,7 +36,8 @@ class Checkpoints:
         """Let ``write`` make a file or a folder, and give it its name once that is done."""
         self._folder.mkdir(parents=True, exist_ok=True)
         fresh, path = self.unfinished(step), self._folder / f"step-{step}"
-        _remove(fresh)
+        for left in self._folder.glob(".step-*.new"):  # by saves that were killed
+            _remove(left)
         write(fresh)
         if not fresh.exists():
             raise FileNotFoundError(

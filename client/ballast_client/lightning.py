@@ -44,7 +44,7 @@ class BallastCallback(Callback):  # type: ignore[misc, unused-ignore]  # where i
         last = self.job.step(step)
         if last or (self._every is not None and step % self._every == 0):
             self._save(trainer, step)
-        if last:
+        if last and step != trainer.max_steps:
             self.job.leave(step)
 
     def on_train_end(self, trainer: Any, module: Any) -> None:

@@ -51,7 +51,7 @@ class Reporter:
         self._hang_seconds = hang_seconds
         self._renew_seconds = RENEW_SECONDS if renew_seconds is None else renew_seconds
         self._told: tuple[bool, int | None] = (False, None)
-        self._changed = threading.Condition()
+        self._lock, self._wake = threading.Lock(), threading.Event()
         self._epoch = 0
         self._stop_epoch = 0
         self._step: int | None = None
@@ -62,7 +62,6 @@ class Reporter:
         self._stop_reason = ""
         self._stopping = False
         self._closing = False
-        self._closed = False
         self._left_at: int | None = None
         self._finished: int | None = None
         self._acknowledged = 0
@@ -71,7 +70,7 @@ class Reporter:
 
     def resumed(self, step: int) -> None:
         """The loop begins after ``step`` steps, which a checkpoint holds."""
-        with self._changed:
+        with self._lock:
             self._step = step
             self._resumed = self._saved = step or None
             self._stepped = monotonic()
@@ -80,7 +79,7 @@ class Reporter:
     def step(self, step: int) -> None:
         """``step`` steps are done."""
         now = monotonic()
-        with self._changed:
+        with self._lock:
             self._step, self._stepped = step, now
             self._window.append((now, step))
             # The two oldest span more than the window needs: the first of them is not needed any more.
@@ -91,40 +90,41 @@ class Reporter:
 
     def saved(self, step: int) -> None:
         """A checkpoint of ``step`` is complete."""
-        with self._changed:
+        with self._lock:
             self._saved = step
 
     def stop_now(self, why: str) -> None:
         """This process, or another rank's, has been told to end."""
-        with self._changed:
-            self._stop_reason = self._stop_reason or why
-            self._changed.notify_all()
+        with self._lock:
+            if self._stop_reason:
+                return
+            self._stop_reason = why
+        self._wake.set()
 
     def close(self, *, left_at: int | None = None, finished: int | None = None) -> None:
         """Send what is left, give up the Lease, end the thread."""
-        with self._changed:
+        with self._lock:
             if self._closing:
                 return
             self._left_at, self._finished, self._closing = left_at, finished, True
-            self._changed.notify_all()
+        self._wake.set()
         self._thread.join(timeout=5.0)
 
     def _run(self) -> None:
         renewed = tried = float("-inf")
         while True:
-            with self._changed:
-                closing = self._closing
+            with self._lock:
+                closing, why = self._closing, self._stop_reason
             now = monotonic()
             try:
                 if closing:
                     self._write(release=True)
                     return
-                self._read_plan()
-                with self._changed:
-                    why = self._stop_reason
+                # The ranks need no operator to agree on it.
                 if why and not self._stopping and now - tried >= RETRY_SECONDS:
                     tried = now
                     self._stopping = self._stop(why)
+                self._read_plan()
                 due = self._acknowledged != self._epoch or now - renewed >= self._pause()
                 hangs = self._hang_seconds is not None and now - self._stepped >= self._hang_seconds
                 if self._epoch and due and not hangs:
@@ -138,9 +138,8 @@ class Reporter:
                 logger.exception("the client's thread continues after an error")
                 if closing:
                     return
-            with self._changed:
-                if not self._closing:
-                    self._changed.wait(POLL_SECONDS)
+            self._wake.wait(POLL_SECONDS)
+            self._wake.clear()
 
     def _pause(self) -> float:
         """Seconds until the next renewal; fewer where the first step or a checkpoint is not reported yet."""
@@ -164,7 +163,7 @@ class Reporter:
             self._epoch = plan.epoch
 
     def _write(self, *, release: bool = False) -> None:
-        with self._changed:
+        with self._lock:
             step = self._step or 0
             sent = {}
             left = self._left_at is not None

@@ -1,7 +1,9 @@
 """A script with the client, its operator a directory."""
 
+import itertools
 import signal
 import sys
+from types import SimpleNamespace
 
 import pytest
 from ballast_client import Job, reporter
@@ -123,6 +125,44 @@ def test_a_script_that_is_told_to_leave_in_its_last_step_is_done(operator):
             pass
         job.finish(step)
     assert (operator / "finished-step").read_text() == str(step)
+
+
+def test_lightning_is_told_to_leave_in_its_last_step_and_is_done(operator, monkeypatch):
+    """It is not launched once more for no step."""
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", SimpleNamespace(Callback=object))
+    monkeypatch.delitem(sys.modules, "ballast_client.lightning", raising=False)
+    from ballast_client.lightning import BallastCallback
+
+    (operator / "plan.json").write_text(a_plan(Directive.CHECKPOINT_AND_STOP).to_json())
+    trainer = _InTheLastStep()
+    ballast = BallastCallback(a_job(operator))
+    ballast.on_train_start(trainer, None)
+    while not ballast.job.leaving:
+        trainer.global_step += 1
+        ballast.on_train_batch_end(trainer, None, None, None, 0)
+    ballast.on_train_end(trainer, None)
+    assert (operator / "finished-step").read_text() == str(trainer.global_step)
+
+
+class _InTheLastStep:
+    """A trainer that says of each step that it is the last."""
+
+    global_step = 0
+    max_steps = property(lambda self: self.global_step)
+
+    def save_checkpoint(self, path, weights_only):
+        saving(path)
+
+
+@pytest.mark.parametrize("plan", [b"{", b"\xff"])
+def test_a_job_leaves_where_it_cannot_hear_of_the_operator(operator, plan):
+    """A node may end while the API server is away."""
+    (operator / "plan.json").write_bytes(plan)
+    with a_job(operator) as job:
+        signal.raise_signal(signal.SIGTERM)
+        step = itertools.count(1)
+        eventually(lambda: job.step(next(step)), "the last step is found")
+        job.finish(next(step))
 
 
 def test_a_job_that_resumes_reports_the_checkpoint_that_it_has(operator):

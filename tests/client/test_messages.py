@@ -90,8 +90,9 @@ def test_a_checkpoint_that_is_not_whole_does_not_count(tmp_path):
     with pytest.raises(OSError, match="disk full"):
         checkpoints.save(2, fails)
     assert checkpoints.newest()[0] == 1
-    checkpoints.save(2, lambda path: path.write_text("whole"))
+    checkpoints.save(3, lambda path: path.write_text("whole"))
     assert checkpoints.newest()[1].read_text() == "whole"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1", "step-3"]
 
 
 def test_a_function_that_writes_elsewhere_is_told(tmp_path):
