@@ -27,8 +27,8 @@ PIPES = Path("/dev/fd")
 """Folder of the termination logs of ranks whose parent reads them, and says for all why they failed."""
 
 _PR_SET_PDEATHSIG = 1
-_MESSAGE_CHARACTERS = 2000
-"""Kubernetes keeps 4096 bytes of a termination message."""
+_MESSAGE_CHARACTERS, _MESSAGE_BYTES = 2000, 4096
+"""Kubernetes keeps no more bytes of a termination message."""
 
 
 def reason_of(error: BaseException) -> ExitReason:
@@ -47,12 +47,20 @@ def end(reason: ExitReason, message: str, *, step: int | None = None, log: Path 
     if log is not None:
         # An error's text may have halves of characters, of a file's name in another encoding.
         text = message[:_MESSAGE_CHARACTERS].encode(errors="replace").decode()
-        write_message(log, TerminationMessage(reason=reason, message=text, step=step).to_json())
+        write_message(log, json_of(TerminationMessage(reason=reason, message=text, step=step)))
     code = _CODES[reason]
     said_by_parent = reason is ExitReason.FAILED and log is not None and log.is_relative_to(PIPES)
     if code is not ExitCode.OK and not said_by_parent:
         print_error(f"{reason}: {message}")
     return code
+
+
+def json_of(message: TerminationMessage) -> str:
+    """The termination message with its text cut to what Kubernetes keeps, so that it can be read back."""
+    while len(found := message.to_json()) > _MESSAGE_BYTES:  # ASCII: an escaped character is up to 12 bytes
+        kept = len(message.message) * _MESSAGE_BYTES // len(found)
+        message = message.replace(message=message.message[:kept])
+    return found
 
 
 def write_message(log: Path, text: str) -> None:

@@ -205,6 +205,16 @@ def test_the_name_of_a_file_in_another_encoding_is_told(tmp_path):
     assert TerminationMessage.from_json(log.read_text()).message == "no file caf?.pt"
 
 
+@pytest.mark.parametrize("character", ["é", "😀", "\x1b"])
+def test_a_long_message_can_be_read_where_kubernetes_cuts_it(tmp_path, character):
+    """JSON escapes such a character by 6 or 12 bytes, and half a message has no reason."""
+    log = tmp_path / "log"
+    end(ExitReason.CONFIGURATION, "wrong: " + character * 3000, step=7, log=log)
+    told = TerminationMessage.from_json(log.read_bytes()[:4096].decode())
+    assert (told.reason, told.step) == (ExitReason.CONFIGURATION, 7)
+    assert told.message.startswith("wrong: " + character * 300)
+
+
 class Deterministic(torch.nn.Linear):
     """Has an operation without a deterministic kernel where ``scatters``."""
 

@@ -25,7 +25,7 @@ from ballast_policies.contract.errors import ContractError
 from ballast_policies.contract.messages import ExitCode, ExitReason, TerminationMessage
 
 from ballast_trainer.environment import RESTARTS_ENV
-from ballast_trainer.process_exit import PIPES, end_with_parent, leave, print_error, write_message
+from ballast_trainer.process_exit import PIPES, end_with_parent, json_of, leave, print_error, write_message
 from ballast_trainer.terminal import on_terminal
 
 Body = Callable[[int, Path], int]
@@ -252,7 +252,7 @@ def report(ended: Sequence[RankProcess], log: Path | None = None) -> int:
         print_error(f"{reason}: {words[reason, message]}")
     if own is not None:
         message = own.message if code == ExitCode.OK else words[own.reason, own.message]
-        text = TerminationMessage(reason=own.reason, message=message, step=own.step).to_json()
+        text = json_of(TerminationMessage(reason=own.reason, message=message, step=own.step))
     if log is not None and text is not None:
         write_message(log, text)
     return 128 - code if code < 0 else code
