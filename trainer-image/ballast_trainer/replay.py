@@ -90,7 +90,7 @@ class Replay:
 
 
 def read_loads(path: Path) -> tuple[Look, ...]:
-    """The looks in what a run printed.
+    """The looks in what a run printed, each step's last one: a run that began again looks at it again.
 
     Raises:
         ConfigurationError: the file cannot be read, has no looks, or they are not of the same layers.
@@ -107,7 +107,7 @@ def read_loads(path: Path) -> tuple[Look, ...]:
         raise ConfigurationError("--loads", f"{path} has no event {EVENT!r}. {_FIX}")
     if len({len(look.seconds) for look in looks}) > 1:
         raise ConfigurationError("--loads", f"{path} has looks at different numbers of layers. {_FIX}")
-    return tuple(sorted(looks, key=lambda look: look.step))
+    return tuple(sorted({look.step: look for look in looks}.values(), key=lambda look: look.step))
 
 
 _FIX = "To fix: give what 'ballast-train run --log json' printed, with rebalance.enabled"

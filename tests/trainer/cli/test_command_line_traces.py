@@ -56,6 +56,9 @@ def test_a_recorded_load_curve_is_replayed(call, tmp_path):
     assert replayed(call, path, "--ranks", "3", rebalance={"minGain": 0.9})["moves"] == []
     assert "3 moves over 3 ranks" in call("simulate", "--ranks", "3", "--loads", str(path)).stdout
 
+    path.write_text("\n".join(json.dumps(lines[1] | {"seconds": row}) for row in (back, front)))
+    assert replayed(call, path, "--ranks", "3")["looks"] == 1  # the same step, before and after a restart
+
 
 def test_a_replay_decides_as_the_trainer_does(call, tmp_path):
     """By what is expected of the coming steps, and not where the gain is less than noise may feign."""

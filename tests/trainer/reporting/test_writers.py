@@ -219,6 +219,8 @@ def test_the_line_on_a_terminal_moves_and_events_stay():
     assert "\n" not in out.getvalue()
     assert "━" in shown[2]
     assert "step 20/60 loss 2.5000 50 ms layers 3,5,1 0:04 left" in shown[2]
+    line.show(fields(5))  # after the loss of a rank
+    assert "left" not in out.getvalue().split(ERASE)[3]
 
     out = Terminal()
     reporter = TextReporter(60, out)
@@ -340,5 +342,9 @@ def test_training_continues_and_says_so_and_the_operator_still_hears_of_it(tmp_p
 def test_lines_have_null_for_it(tmp_path):
     """JSON has no NaN, and strict readers refuse it."""
     out = io.StringIO()
-    JsonReporter(out).step(step=1, loss=math.nan)
-    assert json.loads(out.getvalue(), parse_constant=int) == {"step": 1, "loss": None}
+    reporter = JsonReporter(out)
+    reporter.step(step=1, loss=math.nan)
+    reporter.event("evaluate", step=1, loss=math.inf)
+    step, event = (json.loads(line, parse_constant=int) for line in out.getvalue().splitlines())
+    assert step == {"step": 1, "loss": None}
+    assert event == {"event": "evaluate", "step": 1, "loss": None}

@@ -60,7 +60,7 @@ class ProgressLine:
     def left(self) -> str | None:
         """Time to the last step at the speed of the last steps."""
         (first_at, first), (last_at, last) = self._done[0], self._done[-1]
-        if last == first:
+        if last <= first:  # steps since a checkpoint are done again
             return None
         seconds = round((self._total - last) * (last_at - first_at) / (last - first))
         minutes, seconds = divmod(seconds, 60)
@@ -117,7 +117,7 @@ class JsonReporter:
 
     def event(self, name: str, **fields: Any) -> None:
         """``{"event": name, ...}``."""
-        self._lines.print(json.dumps({"event": name, **fields}))
+        self._lines.print(json.dumps({"event": name, **in_json(fields)}))
 
 
 class TextReporter:
