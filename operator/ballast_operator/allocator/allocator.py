@@ -353,12 +353,11 @@ class Allocator:
         for view in jobs:
             assignment, before = assignments.get(view.key), old.on(view.key, view.uid)
             waits = assignment if view.status.allocation is None else None
+            changed = not alike(assignment, before)
             if waits and before and waits.action is before.action is Action.RELEASE:
-                edited = generations.get(view.key) != view.generation
-                words = (waits.why, waits.next_best) != (before.why, before.next_best)
-                if not alike(waits, before) and edited:
+                if changed and generations.get(view.key) != view.generation:
                     self._enqueue(view.key)
-                elif words or not alike(waits, before):
+                elif changed or (waits.why, waits.next_best) != (before.why, before.next_best):
                     self._enqueue_in_turn(view.key)
-            elif not alike(assignment, before) or (waits and waits.action is Action.PLACE):
+            elif changed or (waits and waits.action is Action.PLACE):
                 self._enqueue(view.key)

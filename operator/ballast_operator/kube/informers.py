@@ -31,7 +31,7 @@ FREEZE_SECONDS = 5.0
 """Seconds between two looks whether new objects are many enough to be kept from the collector."""
 
 GROWTH, LEAST_GROWTH = 1.25, 500
-"""Growth from which on new objects are kept from it: a quarter more, and this many."""
+"""Growth of the objects from which on new ones are kept from the collector: a quarter, and this many."""
 
 FIRST_PAUSE_SECONDS = 1.0
 """Pause before lists that failed are tried again; doubled each time."""
