@@ -29,6 +29,7 @@ from torch import nn
 from torch.nn import functional
 
 from ballast_trainer.dynamics.block_change import BlockChange, ChangingModule, run_at, with_side_loss
+from ballast_trainer.dynamics.schedule import whole_units
 from ballast_trainer.errors import TrainerError
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.running import CURRENT_FORWARD
@@ -153,7 +154,7 @@ class ExitingBlock(ChangingModule):
     def _leaving(self, confidence: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Mask of the positions that leave [B, S]: the most confident first, as many as may still leave."""
         length = out.shape[1]
-        most = min(math.floor(self.strength * length + 1e-9), length - 1)
+        most = min(whole_units(self.strength * length), length - 1)
         if most == 0:
             return torch.zeros_like(out)
         willing = confidence >= self._settings.threshold

@@ -23,7 +23,7 @@ from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics import plasticity
 from ballast_trainer.dynamics.protocol import Dynamic
-from ballast_trainer.dynamics.schedule import ChangeSteps
+from ballast_trainer.dynamics.schedule import ChangeSteps, whole_units
 from ballast_trainer.layers.frozen_outputs import FrozenOutputs
 from ballast_trainer.layers.layer import MODULE, Layer, LayerSet
 from ballast_trainer.layers.optimize import squared_gradient_norm
@@ -132,7 +132,7 @@ class Freezing(Dynamic):
 
     def frozen_count(self, step: int) -> int:
         """Number of layers that the schedule has frozen when ``step`` runs."""
-        return min(math.floor(self._share * self._steps.progress(step) + 1e-9), self._most)
+        return min(whole_units(self._share * self._steps.progress(step)), self._most)
 
     def without_effect(self, total_steps: int) -> str:
         """No layer is frozen by the end."""
@@ -319,7 +319,7 @@ def as_remembered(tensors: dict[str, torch.Tensor], module: nn.Module) -> dict[s
 def most_frozen(config: DynamicConfig, layer_count: int) -> int:
     """Most layers that may be frozen at once: the last one always learns."""
     target = 1.0 if config.target is None else config.target
-    return min(math.floor(target * layer_count + 1e-9), layer_count - 1)
+    return min(whole_units(target * layer_count), layer_count - 1)
 
 
 def frozen_layers(layers: LayerSet) -> set[int]:

@@ -6,7 +6,6 @@ compares positions with later ones, which are not known when text is generated: 
 position alone whether it is picked (section 3.5), and decides in evaluation mode.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from ballast_trainer.dynamics.block_change import BlockChange, ChangingModule, run_at, with_side_loss
+from ballast_trainer.dynamics.schedule import whole_units
 from ballast_trainer.layers.layer import LayerSet
 
 
@@ -66,7 +66,7 @@ class RoutedBlock(ChangingModule):
     def _best(self, scores: torch.Tensor) -> tuple[torch.Tensor, int | None]:
         """Positions that are picked [B, S], and how many of each sequence, where that is known."""
         length = scores.shape[1]
-        capacity = max(1, length - math.floor(self.strength * length + 1e-9))
+        capacity = max(1, length - whole_units(self.strength * length))
         best = torch.sort(scores, dim=1, descending=True, stable=True).indices[:, :capacity]
         picked = torch.zeros_like(scores, dtype=torch.bool).scatter(1, best, True)
         if self._threshold is None:

@@ -1,6 +1,7 @@
 """The steps at which a dynamic case acts, and its progress at a step."""
 
 import dataclasses
+import math
 
 from ballast_policies.contract.job.dynamics import DynamicConfig, FreezingCriterion
 
@@ -53,3 +54,8 @@ class ChangeSteps:
 def looks_at_the_model(config: DynamicConfig) -> bool:
     """True if a criterion that is measured at each acting step decides, not the step."""
     return config.freezing is not None and config.freezing.criterion != FreezingCriterion.SCHEDULE
+
+
+def whole_units(amount: float) -> int:
+    """Units in a share of them, rounded down; (1 - 0.9) x 10, a rounding error below 1, is 1."""
+    return math.floor(amount + 1e-9)

@@ -11,7 +11,6 @@ over the ranks, find the k-th largest bit by bit; ties are kept in the order of 
 equals a stable top-k over the concatenated weights of one process, in O(bins) memory per rank.
 """
 
-import math
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -26,7 +25,7 @@ from ballast_trainer.dynamics.protocol import Dynamic
 from ballast_trainer.dynamics.pruning import heads, neurons
 from ballast_trainer.dynamics.pruning.neurons import as_linear, replace_linears
 from ballast_trainer.dynamics.pruning.sparse_linear import PrunableLinear
-from ballast_trainer.dynamics.schedule import ChangeSteps
+from ballast_trainer.dynamics.schedule import ChangeSteps, whole_units
 from ballast_trainer.layers.layer import Layer, LayerSet
 from ballast_trainer.models.blocks import lacking
 
@@ -95,7 +94,7 @@ class GradualPruning(Dynamic):
         )
         # What replicas hold, too, counts once.
         had, left = world.pipeline.all_reduce(total).tolist()
-        keep = math.floor(had * (1 - sparsity) + 1e-9)
+        keep = whole_units(had * (1 - sparsity))
         if left <= keep:
             return False
         found: Mapping[int, torch.Tensor] = {
