@@ -2,7 +2,9 @@
 
 import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +86,24 @@ def test_a_fork_does_not_outlive_its_pod(warm_pod, tmp_path):
     process.wait()
     out = tmp_path / "out"
     eventually(lambda: not any(holds_open(pid, out) for pid in all_processes()), "the fork is gone")
+
+
+def test_a_pod_that_is_killed_before_it_knows_its_fork_does_not_end_the_others(server):
+    """Its connection is reset, and the server goes on: with it all forks would end."""
+    request = {"arguments": ["--help"], "environment": dict(os.environ), "folder": os.sep}
+
+    def asked(pod):
+        pod.connect(server)
+        with Path(os.devnull).open("r+") as nothing:
+            socket.send_fds(pod, [json.dumps(request).encode()], [nothing.fileno()] * 3)
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as killed:
+        asked(killed)
+        select.select([killed], [], [])
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+        asked(other)
+        assert int(other.recv(64)) > 0
+        assert other.recv(64) == b"0", "the code of its fork"
 
 
 def test_without_a_server_the_pod_starts_as_usual(tmp_path):

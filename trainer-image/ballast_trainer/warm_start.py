@@ -152,8 +152,11 @@ class WarmStartServer:
                 connection.close()
 
     def _client_gone(self, child: int) -> None:
-        if child not in self._children or self._children[child].recv(64):
+        if child not in self._children:
             return
+        with contextlib.suppress(ConnectionResetError):  # it was killed with an answer unread
+            if self._children[child].recv(64):
+                return
         _kill_group(child)
         # Its connection is closed; only the fork is left to be reaped.
         self._selector.unregister(self._children[child])
