@@ -112,6 +112,7 @@ class Reporter:
 
     def _run(self) -> None:
         renewed = tried = float("-inf")
+        away = False
         while True:
             with self._lock:
                 closing, why = self._closing, self._stop_reason
@@ -130,12 +131,12 @@ class Reporter:
                 if self._epoch and due and not hangs:
                     self._write()
                     renewed = now
-            except ChannelError as error:
-                logger.warning("the operator cannot be reached now: %s", error)
-                if closing:
-                    return
-            except Exception:
-                logger.exception("the client's thread continues after an error")
+                away = False
+            except Exception as error:  # whatever it is, a job whose Lease is not renewed counts as hung
+                if not away or closing:
+                    known = isinstance(error, ChannelError)
+                    logger.warning("the operator cannot be reached now: %s", error, exc_info=not known)
+                away = True
                 if closing:
                     return
             self._wake.wait(POLL_SECONDS)

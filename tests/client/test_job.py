@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from ballast_client import Job, reporter
+from ballast_client.api_server import ChannelError
 from ballast_client.channels import Directory
 from ballast_policies.contract.messages import Ack, ExitReason, Report, TerminationMessage
 from ballast_policies.contract.plan import Directive
@@ -152,6 +153,28 @@ class _InTheLastStep:
 
     def save_checkpoint(self, path, weights_only):
         saving(path)
+
+
+@pytest.mark.parametrize("error", [ChannelError("not now"), RuntimeError("can't start new thread")])
+def test_an_outage_is_told_once_and_outlived(operator, caplog, error):
+    """Not at each look; whatever it is, the job reports afterwards, or it would count as hung."""
+
+    class Away(Directory):
+        failures = 5
+
+        def read(self, key):
+            if self.failures:
+                self.failures -= 1
+                raise error
+            return super().read(key)
+
+    with Job(channel=Away(operator), environment={}) as job:
+        job.step(7)
+        wait_for(operator / "report.json", Report.from_json, lambda report: report.step == 7)
+        job.finish(7)
+    assert [record.message for record in caplog.records].count(
+        f"the operator cannot be reached now: {error}"
+    ) == 1
 
 
 @pytest.mark.parametrize("plan", [b"{", b"\xff"])

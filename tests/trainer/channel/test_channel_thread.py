@@ -24,8 +24,8 @@ def looks_often(monkeypatch):
 class UnreliableChannel:
     """Fails a number of times, then keeps what it is given."""
 
-    def __init__(self, failures):
-        self.failures = failures
+    def __init__(self, failures, error=None):
+        self.failures, self.error = failures, error or ChannelError("not now")
         self.written = Messages()
         self.plan = PLAN
 
@@ -40,7 +40,7 @@ class UnreliableChannel:
         """Fail, or keep."""
         if self.failures:
             self.failures -= 1
-            raise ChannelError("not now")
+            raise self.error
         self.written = self.written.replaced_by(messages)
 
 
@@ -54,6 +54,21 @@ def test_messages_that_could_not_be_sent_are_sent_again():
     channel_thread.close(finished_step=12)
     assert channel.written.report == REPORT
     assert channel.written.finished_step == 12
+
+
+@pytest.mark.parametrize("error", [ChannelError("not now"), RuntimeError("can't start new thread")])
+def test_an_outage_is_told_once(caplog, error):
+    """Not at each look; whatever it is, the Lease is renewed afterwards, or the job would count as hung."""
+    channel = UnreliableChannel(failures=5, error=error)
+    channel_thread = ChannelThread(channel, PLAN, renew_seconds=0.01)
+    for outage in (1, 2):
+        eventually(lambda: channel.failures == 0, "it is over")
+        channel_thread.send(Messages(ack=ACK))
+        eventually(lambda: channel.written.ack == ACK, "the acknowledgement arrives")
+        told = [record.getMessage() for record in caplog.records]
+        assert told.count(f"channel: {error}; trying again") == outage
+        channel.failures, channel.written = 5, Messages()
+    channel_thread.close()
 
 
 def test_that_the_job_is_done_is_told_however_often_that_fails():

@@ -99,6 +99,7 @@ class ChannelThread:
         return monotonic() < min(most, max(least, self._stop.last_words_until()))
 
     def _run(self) -> None:
+        away = False
         while True:
             with self._lock:
                 until = self._until
@@ -108,9 +109,14 @@ class ChannelThread:
                 if until is not None:
                     return
                 self._read()
-            except ChannelError as error:
+                away = False
+            except Exception as error:  # whatever it is, a job whose Lease is not renewed counts as hung
                 again = until is None or self._has_time(until)
-                logger.warning("channel: %s; trying %s", error, "again" if again else "no longer")
+                if not away or not again:
+                    known = isinstance(error, ChannelError)
+                    then = "again" if again else "no longer"
+                    logger.warning("channel: %s; trying %s", error, then, exc_info=not known)
+                away = True
                 if not again:
                     return
             self._wake.wait(POLL_SECONDS)
@@ -138,7 +144,7 @@ class ChannelThread:
             self._tried = monotonic()
         try:
             self._channel.write(messages)
-        except ChannelError:
+        except Exception:
             with self._lock:
                 # Messages added in the meantime are newer.
                 self._outbox = messages.replaced_by(self._outbox)
