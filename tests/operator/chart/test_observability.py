@@ -149,7 +149,7 @@ CASES: dict[str, tuple[list[Series], list[Series]]] = {
 
 def of_trainer() -> CollectorRegistry:
     """What a trainer serves once everything has happened."""
-    writer = PrometheusWriter(free_port(), "127.0.0.1")
+    writer = PrometheusWriter(free_port())
     writer.close()
     writer.scalars(7, {"step_seconds": 0.5, **dict.fromkeys(_GAUGES, 1.0)})
     stages = [{"rank": 0, "firstLayer": 0, "endLayer": 5}, {"rank": 1, "firstLayer": 5, "endLayer": 8}]

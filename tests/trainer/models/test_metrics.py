@@ -62,7 +62,7 @@ def test_replicas_and_stages_measure_what_one_process_does(gang, tmp_path):
 
 def test_prometheus_has_it_by_name():
     """One gauge with a label, so that dashboards need no change."""
-    writer = PrometheusWriter(free_port(), "127.0.0.1")
+    writer = PrometheusWriter(free_port())
     try:
         writer.event("evaluation", 3, {"metrics": {"accuracy": 0.25, "unknown": None}})
         samples = [s for metric in writer.registry.collect() for s in metric.samples]

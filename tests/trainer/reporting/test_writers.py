@@ -8,6 +8,7 @@ import math
 import os
 import re
 import signal
+import socket
 import sys
 import urllib.request
 
@@ -122,14 +123,15 @@ def test_json_lines_go_into_a_pipe(tmp_path):
     os.close(reader)
 
 
-def test_prometheus_serves_steps_events_and_pauses():
-    """Over HTTP, as a scraper sees it; what is not known is absent."""
+@pytest.mark.parametrize("address", ["127.0.0.1", *["[::1]"] * socket.has_dualstack_ipv6()])
+def test_prometheus_serves_steps_events_and_pauses(address):
+    """Over HTTP, as a scraper sees it, at a pod's IPv6 address, too; what is not known is absent."""
     port = free_port()
-    writer = PrometheusWriter(port, "127.0.0.1")
+    writer = PrometheusWriter(port)
     try:
         writer.scalars(7, {"loss": 2.5, "step_seconds": 0.05, "ranks": 4.0})
         writer.event("rebalance", 7, {"pause_ms": 25.0})
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_SECONDS) as answer:
+        with urllib.request.urlopen(f"http://{address}:{port}/metrics", timeout=WAIT_SECONDS) as answer:
             text = answer.read().decode()
     finally:
         writer.close()
@@ -141,16 +143,16 @@ def test_prometheus_serves_steps_events_and_pauses():
     assert "ballast_trainer_step_seconds_count 1.0" in text
     assert "ballast_trainer_bubble" not in text
     with pytest.raises(OSError):
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_SECONDS)
+        urllib.request.urlopen(f"http://{address}:{port}/metrics", timeout=WAIT_SECONDS)
 
 
 def test_a_metrics_port_in_use_is_refused_with_the_reason():
     """Two jobs on one machine need two ports."""
     port = free_port()
-    first = PrometheusWriter(port, "127.0.0.1")
+    first = PrometheusWriter(port)
     try:
         with pytest.raises(ConfigurationError, match="another port") as caught:
-            PrometheusWriter(port, "127.0.0.1")
+            PrometheusWriter(port)
     finally:
         first.close()
     assert caught.value.field == "metrics.port"

@@ -1,6 +1,7 @@
 """Prometheus metrics of one job, served by rank 0; the operator serves those of all jobs."""
 
 import collections
+import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,10 +30,19 @@ _PAUSES = ("checkpoint", "evaluation", "grow", "migrate", "rebalance", "repack")
 _PAUSE_SECONDS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
+def _every_address() -> str:
+    """The address for all of this machine: of IPv4 and, unless it is switched off, of IPv6."""
+    try:
+        with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True):
+            return "::"
+    except (OSError, ValueError):
+        return "0.0.0.0"
+
+
 class PrometheusWriter:
     """Serves ``/metrics`` on a port of all addresses, from ``registry``."""
 
-    def __init__(self, port: int, address: str = "0.0.0.0") -> None:
+    def __init__(self, port: int) -> None:
         self.registry = CollectorRegistry()
         self._gauges: dict[str, Gauge] = {}
         self._step = Gauge("ballast_trainer_step", "Optimizer steps done.", registry=self.registry)
@@ -66,7 +76,7 @@ class PrometheusWriter:
             self._events.labels(event)
             self._pauses.labels(event)
         try:
-            self._server, self._thread = start_http_server(port, addr=address, registry=self.registry)
+            self._server, self._thread = start_http_server(port, _every_address(), registry=self.registry)
         except OSError as error:
             reason = f"{port}: {error}. To fix: another port; on one machine each job needs one of its own"
             raise ConfigurationError("metrics.port", reason) from error

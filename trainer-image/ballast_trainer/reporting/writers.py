@@ -47,7 +47,7 @@ class Writer(Protocol):
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Numbers of the step that is done: ``loss``, ``step_seconds``, ``ranks``, ``imbalance``, ...
 
-        After an evaluation, once more, with ``validation_loss`` alone.
+        After an evaluation, once more, with ``validation_loss`` and ``validation_`` of each metric alone.
         """
 
     def event(self, name: str, step: int, fields: Mapping[str, Any]) -> None:
