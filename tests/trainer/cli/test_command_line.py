@@ -166,14 +166,16 @@ def test_a_run_whose_output_is_closed_ends_with_a_message(pods):
 
 
 @pytest.mark.processes
-def test_a_full_disk_behind_standard_output_does_not_end_the_training(pods):
+def test_a_full_disk_behind_what_it_prints_and_traces_does_not_end_the_training(pods):
     """A warning, once; the job ends as it would."""
     (pods.folder / "run.out").symlink_to("/dev/full")
     run(
         pods,
         {"totalSteps": 3, "model": {"name": "recurrent", "layers": 4}, "rebalance": {"enabled": False}},
+        *("--trace", "/dev/full", "--trace-step", "2"),
     )
     assert pods.exit_code("run") == 0, pods.errors()
+    assert pods.errors().count("/dev/full: no trace is written: [Errno 28]") == 1
     assert pods.errors().count("standard output cannot be written: [Errno 28]") == 1
 
 

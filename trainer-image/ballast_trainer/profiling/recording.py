@@ -77,24 +77,26 @@ class RecordingMeter(Meter):
 
 
 def write_trace(path: Path, meter: RecordingMeter, *, rank: int, ranks: int, store: Any) -> None:
-    """Gather all ranks' notes; rank 0 writes them.
+    """Gather all ranks' notes; rank 0 writes them, or tells why it cannot: the training is done.
 
     ``rank``, ``ranks``: at the start; ranks that were released have left their notes.
-
-    Raises:
-        OSError: the file cannot be written.
     """
     if rank != 0:
         store.set(_key(rank), json.dumps(meter.actions))
         return
     noted = {0: meter.actions}
-    for other in range(1, ranks):
-        store.wait([_key(other)], datetime.timedelta(seconds=GATHER_SECONDS))
-        noted[other] = parse_json(store.get(_key(other)).decode())
-    if not any(noted.values()):
-        logger.warning("%s: no step was traced. To fix: --trace-step of a step that this run trains", path)
-        return
-    path.write_text(chrome_trace_of(noted))
+    try:
+        for other in range(1, ranks):
+            store.wait([_key(other)], datetime.timedelta(seconds=GATHER_SECONDS))
+            noted[other] = parse_json(store.get(_key(other)).decode())
+        if any(noted.values()):
+            path.write_text(chrome_trace_of(noted))
+        else:
+            logger.warning(
+                "%s: no step was traced. To fix: --trace-step of a step that this run trains", path
+            )
+    except (OSError, RuntimeError) as error:  # or a rank is gone without its notes
+        logger.warning("%s: no trace is written: %s", path, error)
 
 
 def chrome_trace_of(noted: dict[int, list[tuple[str, int, int, float, float]]]) -> str:
