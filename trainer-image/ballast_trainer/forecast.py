@@ -163,7 +163,7 @@ def forecasts(
     Raises:
         ConfigurationError: the counts do not suit the schedule.
     """
-    pipelines = machines.pipelines(ranks, _mesh(config))
+    pipelines = machines.pipelines(ranks, Mesh.of(config))
     schedule = schedule_for(config, ranks, steps=steps)
     if schedule.stages > len(rows):
         reason = f"{schedule.stages} stages need as many layers; the profile has {len(rows)}. To fix: --ranks"
@@ -193,25 +193,13 @@ def forecasts(
     )
 
 
-def _mesh(config: JobConfig) -> Mesh:
-    return Mesh(tensor=config.parallelism.tensor, data=config.parallelism.data)
-
-
 def schedule_for(config: JobConfig, ranks: int, *, steps: int) -> Schedule:
     """The actions of one step; of ``steps`` steps where there is no flush.
 
     Raises:
         ConfigurationError: the counts do not suit the schedule, or the ranks do not divide over the mesh.
     """
-    column = _mesh(config).column
-    if ranks % column:
-        tensor, data = config.parallelism.tensor, config.parallelism.data
-        raise ConfigurationError(
-            "parallelism",
-            f"{ranks} ranks are no multiple of {column} (tensor {tensor} x data {data}). "
-            f"To fix: --ranks {math.lcm(ranks, column)}, or another degree",
-        )
-    request = ScheduleRequest.of(config, ranks // column)
+    request = ScheduleRequest.of(config, Mesh.of(config).positions(ranks))
     if request.ranks == 1:
         # One rank alone goes through its microbatches one by one.
         return dataclasses.replace(request, name="1F1B", replicas=(), stages_per_rank=None).one_step()
@@ -235,7 +223,7 @@ def forecast(
         ScheduleError: the partition has another number of stages.
     """
     data = config.parallelism.data
-    pipelines = machines.pipelines(ranks, _mesh(config))
+    pipelines = machines.pipelines(ranks, Mesh.of(config))
     schedule = schedule_for(config, ranks, steps=steps)
     costs = [_costs(partition, rows, machines, speeds, config) for speeds in pipelines]
     if schedule.split_backwards():

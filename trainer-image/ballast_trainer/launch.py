@@ -149,7 +149,7 @@ class ValidatedJob:
     @property
     def mesh(self) -> Mesh:
         """Layout of the ranks."""
-        return Mesh(tensor=self.config.parallelism.tensor, data=self.config.parallelism.data)
+        return Mesh.of(self.config)
 
 
 def _prepare_data(model: Model, config: JobConfig) -> None:

@@ -21,6 +21,7 @@ from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.rebalance import decide_rebalance, least_gain
 from ballast_policies.planning.step_time import predict_step_seconds
 
+from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.pipeline.layout import steps_between_drains
 
@@ -114,15 +115,17 @@ _FIX = "To fix: give what 'ballast-train run --log json' printed, with rebalance
 
 
 def replay(config: JobConfig, looks: Sequence[Look], *, ranks: int) -> Replay:
-    """Cut the layers over ``ranks`` ranks, one stage each, by four rules; ``looks`` are of one run, by step.
+    """Cut the layers over the pipeline of ``ranks``, a stage a position, by four rules.
+
+    ``looks`` are of one run, by step.
 
     Raises:
-        ConfigurationError: more ranks than layers, or what is balanced is not seconds.
+        ConfigurationError: more positions than layers, or what is balanced is not seconds.
         PlanningError: the balancer needs what a load curve has not, e.g. links.
     """
-    layers = len(looks[0].seconds)
-    if ranks > layers:
-        raise ConfigurationError("--ranks", f"{ranks} ranks for {layers} layers. To fix: fewer ranks")
+    layers, stages = len(looks[0].seconds), Mesh.of(config).positions(ranks)
+    if stages > layers:
+        raise ConfigurationError("--ranks", f"{stages} stages for {layers} layers. To fix: fewer ranks")
     settings = config.rebalance
     if settings.by != "time":
         raise ConfigurationError(
@@ -142,11 +145,11 @@ def replay(config: JobConfig, looks: Sequence[Look], *, ranks: int) -> Replay:
         sum(span * look.seconds[layer] for span, look in zip(spans, looks, strict=True)) / sum(spans)
         for layer in range(layers)
     ]
-    static, following = exact_partition(mean, ranks), exact_partition(looks[0].seconds, ranks)
+    static, following = exact_partition(mean, stages), exact_partition(looks[0].seconds, stages)
     first = following
     totals, moves = [0.0] * 4, []
     for number, (span, look) in enumerate(zip(spans, looks, strict=True)):
-        best = exact_partition(look.seconds, ranks)
+        best = exact_partition(look.seconds, stages)
         for place, cut in enumerate((first, static, following, best)):
             totals[place] += span * step_seconds(cut, look)
         decision = decide_rebalance(

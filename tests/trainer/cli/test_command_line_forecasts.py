@@ -37,6 +37,25 @@ def test_an_even_1f1b_step_equals_the_formula(call):
     ]
 
 
+@pytest.mark.parametrize(
+    ("pipeline", "parallelism", "layers"),
+    [
+        ({"maxStages": 3}, {"data": 2}, [4] * 6),
+        ({}, {"tensor": 2, "data": 2}, [3] * 16),
+        ({"schedule": "GPipe", "replicas": [1, 2]}, {}, [4, 8, 8]),
+    ],
+)
+def test_a_job_is_forecast_on_all_ranks_of_its_stages(call, pipeline, parallelism, layers):
+    """As many as a TrainingJob has: ``maxStages`` counts positions, of which each has several ranks."""
+    pipeline = {"microbatches": 8, "globalBatchSize": 16, **pipeline}
+    tensor = parallelism.get("tensor", 1)
+    found = simulated(call, pipeline=pipeline, parallelism=parallelism, measured_at=tensor)[0]
+    # One pipeline's ranks stand for those beside them.
+    column = tensor * parallelism.get("data", 1)
+    held = [sum(end - first for first, end in rank["layers"]) for rank in found["ranks"]]
+    assert held * column == layers
+
+
 def test_a_step_of_heterogeneous_ranks_is_as_long_as_its_slowest_pipeline(call):
     """Two replicas of two stages, ranks by position: the second replica has half the speed."""
     seconds = {"parallelism": {"data": 2}}
@@ -213,8 +232,13 @@ def test_the_forecast_never_beats_its_busiest_rank(schedule, seconds):
         ("trace", ["--out", "trace.png"], {}, "must end in one of .json, .svg"),
         ("simulate", ["--ranks", "13"], {}, "13 stages need as many layers; the profile has 12"),
         ("simulate", [], {"parallelism": {"tensor": 2}}, "measured at parallelism.tensor 1, the job has 2"),
-        ("simulate", ["--ranks", "3"], {"parallelism": {"tensor": 2}, "measured_at": 2}, "no multiple of 2"),
-        ("simulate", ["--ranks", "3"], {"parallelism": {"data": 2}}, "3 ranks are no multiple of 2"),
+        (
+            "simulate",
+            ["--ranks", "3"],
+            {"parallelism": {"tensor": 2}, "measured_at": 2},
+            "multiple of tensor 2",
+        ),
+        ("simulate", ["--ranks", "3"], {"parallelism": {"data": 2}}, "3 ranks are no multiple of"),
         ("simulate", [], {"layers": ({"forwardSeconds": 1},)}, "not a profile"),
         ("simulate", [], {"layers": ()}, "give either layers, or layerSeconds"),
         ("simulate", [], {"layers": ({"forwardSeconds": 1, "backwardSeconds": -1},)}, "below 0"),

@@ -55,6 +55,7 @@ def test_a_recorded_load_curve_is_replayed(call, tmp_path):
     assert found["bestSeconds"] < found["followedSeconds"] < found["staticSeconds"]
     assert replayed(call, path, "--ranks", "3", rebalance={"minGain": 0.9})["moves"] == []
     assert "3 moves over 3 ranks" in call("simulate", "--ranks", "3", "--loads", str(path)).stdout
+    assert replayed(call, path, "--ranks", "6", parallelism={"data": 2})["moves"] == [60, 110, 160]
 
     path.write_text("\n".join(json.dumps(lines[1] | {"seconds": row}) for row in (back, front)))
     assert replayed(call, path, "--ranks", "3")["looks"] == 1  # the same step, before and after a restart

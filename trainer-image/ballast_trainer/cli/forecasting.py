@@ -19,12 +19,13 @@ from ballast_policies.planning.schedules.simulate import simulate as simulate_sc
 
 from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.config import read_job_config
+from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.forecast import Forecast, Machines, forecasts, schedule_for
 from ballast_trainer.replay import Replay, read_loads, replay
 
 _PATH = click.Path(path_type=Path)
-_USUAL_RANKS = 4
+_USUAL_STAGES = 4
 
 
 def _speeds(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[float, ...]:
@@ -102,9 +103,9 @@ class ForecastInput:
         """Number of ranks of the forecast."""
         if self.ranks is not None:
             return self.ranks
-        if config.pipeline.replicas:
-            return sum(config.pipeline.replicas)
-        return config.pipeline.max_stages or min(_USUAL_RANKS, layers)
+        pipeline = config.pipeline
+        positions = sum(pipeline.replicas) or pipeline.max_stages or min(_USUAL_STAGES, layers)
+        return positions * Mesh.of(config).column
 
 
 def forecast_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -131,7 +132,7 @@ def forecast_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--ranks",
                 type=click.IntRange(1),
-                help="Default: pipeline.maxStages, else the replicas, else 4.",
+                help="Default: all of pipeline.replicas, pipeline.maxStages, or 4 stages.",
             ),
             click.option(
                 "--at-step", type=click.IntRange(0), default=0, help="Measure with changes as of it."

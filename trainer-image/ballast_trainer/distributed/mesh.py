@@ -7,6 +7,8 @@ column of the mesh.
 
 import dataclasses
 
+from ballast_policies.contract.job.job import JobConfig
+
 from ballast_trainer.errors import ConfigurationError
 
 
@@ -25,6 +27,11 @@ class Mesh:
 
     tensor: int = 1
     data: int = 1
+
+    @classmethod
+    def of(cls, config: JobConfig) -> "Mesh":
+        """Mesh of a job."""
+        return cls(tensor=config.parallelism.tensor, data=config.parallelism.data)
 
     @property
     def column(self) -> int:
