@@ -43,7 +43,7 @@ class CheckpointFolder:
             found = self._all_names()
         except FileNotFoundError:
             return []
-        return sorted((name for name in found if _is_complete(name)), reverse=True)
+        return sorted(filter(_is_complete, found), key=_step_of, reverse=True)
 
     def set_aside_names(self) -> list[str]:
         """Names of those that were set aside. Raises OSError: the directory cannot be read."""
@@ -65,7 +65,7 @@ class CheckpointFolder:
             names = [path.name for path in self.path.iterdir()]
         except OSError:
             return None
-        left = [int(name.removeprefix(_PREFIX)) for name in names if _is_complete(name)]
+        left = [_step_of(name) for name in names if _is_complete(name)]
         return max((older for older in left if older < step), default=None)
 
     def _keep_lock(self, lock: FolderLock | None) -> None:
@@ -86,11 +86,11 @@ class CheckpointFolder:
 
     def _has_others(self) -> bool:
         """True if a checkpoint is newer than this run's, and neither written nor verified by it."""
-        newest = max(self._sound, default="")
+        newest = max(map(_step_of, self._sound), default=-1)
         try:
             # A folder that is gone will not appear by waiting, and training waits, too.
             names = self.names() if self.path.is_dir() else []
-            return any(name > newest and name not in self._unreadable for name in names)
+            return any(_step_of(name) > newest and name not in self._unreadable for name in names)
         except OSError:
             return False
 
@@ -155,14 +155,17 @@ class CheckpointFolder:
             names = [name for name in self.names() if name not in self._unreadable - self._sound]
             sound = [name for name in names if name in self._sound]
             if len(sound) >= self._keep:
-                for name in names:
-                    if name < sound[self._keep - 1]:
-                        shutil.rmtree(self.path / name, ignore_errors=True)
+                for name in names[names.index(sound[self._keep - 1]) + 1 :]:
+                    shutil.rmtree(self.path / name, ignore_errors=True)
 
 
 def name_of(step: int) -> str:
     """The checkpoint's name after ``step`` steps."""
     return f"{_PREFIX}{step:08d}"
+
+
+def _step_of(name: str) -> int:
+    return int(name.removeprefix(_PREFIX))
 
 
 def _is_complete(name: str) -> bool:
