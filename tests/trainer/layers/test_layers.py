@@ -457,9 +457,9 @@ class Seen(nn.Linear):
 class Halves(nn.Linear):
     """It adds halves to a buffer that begins as a whole number."""
 
-    def __init__(self):
+    def __init__(self, persistent):
         super().__init__(3, 3)
-        self.register_buffer("seen", torch.tensor(0), persistent=False)
+        self.register_buffer("seen", torch.tensor(0), persistent=persistent)
 
     def forward(self, value):
         self.seen = self.seen + 0.5
@@ -494,9 +494,11 @@ def test_parts_that_share_a_buffer_share_it_after_a_move(persistent):
     assert torch.equal(there.module[0].seen, torch.full((3,), 5.0))
 
 
-def test_a_buffer_that_a_forward_gave_another_type_keeps_it_after_a_move():
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_buffer_that_a_forward_gave_another_type_keeps_it_after_a_move(persistent):
     """As a count that was whole when the layer was built."""
-    here, there = (all_layers(Model.from_layers([Halves], loss=nn.functional.mse_loss))[0] for _ in range(2))
+    model = Model.from_layers([lambda: Halves(persistent)], loss=nn.functional.mse_loss)
+    here, there = (all_layers(model)[0] for _ in range(2))
     here.module(torch.ones(1, 3))
     there.load(here.moving_state())
     assert torch.equal(there.module.seen, torch.tensor(0.5))

@@ -372,8 +372,8 @@ class Layer:
         for path, part in self.module.named_modules():
             for name, buffer in part._buffers.items():
                 made = module.get(f"{path}.{name}".lstrip("."))
-                if buffer is None and made is not None:
-                    # One that the first forward makes.
+                if made is not None and (buffer is None or not torch.can_cast(made.dtype, buffer.dtype)):
+                    # One that the first forward makes, or gives another type than it was built with.
                     device = next(self.module.parameters(), made).device
                     part._buffers[name] = torch.empty_like(made, device=device)
         for shared in shared_experts(self.module).values():
