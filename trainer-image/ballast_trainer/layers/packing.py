@@ -142,4 +142,5 @@ def _places(device: torch.device) -> torch.Tensor:
 
 
 def _has_negative_zero(flat: torch.Tensor) -> bool:
-    return flat.is_floating_point() and bool((flat.eq(0) & flat.signbit()).any())
+    parts = torch.view_as_real(flat) if flat.is_complex() else flat
+    return parts.is_floating_point() and bool((parts.eq(0) & parts.signbit()).any())
