@@ -45,7 +45,9 @@ def assert_same_curve(
 ) -> None:
     """The same steps, and about the same loss at each."""
     assert sorted(losses) == sorted(reference)
-    assert max(abs(losses[step] - reference[step]) for step in reference) < within
+    apart = {step: abs(loss - reference[step]) for step, loss in losses.items()}
+    # Each by itself: the largest of several may leave out one that is no number.
+    assert all(gap < within for gap in apart.values()), apart
 
 
 class Gang:

@@ -56,7 +56,7 @@ def assert_undisturbed(gang, reference, every, *names):
     names = names or ("run",)
     done = steps(gang, *names)
     assert {step for step, _ in done} == set(reference)
-    assert max(abs(loss - reference[step]) for step, loss in done) < 1e-5
+    assert all(abs(loss - reference[step]) < 1e-5 for step, loss in done)
     resumed = 0
     for (before, _), (after, _) in itertools.pairwise(done):
         resumed += after != before + 1
@@ -307,7 +307,7 @@ def test_a_rank_goes_on_that_waits_for_others_at_a_second_store_whose_pod_does_n
             os.kill(process, signal.SIGKILL)
     done = steps(pods, "job-1-3")
     reference = single_process_losses(small_config(totalSteps=10))
-    assert done[-1][0] == 10 and max(abs(loss - reference[step]) for step, loss in done) < 1e-5
+    assert done[-1][0] == 10 and all(abs(loss - reference[step]) < 1e-5 for step, loss in done)
 
 
 def stop_with_children(pid):
