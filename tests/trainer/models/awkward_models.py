@@ -85,10 +85,11 @@ def drawing_everywhere(layers=4):
 
 
 def with_batch_norm(layers=6, momentum=0.1):
-    """Running statistics in every layer but the last, and a parameter that no forward uses."""
+    """Running statistics, beside a constant, in every layer but the last; a parameter that none uses."""
 
     def made():
         norm = nn.BatchNorm1d(WIDTH, momentum=momentum)
+        norm.register_buffer("turn", torch.tensor([1 + 2j]))
         layer = nn.Sequential(nn.Linear(WIDTH, WIDTH), norm, nn.ReLU())
         layer.register_parameter("idle", nn.Parameter(torch.ones(1)))
         return layer

@@ -125,7 +125,7 @@ class StepBuffers:
         for norm, momentum in self._momenta.items():
             norm.momentum = momentum
         started = [
-            (module, {name: buffer for name, buffer in held.items() if buffer is not None})
+            (module, {name: _real(buffer) for name, buffer in held.items() if buffer is not None})
             for module, held in self._started
         ]
         current = [buffer for module, held in started for name, buffer in _pick(module, held)]
@@ -142,7 +142,8 @@ class StepBuffers:
                 buffer = module._buffers[name]
                 assert buffer is not None
                 with torch.no_grad():
-                    buffer.copy_(value.to(buffer.dtype))
+                    now = _real(buffer)
+                    now.copy_(value.to(now.dtype))
 
     def _merged(
         self, module: nn.Module, held: dict[str, torch.Tensor], found: dict[str, list[torch.Tensor]]
@@ -201,8 +202,14 @@ class StepBuffers:
 
 
 def _pick(module: nn.Module, held: Mapping[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
-    now = ((name, module._buffers.get(name)) for name in held)
-    return [(name, one) for name, one in now if one is not None and one.shape == held[name].shape]
+    found = ((name, module._buffers.get(name)) for name in held)
+    now = [(name, _real(one)) for name, one in found if one is not None]
+    return [(name, one) for name, one in now if one.shape == held[name].shape]
+
+
+def _real(buffer: torch.Tensor) -> torch.Tensor:
+    """A buffer in its memory, whose complex numbers are pairs of real ones."""
+    return torch.view_as_real(buffer) if buffer.is_complex() else buffer
 
 
 def _split(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
