@@ -3,6 +3,7 @@
 import itertools
 import signal
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -217,9 +218,12 @@ def test_speed_is_measured_over_the_last_steps(operator, monkeypatch):
 
 def test_away_from_ballast_the_script_runs_as_it_is(tmp_path):
     """No threads, no files but its checkpoints."""
+    threads = threading.enumerate()
     job = Job(environment={"BALLAST_CHECKPOINT_PATH": str(tmp_path)})
     assert list(job.steps(3, save=saving, every=2)) == [0, 1, 2]
     assert list(job.steps(5, load=lambda path: None, save=saving, every=2)) == [3, 4]
+    assert threading.enumerate() == threads
+    assert {path.name.partition("-")[0] for path in tmp_path.iterdir()} == {"step"}
     with pytest.raises(ValueError, match="needs a total"):
         next(job.steps())
 

@@ -80,7 +80,7 @@ FOUND = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "content"), FOUND.values(), ids=FOUND.keys())
-def test_what_was_found_is_refused(name, content):
+def test_what_was_found_is_read_or_refused(name, content):
     """No other exception than the parser's own."""
     parser = BY_NAME[name]
     try:

@@ -166,7 +166,6 @@ def test_an_old_go_is_refused_by_its_version(fake_go, monkeypatch):
 def test_a_folder_with_all_programs_takes_the_place_of_the_build(fake_go, tmp_path, monkeypatch):
     """Named by BALLAST_CONTROLPLANE, or by KUBEBUILDER_ASSETS."""
     folder = programs_in(tmp_path / "given", PROGRAMS)
-    monkeypatch.setenv("PYTHONPATH", str(Path(binaries.__file__).parents[1]))
     for variable in ("BALLAST_CONTROLPLANE", "KUBEBUILDER_ASSETS"):
         with monkeypatch.context() as environment:
             environment.setenv(variable, str(folder))

@@ -131,7 +131,7 @@ def test_an_address_of_an_earlier_launch_is_not_used():
     allocation = view.status.allocation.replace(launch=2)
     written = rendezvous_object(view, allocation, "10.0.0.8")
     assert written["metadata"]["name"] == rendezvous_config_map_name(view.name)
-    assert rendezvous_key(1) not in written["data"]
+    assert written["data"] == {rendezvous_key(2): "10.0.0.8"}
 
 
 def test_the_client_library_learns_how_long_saving_may_take():

@@ -207,17 +207,11 @@ def test_jobs_of_a_team_stop_while_its_budget_is_spent(period, on_exhausted, sto
 
 
 def test_a_job_without_a_known_speed_never_ends():
-    """It holds its GPUs until the time is over, and no longer is computed."""
+    """Its GPUs are another's."""
     stuck = job("stuck", steps=10, runs=True)
-    snapshot = cluster(
-        ClusterJob(
-            job=Job(name="team/stuck", throughput={"v100": 0.0}, gpus=2, steps_remaining=10.0),
-            placement=stuck.placement,
-            running_since=NOW,
-            launches=1,
-        )
-    )
-    assert forecasts(snapshot, hours=1)["stuck"].ends is None
+    without = dataclasses.replace(stuck, job=dataclasses.replace(stuck.job, throughput={"v100": 0.0}))
+    found = forecasts(cluster(without, job("waits", steps=10)), hours=1)
+    assert (found["stuck"].ends, found["stuck"].cost, found["waits"].begins) == (None, 0.0, 0.0)
 
 
 def test_an_elastic_job_takes_the_gpus_that_another_leaves():

@@ -86,23 +86,24 @@ async def test_a_configmap_that_cannot_be_read_is_named_with_what_to_do(error: E
     assert message.endswith("and 95 more pools")
 
 
+SAVED = {"pool": "p0", "feed": "m0/p0", "pricePerGpuHour": 1, "time": "2026-01-01T00:00:00Z"}
+
+
 @pytest.mark.parametrize(
-    "status",
+    ("status", "price"),
     [
-        None,
-        [],
-        {"prices": None},
-        {"prices": 5},
-        {"prices": [None, 3, {"pool": "p0"}]},
-        {"prices": [{"pool": "p0", "feed": "m0/p0", "pricePerGpuHour": -1, "time": "2026-01-01T00:00:00Z"}]},
-        {
-            "prices": [
-                {"pool": "p0", "feed": "other/p0", "pricePerGpuHour": 1, "time": "2026-01-01T00:00:00Z"}
-            ]
-        },
+        (None, None),
+        ([], None),
+        ({"prices": None}, None),
+        ({"prices": 5}, None),
+        ({"prices": [None, 3, {"pool": "p0"}]}, None),
+        ({"prices": [{**SAVED, "pricePerGpuHour": -1}]}, None),
+        ({"prices": [{**SAVED, "feed": "other/p0"}]}, None),
+        ({"prices": [{**SAVED, "pool": "p1"}]}, None),
+        ({"prices": [None, SAVED]}, 1.0),
     ],
 )
-async def test_a_status_without_a_price_of_this_feed_gives_none(status: Any):
+async def test_a_new_operator_takes_the_price_of_this_feed_from_the_status(status: Any, price: float | None):
     """Neither malformed entries nor those of another feed count."""
     (entry,) = await PriceFeeds(Answers(NotFound("gone")), "system").read(policy(), status, START)
-    assert entry.reading.known is None
+    assert (None if entry.reading.known is None else entry.reading.known.price) == price

@@ -249,28 +249,10 @@ JOBS = table(
     ("a deadline as text", "spec.deadline", "tomorrow", "date"),
     ("a team without a name", "spec.entity", "", "at least 1"),
     ("a field that does not exist", "spec.pipelines", {}, "field"),
-    (
-        "a name too long for host names",
-        "metadata.name",
-        "a" * 49,
-        "metadata.name is part of host names",
-        "",
-    ),
-    (
-        "the name of the leader's Lease",
-        "metadata.name",
-        "ballast-operator",
-        "the operator's leader",
-        "",
-    ),
-    ("a name with a dot", "metadata.name", "my.job", "metadata.name is part of host names", ""),
-    (
-        "a name that starts with a digit",
-        "metadata.name",
-        "7b",
-        "metadata.name is part of host names",
-        "",
-    ),
+    ("a name too long for host names", "metadata.name", "a" * 49, "is part of host names"),
+    ("the name of the leader's Lease", "metadata.name", "ballast-operator", "the operator's leader", ""),
+    ("a name with a dot", "metadata.name", "my.job", "is part of host names"),
+    ("a name that starts with a digit", "metadata.name", "7b", "is part of host names"),
 )
 
 _ONE_POOL = {"name": "fast", "nodeSelector": {"pool": "fast"}, "gpuType": "v100"}

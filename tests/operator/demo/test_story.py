@@ -104,13 +104,13 @@ def test_the_waiting_jobs_start_is_counted_from_release_and_from_proposal(shrunk
     assert summary["waiting_job_started_after_proposal_s"] == 4.5
 
 
-def test_a_job_that_started_before_the_release_was_not_waiting_for_it(shrunk):
-    """Only pods made after the released ones were gone count."""
-    early = Tale()
-    early.story.see_job(0, job("b", "Waiting"))
-    early.pod(1, "b-1-0", "b")
-    early.story.see_lease(2, lease("b"))
-    assert summary_of(early)["waiting_job_started_after_repack_s"] is None
+@pytest.mark.parametrize(("came", "began"), [(2, 4), (5, 6)])
+def test_a_job_that_began_before_the_release_or_came_after_it_was_not_waiting_for_it(shrunk, came, began):
+    """Only pods made after the released ones were gone count; the job that did wait started later."""
+    shrunk.story.see_job(came, job("c", "Waiting"))
+    shrunk.pod(began, "c-1-0", "c")
+    shrunk.story.see_lease(7, lease("c"))
+    assert summary_of(shrunk)["waiting_job_started_after_repack_s"] == 3.5
 
 
 def test_gpus_handed_out_beyond_a_nodes_own_are_seen_at_the_moment_they_are():

@@ -1,6 +1,7 @@
 """What a follower knows, and that it only reads."""
 
 import asyncio
+import dataclasses
 import functools
 import itertools
 import types
@@ -8,18 +9,22 @@ import types
 import pytest
 from ballast_operator.errors import NotLeader
 from ballast_operator.kube import informers as informers_module
+from ballast_operator.kube.caches import WATCHED
 from ballast_operator.kube.informers import LEAST_GROWTH, MOST_READ_SINGLY, Informers
-from ballast_operator.kube.kinds import JOB, NODE, key_of
+from ballast_operator.kube.kinds import JOB, LEASE, NODE, key_of
 from ballast_operator.metrics import Metrics
 from ballast_operator.observation import decoded as decoded_jobs
 from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.observation.observer import Observer
 from ballast_operator.settings import ApiSettings
+from ballast_operator.views import clock as clocks
 from ballast_operator.waits import Waits
+from ballast_policies.contract.messages import JOB_LABEL
 
 from tests.operator.loops.simulated.fake_cluster import FakeCluster
 from tests.operator.loops.simulated.simulation import NAMESPACE, job
 from tests.operator.loops.simulated.world import World
+from tests.support.waiting import Clock
 
 
 @pytest.fixture(autouse=True)
@@ -109,10 +114,9 @@ async def test_a_replica_that_leads_at_once_lists_once():
     """What is listed after the election needs no second list."""
     cluster = ReadOnly(World())
     known = informers(cluster)
-    await known.refresh()
-    once = cluster.lists
-    await known.refresh()
-    assert cluster.lists == 2 * once
+    for times in (1, 2):
+        await known.refresh()
+        assert cluster.lists == times * len(WATCHED)
     await known.stop()
 
 
@@ -160,14 +164,25 @@ async def test_objects_that_arrive_later_are_kept_from_the_collector_too(monkeyp
 
 async def test_an_observer_that_begins_with_filled_caches_sees_what_a_fresh_one_would():
     """Jobs, the GPUs that they hold, and Leases, which count as renewed now."""
-    world = World()
-    world.put(JOB, job("one"))
+    world, clock, key = World(), Clock(), (NAMESPACE, "one")
+    held = {"launch": 1, "gpuType": "fast", "pool": "fast", "gpus": 1, "since": "2026-01-01T00:00:00Z"}
+    held |= {"pods": ["one-1-0"], "nodes": ["n0"]}
+    world.put(JOB, {**job("one"), "status": {"launches": 1, "allocation": held}})
+    owner = {"kind": JOB.kind, "name": "one", "controller": True}
+    owner |= {"uid": world.get(JOB, *key)["metadata"]["uid"]}
+    named = {"namespace": NAMESPACE, "name": "one", "labels": {JOB_LABEL: "one"}, "ownerReferences": [owner]}
+    world.put(LEASE, {"metadata": named, "spec": {"renewTime": "2026-01-01T00:00:00.000000Z"}})
     known = informers(FakeCluster(world))
-    before = Observer(known.caches)
+    before = Observer(known.caches, clock=clocks.Clock(seconds=clock))
     await known.refresh()
-    after = Observer(known.caches)
-    assert after.jobs() == before.jobs()
-    assert len(after.gpu_holders) == len(before.gpu_holders)
+    clock.now = 50.0
+    after = Observer(known.caches, clock=clocks.Clock(seconds=clock))
+    clock.now = 60.0
+    seen, fresh = before.job(key), after.job(key)
+    assert (seen.lease.quiet_seconds, fresh.lease.quiet_seconds) == (60.0, 10.0)
+    assert dataclasses.replace(seen, lease=None) == dataclasses.replace(fresh, lease=None)
+    taken = after.gpu_holders.allocations_on(["n0"])
+    assert taken == before.gpu_holders.allocations_on(["n0"]) and taken.keys() == {key}
     await known.stop()
 
 

@@ -42,7 +42,6 @@ CASES = {
     "terminated from outside": (ended(143), False),
     "stopped as asked": (ended(75, message=said(ExitReason.STOPPED)), False),
     "lost a peer": (ended(76, message=said(ExitReason.PEER_LOST)), False),
-    "evicted": (ended(1, reason="Error") | {}, True),
     "evicted, as the pod says": (
         {**ended(1), "status": {**ended(1)["status"], "reason": "Evicted"}},
         False,
