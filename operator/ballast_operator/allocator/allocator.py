@@ -171,7 +171,6 @@ class Allocator:
         self._saved_until: float | None = None
         self._failures = Failures(self._reporter, self._waits)
         self._in_force: Object | None = None
-        self._generations: Mapping[Key, int] = {}
 
     @property
     def next_at(self) -> float | None:
@@ -346,16 +345,14 @@ class Allocator:
 
         A node that comes or goes is another reason for all that wait; an edit is answered at once.
         """
-        old, generations = self._observer.decided, self._generations
-        uids = {view.key: view.uid for view in jobs}
-        self._observer.decided = Decided(assignments=assignments, uids=uids, pools=pools)
-        self._generations = {view.key: view.generation for view in jobs}
+        old, by_key = self._observer.decided, {view.key: view for view in jobs}
+        self._observer.decided = Decided(assignments=assignments, jobs=by_key, pools=pools)
         for view in jobs:
             assignment, before = assignments.get(view.key), old.on(view.key, view.uid)
             waits = assignment if view.status.allocation is None else None
             changed = not alike(assignment, before)
             if waits and before and waits.action is before.action is Action.RELEASE:
-                if changed and generations.get(view.key) != view.generation:
+                if changed and old.jobs[view.key].generation != view.generation:
                     self._enqueue(view.key)
                 elif changed or (waits.why, waits.next_best) != (before.why, before.next_best):
                     self._enqueue_in_turn(view.key)

@@ -91,10 +91,6 @@ class KeyQueue:
         heapq.heappush(self._later, (due, plan.number, key))
         self._tell()
 
-    def forget(self, key: Key) -> None:
-        """Drop the plans for ``key``."""
-        self._plans.pop(key, None)
-
     async def take(self, least: Lane = Lane.BACKGROUND, most: Lane = Lane.URGENT) -> Key:
         """The most urgent key that is due and not in work; it is in work from now on.
 

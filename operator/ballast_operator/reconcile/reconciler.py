@@ -198,7 +198,7 @@ class Reconciler:
     def _asking_again(self, view: JobView, result: StepResult, again: Requeue) -> Requeue:
         """The same, sooner where somebody may allow meanwhile what the job needs."""
         if view.queue and not result.status.finished:
-            known = self._gpu_resources or view.key in self._observer.decided.uids
+            known = self._gpu_resources or view.key in self._observer.decided.jobs
             return again.within(self._settings.ask_again_seconds if known else POOLS_SOON_SECONDS)
         if view.blocked is not None and result.status.allocation is None:
             # What a template lacks may be what a LimitRange or a webhook has put there.

@@ -10,6 +10,7 @@ from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
 from ballast_operator.api.node_pool import NodePool
 from ballast_operator.kube.kinds import Key, Object
 from ballast_operator.views.clock import Time
+from ballast_operator.views.job import JobView
 
 
 def alike(one: Assignment | None, other: Assignment | None) -> bool:
@@ -98,14 +99,15 @@ class Decided:
 
     Attributes:
         assignments: job -> what the allocator wants of it.
-        uids: job -> UID of the job that was decided on: another may have its name since.
+        jobs: as they were decided on: another may have a job's name since, or its spec be edited.
         pools: pool -> what is known of it.
     """
 
     assignments: Mapping[Key, Assignment] = dataclasses.field(default_factory=dict)
-    uids: Mapping[Key, str] = dataclasses.field(default_factory=dict)
+    jobs: Mapping[Key, JobView] = dataclasses.field(default_factory=dict)
     pools: Mapping[str, PoolInfo] = dataclasses.field(default_factory=dict)
 
     def on(self, key: Key, uid: str) -> Assignment | None:
         """Assignment of this job; None: nothing is decided on it yet."""
-        return self.assignments.get(key) if self.uids.get(key) == uid else None
+        seen = self.jobs.get(key)
+        return self.assignments.get(key) if seen is not None and seen.uid == uid else None
