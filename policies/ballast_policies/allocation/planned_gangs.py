@@ -168,9 +168,11 @@ class LivePlans:
     recomputed: Sequence[int] = ()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+@dataclasses.dataclass(kw_only=True, eq=False)
 class PlannedGang:
     """A source of configurations for :func:`~ballast_policies.allocation.generated.allocate_generated`.
+
+    Its shapes are computed when the cluster is known; plans that were cut are kept until it changes.
 
     Attributes:
         profiles: of the model, one for each tensor degree that it may have.
@@ -206,6 +208,19 @@ class PlannedGang:
         problems = list(self._problems())
         if problems:
             raise ContractError(problems)
+        # The order of the ranks.
+        self._types = sorted(self.speeds, key=lambda t: -self.speeds[t])
+        self._speeds = np.array([self.speeds[t] for t in self._types])
+        self._memory = np.array([self.memory_bytes.get(t, math.inf) for t in self._types])
+        pairs = zip(self._speeds.tolist(), self._memory.tolist(), strict=True)
+        self._gpu_of = [RankGpu(speed=speed, memory=memory) for speed, memory in pairs]
+        most = max(number * of[-1] for number, of in enumerate(self.sizes_by_types, start=1))
+        self._together = self.fewest_gpus, min(most, self.most_gpus or most)
+        self._most: tuple[int, ...] | None = None
+        self._known: dict[tuple[int, int], ShapePlan | None] = {}
+        # By shape: GPUs of each type; by plan, seconds of a step, at least; the best plan and its seconds.
+        self._gpus = self._seconds = np.zeros((0, 0))
+        self._best = self._least = np.zeros(0)
 
     def _problems(self) -> Iterator[Problem]:
         for number, profile in enumerate(self.profiles):
@@ -241,82 +256,15 @@ class PlannedGang:
         parts = (*self.part_sizes, *(self.sizes,) * several)[:several]
         return tuple(tuple(sorted(set(of))) for of in (self.sizes, *parts))
 
+    @functools.cached_property
+    def _plans(self) -> "_Plans":
+        limited = bool(np.isfinite(self._memory).any())
+        return _Plans(self, most=self._together[1], limited=limited)
+
     def best_answer(
         self, prices: Mapping[str, float], worth: float, most: Mapping[str, int]
     ) -> Configuration | None:
         """Best answer, as of :class:`~ballast_policies.allocation.generated.ConfigurationSource`."""
-        return self._search.best_answer(prices, worth, most)
-
-    def listed(self, most: Mapping[str, int], work: float = math.inf) -> tuple[Configuration, ...] | None:
-        """Configurations on clusters with ``most`` GPUs of each type, but those as fast with some GPUs idle.
-
-        None: more than MOST_LISTED, or than ``work`` has been cut: stages times (the square of the layers +
-        STAGE_WORK).
-        """
-        return self._search.listed(most, work)
-
-    def sizes_of_use(self, most: Mapping[str, int], work: float = math.inf) -> tuple[int, ...]:
-        """Numbers of GPUs of those that :meth:`listed` has; after ``work`` of those that it may have."""
-        return self._search.sizes_of_use(most, work)
-
-    def plan_of(self, configuration: Configuration) -> ShapePlan:
-        """The plan of a configuration that was the last call's answer, or is on the last list."""
-        return self._search.plan_of(configuration)
-
-    def plans_in_parts(self, configuration: Configuration, work: float) -> tuple[ShapePlan, ...]:
-        """Plans of one of a list for where its GPUs are in several pools, the fastest first.
-
-        They have fewer GPUs for a stage than :meth:`plan_of`: for every number of GPUs of which all parts are
-        multiples, the fastest plan is there, or among those after which ``work`` was cut, as of
-        :meth:`listed`.
-        """
-        return tuple(self._search.plans_in_parts(configuration, work))
-
-    def plan_with(self, degrees: Degrees, gpu_type: str, gpus: int) -> ShapePlan | None:
-        """The plan of GPUs of a type that has these degrees, though others may be faster; None: none fits."""
-        return self._search.plan_with(degrees, gpu_type, gpus)
-
-    def scheduled(self, asked: LivePlans) -> tuple[ShapePlan, ...]:
-        """Plans that ranks can change between as they train: schedules, each with its best cut, and cuts.
-
-        First the one to launch: 1F1B's, unless another takes SCHEDULE_GAIN less; then the others by seconds,
-        which are as played; after all schedules, cuts that move one layer from the fastest, and the fastest
-        with more forwards repeated. Empty: none fits, or is played.
-        """
-        return tuple(self._search.scheduled(asked))
-
-    @functools.cached_property
-    def _search(self) -> "_Search":
-        return _Search(self)
-
-
-class _Search:
-    """Cache of a job's plans; a gang's shapes are computed when the cluster is known."""
-
-    def __init__(self, gang: PlannedGang) -> None:
-        # The order of the ranks.
-        self._types = sorted(gang.speeds, key=lambda t: -gang.speeds[t])
-        self._speeds = np.array([gang.speeds[t] for t in self._types])
-        self._memory = np.array([gang.memory_bytes.get(t, math.inf) for t in self._types])
-        pairs = zip(self._speeds.tolist(), self._memory.tolist(), strict=True)
-        self._gpu_of = [RankGpu(speed=speed, memory=memory) for speed, memory in pairs]
-        self._sizes, self._both_orders = gang.sizes_by_types, gang.both_orders
-        most = max(number * of[-1] for number, of in enumerate(self._sizes, start=1))
-        self._together = gang.fewest_gpus, min(most, gang.most_gpus or most)
-        self._plans = _Plans(
-            gang,
-            most=self._together[1],
-            limited=bool(np.isfinite(self._memory).any()),
-        )
-        self._most: tuple[int, ...] | None = None
-        self._known: dict[tuple[int, int], ShapePlan | None] = {}
-        # By shape: GPUs of each type; by plan, seconds of a step, at least; the best plan and its seconds.
-        self._gpus = self._seconds = np.zeros((0, 0))
-        self._best = self._least = np.zeros(0)
-
-    def best_answer(
-        self, prices: Mapping[str, float], worth: float, most: Mapping[str, int]
-    ) -> Configuration | None:
         self._look_at(most)
         if not len(self._gpus):
             return None
@@ -330,7 +278,12 @@ class _Search:
                 return self._configuration(shape, plan)
             self._cut(shape, int(self._best[shape]))
 
-    def listed(self, most: Mapping[str, int], work: float) -> tuple[Configuration, ...] | None:
+    def listed(self, most: Mapping[str, int], work: float = math.inf) -> tuple[Configuration, ...] | None:
+        """Configurations on clusters with ``most`` GPUs of each type, but those as fast with some GPUs idle.
+
+        None: more than MOST_LISTED, or than ``work`` has been cut: stages times (the square of the layers +
+        STAGE_WORK).
+        """
         self._look_at(most)
         if len(self._gpus) > MOST_LISTED:
             return None
@@ -338,7 +291,8 @@ class _Search:
         plans = ((shape, self._known.get((shape, int(self._best[shape])))) for shape in shapes)
         return tuple(self._configuration(shape, plan) for shape, plan in plans if plan) if left >= 0 else None
 
-    def sizes_of_use(self, most: Mapping[str, int], work: float) -> tuple[int, ...]:
+    def sizes_of_use(self, most: Mapping[str, int], work: float = math.inf) -> tuple[int, ...]:
+        """Numbers of GPUs of those that :meth:`listed` has; after ``work`` of those that it may have."""
         self._look_at(most)
         return tuple(sorted(set(self._gpus[self._of_use(work)[0]].sum(axis=1).astype(int).tolist())))
 
@@ -361,12 +315,19 @@ class _Search:
         return np.flatnonzero(found).tolist(), work
 
     def plan_of(self, configuration: Configuration) -> ShapePlan:
+        """The plan of a configuration that was the last call's answer, or is on the last list."""
         shape = self._shape(configuration)
         found = self._known[shape, int(self._best[shape])]
         assert found is not None
         return found
 
     def plans_in_parts(self, configuration: Configuration, work: float) -> list[ShapePlan]:
+        """Plans of one of a list for where its GPUs are in several pools, the fastest first.
+
+        They have fewer GPUs for a stage than :meth:`plan_of`: for every number of GPUs of which all parts are
+        multiples, the fastest plan is there, or among those after which ``work`` was cut, as of
+        :meth:`listed`.
+        """
         shape, groups = self._shape(configuration), self._plans.groups
         found = {int(self._best[shape])}
         for each in reversed(divisors(math.gcd(*configuration.gpus.values()))[:-1]):
@@ -392,7 +353,7 @@ class _Search:
         there = tuple(int(most.get(t, 0)) for t in self._types)
         if there != self._most:
             self._most, self._known = there, {}
-            self._gpus = _shapes(self._sizes, self._together, there)
+            self._gpus = _shapes(self.sizes_by_types, self._together, there)
             self._seconds = self._plans.least_seconds(self._gpus, self._speeds, self._memory)
             self._best, self._least = (
                 self._seconds.argmin(axis=1),
@@ -404,7 +365,7 @@ class _Search:
         ranks, work = self._ranks(shape, number)
         degrees = self._plans.degrees[number]
         plan, wins = self._plans.planned(degrees, ranks), self._seconds[shape, number] * (1 + REVERSED_GAIN)
-        both_orders = both_orders and self._both_orders and ranks[0] is not ranks[-1]
+        both_orders = both_orders and self.both_orders and ranks[0] is not ranks[-1]
         if both_orders and (plan is None or plan.seconds > wins):
             work *= 2
             other = self._plans.planned(degrees, ranks[::-1])
@@ -439,12 +400,19 @@ class _Search:
         return takes
 
     def plan_with(self, degrees: Degrees, gpu_type: str, gpus: int) -> ShapePlan | None:
+        """The plan of GPUs of a type that has these degrees, though others may be faster; None: none fits."""
         stages, rest = divmod(gpus, degrees.tensor * degrees.data)
         if rest or not 1 <= stages <= min(degrees.microbatches, self._plans.layers):
             return None
         return self._plans.planned(degrees, [self._gpu_of[self._types.index(gpu_type)]] * stages)
 
     def scheduled(self, asked: LivePlans) -> list[ShapePlan]:
+        """Plans that ranks can change between as they train: schedules, each with its best cut, and cuts.
+
+        First the one to launch: 1F1B's, unless another takes SCHEDULE_GAIN less; then the others by seconds,
+        which are as played; after all schedules, cuts that move one layer from the fastest, and the fastest
+        with more forwards repeated. Empty: none fits, or is played.
+        """
         group, ranks = asked.degrees.tensor * asked.degrees.data, list[RankGpu]()
         for gpu_type, count in asked.gpus:
             ranks += [self._gpu_of[self._types.index(gpu_type)]] * (count // group)
