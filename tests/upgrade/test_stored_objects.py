@@ -12,6 +12,7 @@ from ballast_operator.allocator.saved_state import decode as read_saved_state
 from ballast_operator.api.read import read_cluster_policy, read_training_job
 from ballast_operator.api.training_job_status import JobState
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, POLICY
+from ballast_policies.contract.messages import PLAN_KEY
 
 from tests.operator.loops.simulated.simulation import NAMESPACE
 from tests.upgrade.stored import GOLDEN, MOMENTS, restored
@@ -87,9 +88,9 @@ async def test_what_a_newer_operator_has_added_is_ignored_and_kept(path):
             item["status"]["allocation"]["fromTheFuture"] = True
         if item["kind"] in (JOB.kind, LEASE.kind, CONFIG_MAP.kind):
             item["metadata"].setdefault("annotations", {})["ballast.dev/from-the-future"] = "yes"
-        if item["kind"] == CONFIG_MAP.kind and "plan" in item.get("data", {}):
-            plan = json.loads(item["data"]["plan"])
-            item["data"]["plan"] = json.dumps({**plan, "fromTheFuture": 1})
+        if item["kind"] == CONFIG_MAP.kind and PLAN_KEY in item.get("data", {}):
+            plan = json.loads(item["data"][PLAN_KEY])
+            item["data"][PLAN_KEY] = json.dumps({**plan, "fromTheFuture": 1})
     simulation = restored(recording)
     if path.stem in ("stopping", "suspended"):
         await simulation.until(lambda: simulation.state("one") == "Suspended")

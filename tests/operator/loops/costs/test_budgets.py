@@ -156,8 +156,7 @@ async def test_a_job_on_gpus_that_are_too_slow_for_its_deadline_is_at_risk():
     add(simulation, steps=3600, deadline=at(400))
     await simulation.running("one")
     await simulation.until(lambda: simulation.condition("one", "DeadlineAtRisk").is_true)
-    found = simulation.condition("one", "DeadlineAtRisk")
-    assert found.reason in ("DeadlineSpeedTooLow", "DeadlineOutOfReach")
+    assert simulation.condition("one", "DeadlineAtRisk").reason == "DeadlineSpeedTooLow"
 
 
 async def test_a_job_of_unknown_speed_or_price_is_told_what_is_missing():
@@ -195,7 +194,7 @@ async def test_a_budget_of_the_least_number_never_lets_the_job_train_long():
     add(simulation, budget=1e-300)
     await simulation.until(lambda: simulation.state("one") == "Suspended")
     await simulation.ticks(50)
-    assert simulation.status("one").launches <= 1
+    assert simulation.status("one").launches == 1
 
 
 @pytest.mark.slow
@@ -205,7 +204,7 @@ async def test_a_waiting_job_whose_deadline_passes_fails_without_ever_holding_gp
     await simulation.run_job("first", totalSteps=100_000)
     add(simulation, deadline=at(60), onDeadlineMissed="Fail")
     await simulation.until(lambda: simulation.state("one") == "Failed")
-    assert simulation.status("one").launches <= 1
+    assert simulation.status("one").launches == 0
     assert simulation.state("first") == "Running"
 
 

@@ -139,10 +139,9 @@ async def test_nodes_that_do_not_come_are_given_up_for_the_next_choice():
     simulation, autoscaler = cluster({"slow-0": ("slow", 2)}, pools=("spot", "slow"), stock=0, seconds=60)
     simulation.add_job("a", throughput=SPOT_IS_FASTER, totalSteps=100_000)
     simulation.add_job("filler", gpuTypes=["slow"], totalSteps=60)
-    await autoscaler.until(lambda: simulation.status("a").allocation is not None)
-    if simulation.status("a").allocation.pool == "spot":
-        await autoscaler.until(lambda: "NotBound" in simulation.status("a").restarts, ticks=200)
-        await autoscaler.until(lambda: not simulation.pods("a"), ticks=10)
+    await autoscaler.until(lambda: simulation.pool("a") == "spot")
+    await autoscaler.until(lambda: "NotBound" in simulation.status("a").restarts, ticks=200)
+    await autoscaler.until(lambda: not simulation.pods("a"), ticks=10)
     await autoscaler.until(lambda: simulation.state("a") == "Running", ticks=300)
     assert simulation.status("a").allocation.nodes == ("slow-0", "slow-0")
 
