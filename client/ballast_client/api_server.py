@@ -19,10 +19,20 @@ from typing import Any
 
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _REQUEST_SECONDS = 10.0
+_REFUSALS = (
+    http.client.FORBIDDEN,
+    http.client.REQUEST_ENTITY_TOO_LARGE,
+    http.client.UNPROCESSABLE_ENTITY,
+)
+"""Answers to an object that is too large, or that an admission policy forbids."""
 
 
 class ChannelError(RuntimeError):
     """The other side cannot be reached now; training continues and the call is repeated later."""
+
+
+class RequestRefused(ChannelError):  # noqa: N818
+    """The API server does not take it, e.g. more than an object holds: the same would be refused again."""
 
 
 class NotInPodError(ChannelError):
@@ -92,7 +102,8 @@ class ApiServer:
                 return None
             if response.status >= http.client.BAD_REQUEST:
                 shown = text[:300].decode(errors="replace")
-                raise ChannelError(f"{method} {path}: {response.status} {shown}")
+                error_of = RequestRefused if response.status in _REFUSALS else ChannelError
+                raise error_of(f"{method} {path}: {response.status} {shown}")
             answer = json.loads(text)
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.close()

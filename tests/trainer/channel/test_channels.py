@@ -32,6 +32,7 @@ class FakeApiServer(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), FakeHandler)
         self.objects, self.requests, self.watches = {}, [], []
         self.refuse_watch, self.down, self.keeps = 0, False, True
+        self.most, self.too_much = 1 << 18, 422
 
     def set(self, version, *, tell=True):
         """A new version of the ConfigMap; ``tell``: to those who watch."""
@@ -69,6 +70,8 @@ class FakeHandler(http.server.BaseHTTPRequestHandler):
         """Merge annotations and spec."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
 
+        written = sum(map(len, body["metadata"]["annotations"].values()))
+
         def patch():
             found = self.server.objects.get(self.path)
             if found is not None:
@@ -76,7 +79,7 @@ class FakeHandler(http.server.BaseHTTPRequestHandler):
                     merge(found.setdefault(part, {}), body.get(part, {}))
             return found
 
-        self._answer(patch)
+        self._answer(patch) if written <= self.server.most else self._answer(dict, self.server.too_much)
 
     def _answer(self, action, status=0):
         self.server.requests.append((self.command, self.path, dict(self.headers)))
@@ -187,6 +190,25 @@ def test_what_cannot_be_reached_is_a_channel_error(server, kubernetes_channel, m
         server.down = True
     with pytest.raises(ChannelError):
         kubernetes_channel.write(Messages(report=REPORT))
+
+
+@pytest.mark.parametrize("status", [403, 413, 422])
+def test_a_report_of_more_layers_than_a_lease_takes_is_written_without_them(
+    server, kubernetes_channel, caplog, status
+):
+    """Else the Lease would not be renewed, and a job of a thousand layers would count as hung."""
+    server.objects[LEASE], server.most, server.too_much = {}, 2000, status
+    long = REPORT.replace(layer_seconds=(0.1,) * 300, layer_bytes=(4096,) * 300)
+    for step in (7, 8):
+        kubernetes_channel.write(Messages(report=long.replace(step=step), ack=ACK))
+        annotations = server.objects[LEASE]["metadata"]["annotations"]
+        assert Report.from_json(annotations["ballast.dev/report"]) == REPORT.replace(step=step)
+        assert Ack.from_json(annotations["ballast.dev/ack"]) == ACK
+    assert caplog.text.count("the operator is told nothing of single layers") == 1
+    server.most = 10
+    for messages in (Messages(ack=ACK), Messages(report=long)):
+        with pytest.raises(ChannelError, match=str(status)):
+            kubernetes_channel.write(messages)
 
 
 def test_a_connection_that_was_ended_meanwhile_is_opened_again(server, kubernetes_channel):

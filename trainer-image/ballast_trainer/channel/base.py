@@ -7,11 +7,12 @@ without an operator, every repack is granted at once, inside the process.
 """
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from ballast_client.api_server import ChannelError
+from ballast_client.api_server import ChannelError, RequestRefused
 from ballast_client.channels import Directory, Kubernetes
 from ballast_policies.contract.decode import decode_text
 from ballast_policies.contract.errors import ContractError
@@ -29,6 +30,8 @@ from ballast_policies.contract.messages import (
     Report,
 )
 from ballast_policies.contract.plan import Plan
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +101,7 @@ class OperatorChannel:
 
     def __init__(self, texts: Directory | Kubernetes) -> None:
         self._texts = texts
+        self._refused = False
 
     def read_plan(self) -> Plan | None:
         """``plan.json``."""
@@ -116,8 +120,18 @@ class OperatorChannel:
             raise ChannelError(f"{self._texts}: {CONFIG_KEY} cannot be read: {error}") from error
 
     def write(self, messages: Messages) -> None:
-        """A text for each message given."""
-        self._texts.write(messages.annotations, release=bool(messages.closing))
+        """A text for each message given; where they are too long, a report without its figures of layers."""
+        try:
+            self._texts.write(messages.annotations, release=bool(messages.closing))
+        except RequestRefused as error:
+            if messages.report is None:
+                raise
+            if not self._refused:
+                logger.warning("%s; the operator is told nothing of single layers", error)
+            self._refused = True
+            report = messages.report.without_layers()
+            brief = dataclasses.replace(messages, report=report)
+            self._texts.write(brief.annotations, release=bool(messages.closing))
 
     def close(self) -> None:
         """End what runs."""
