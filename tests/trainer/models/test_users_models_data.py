@@ -487,15 +487,30 @@ class Flaky:
         return torch.tensor([float(index)]), torch.tensor([float(index)])
 
 
-def skipping(source, most=9):
-    batch = batches_from(source)
+def skipping(source, most=9, form=None):
+    batch = batches_from(source, form)
     batch.bad.most = most
     return batch
 
 
-def test_a_bad_sample_is_replaced_alike_in_every_order_of_reading():
+def unread(bad, most=9):
+    return skipping(Flaky(bad), most)
+
+
+def uncollated(bad, most=9):
+    def collate(samples):
+        for index in (int(inputs) for inputs, _ in samples):
+            if index in bad:
+                raise OSError(5, f"no block {index}")
+        return torch.utils.data.default_collate(samples)
+
+    return skipping(Flaky({}), most, BatchForm(collate=collate))
+
+
+@pytest.mark.parametrize("flaky", [unread, uncollated])
+def test_a_bad_sample_is_replaced_alike_in_every_order_of_reading(flaky):
     """By another one, the same whether its rank met it before or was told; all others stay as they were."""
-    plain, first = batches_from(Flaky({})), skipping(Flaky({4, 7}))
+    plain, first = batches_from(Flaky({})), flaky({4, 7})
     order = [first(3, step, 5)[0].flatten().tolist() for step in range(12)]
     assert first.bad.known.keys() == {4, 7} and "no block" in first.bad.known[4]
     for step, found in enumerate(order):
@@ -504,21 +519,36 @@ def test_a_bad_sample_is_replaced_alike_in_every_order_of_reading():
             was for was in before if was not in {4, 7}
         ]
         assert not {4, 7}.intersection(found)
-        assert skipping(Flaky({4, 7}))(3, step, 5)[0].flatten().tolist() == found
-    elsewhere = skipping(Flaky({7}))
+        assert flaky({4, 7})(3, step, 5)[0].flatten().tolist() == found
+    elsewhere = flaky({7})
     assert elsewhere.agree([first.told(), elsewhere.told()])
     assert [elsewhere(3, step, 5)[0].flatten().tolist() for step in range(12)] == order
 
 
-def test_more_bad_samples_than_stated_end_the_job():
+@pytest.mark.parametrize("flaky", [unread, uncollated])
+def test_more_bad_samples_than_stated_end_the_job(flaky):
     """With the newest one; those that other ranks met count."""
-    batch = skipping(Flaky({4, 7}), most=1)
+    batch = flaky({4, 7}, most=1)
     with pytest.raises(OSError, match="no block"):
         [batch(3, step, 5) for step in range(12)]
     with pytest.raises(DataError, match=r"skipBadSamples allows .1.: 2, the last 9: gone.*To fix: "):
         batch.agree([{9: "gone"}])
     with pytest.raises(OSError, match="no block"):
-        skipping(Flaky(set(range(30))), most=99)(3, 0, 5)
+        flaky(set(range(30)), most=99)(3, 0, 5)
+
+
+def test_an_error_of_a_whole_batch_leaves_no_sample_out():
+    """As of a collator that gives lists; it ends the job with what it says."""
+
+    def collate(samples):
+        if len(samples) > 1:
+            raise ValueError("lengths differ")
+        return torch.utils.data.default_collate(samples)
+
+    batch = skipping(Flaky({}), form=BatchForm(collate=collate))
+    with pytest.raises(ValueError, match="lengths differ"):
+        batch(3, 0, 5)
+    assert not batch.bad.known
 
 
 class Numbered:

@@ -332,17 +332,37 @@ class ShuffledDataset:
         while True:
             # From the first sample on, so that a rank that knows of a bad one draws the same random numbers.
             with seeded_data(seed, step):
-                samples = []
-                for index in self.chosen(seed, step, size, self.bad.known):
-                    try:
-                        samples.append(sample_of(self._dataset, index))
-                    except Exception as error:
-                        if len(self.bad.known) + 1 >= self.length:
-                            raise
-                        self.bad.note(index, error)
-                        break
+                chosen = self.chosen(seed, step, size, self.bad.known)
+                samples: list[Any] = []
+                try:
+                    for index in chosen:
+                        samples.append(sample_of(self._dataset, index))  # noqa: PERF401 - counted on an error
+                    batch = self._form.of_samples(samples)
+                except Exception as error:
+                    self._leave_out(chosen, samples, error)
                 else:
-                    return self._form.checked(self._form.of_samples(samples), size)
+                    return self._form.checked(batch, size)
+
+    def _leave_out(self, chosen: Sequence[int], samples: Sequence[Any], error: Exception) -> None:
+        """Leave out the sample after those that were read; of a whole batch the one that makes none alone.
+
+        Raises:
+            Exception: ``error``, where it is of no sample; a sample's, which is one too many.
+        """
+        number = len(samples)
+        if number == len(chosen):
+            for number, sample in enumerate(samples):
+                try:
+                    self._form.of_samples([sample])
+                except Exception as alone:
+                    alone.add_note(f"{SAMPLE_NOTE}{chosen[number]}")
+                    error = alone
+                    break
+            else:
+                raise error
+        if len(self.bad.known) + 1 >= self.length:
+            raise error
+        self.bad.note(chosen[number], error)
 
     def told(self) -> Any:
         """Data that :meth:`agree` needs of the other ranks."""

@@ -138,8 +138,8 @@ class TrainingConfig(Settings):
     deterministic: bool = False
     """Torch may use deterministic kernels only; a layer that has none ends the job. Slower."""
     skip_bad_samples: int = Field(0, ge=0, le=1_000_000)
-    """Number of unreadable samples of a dataset that are replaced by others, and reported; of an iterable or
-    a loader, whose whole batch is left out, how many batches. One more ends the job."""
+    """Number of samples of a dataset that are replaced by others since they cannot be read or collated; of an
+    iterable or a loader, whose whole batch is left out, how many batches. One more ends the job."""
     group_by_length: bool = False
     """A step's samples are of about one length, as in transformers; with a dataset that has a column
     ``length``, or an attribute ``lengths``."""
