@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import errno
 import os
 import resource
 import threading
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from ballast_trainer.checkpoints import checkpoints as saving
 from ballast_trainer.checkpoints import tensors
 from ballast_trainer.checkpoints.checkpoints import Checkpoints
+from ballast_trainer.checkpoints.folder import write_durably
 from ballast_trainer.checkpoints.manifest import Manifest
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.errors import CheckpointError, CheckpointNotWritten
@@ -247,6 +249,19 @@ def test_what_fails_on_the_way_leaves_the_checkpoints_as_they_were(store, monkey
     save(make(), layers, 10)
     assert names(folder) == ["10", "5"]
     assert not list(folder.glob(".*"))
+
+
+def test_a_note_that_cannot_be_written_stays_as_it_was(tmp_path, monkeypatch):
+    """As that of an early end: without the newest one a launch that follows trains on from an older one."""
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, "no space left")
+
+    write_durably(tmp_path / "note", "first")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        write_durably(tmp_path / "note", "second")
+    assert (tmp_path / "note").read_text() == "first"
 
 
 def test_the_fp16_loss_scale_is_part_of_a_checkpoint(store):

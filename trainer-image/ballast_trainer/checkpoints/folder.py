@@ -181,11 +181,14 @@ def _is_gone(path: Path) -> bool:
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Write a file that lasts through a loss of power. Raises OSError: it cannot be written."""
-    with path.open("w") as file:
+    """Write a file that lasts through a loss of power. Raises OSError: it is what it was before."""
+    fresh = path.with_name(f".{path.name}.new")
+    with fresh.open("w") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+    fresh.replace(path)
+    sync(path.parent)
 
 
 def sync(path: Path) -> None:
