@@ -454,7 +454,8 @@ class TrainingJobSpec(ApiModel, JobConfig):
     suspend: bool = False
     """Save a checkpoint, stop and hold no GPUs until it is false again."""
     backoff_limit: Annotated[int, Field(ge=0, le=1000)] = 3
-    """Failures of the job itself after which it has failed for good; lost pods and nodes do not count."""
+    """Failures of the job itself after which it is launched again; one more, and it has failed for good. Lost
+    pods and nodes do not count."""
     failure_policy: FailurePolicy | None = None
     """Meaning of its pods' exit codes; absent: each failure counts alike."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
