@@ -328,14 +328,12 @@ def _scarce_slack_usd(
     P(N(t) = m - 1), whose integral is the regularized incomplete gamma function P(m, r * left) / r.
     """
     hazard = float(options.hazard_per_hour[options.spot].mean())
-    if not math.isfinite(premium) or hazard <= _NEVER:
+    paused = preferences.restart.startup_seconds + preferences.restart.checkpoint_seconds
+    if not math.isfinite(premium) or hazard <= _NEVER or paused <= 0:
         return 0.0
     from scipy.special import gammainc
 
-    restart = preferences.restart
-    starts = _slack_seconds(situation, options, preferences) / (
-        restart.startup_seconds + restart.checkpoint_seconds
-    )
+    starts = _slack_seconds(situation, options, preferences) / paused
     return float(premium * gammainc(max(starts, 1e-9), hazard * left) / hazard)
 
 

@@ -234,19 +234,34 @@ def test_constant_prices_without_losses_give_the_linear_programs_cost(rows, slac
 
 
 @given(
-    st.lists(
-        st.tuples(st.floats(0.1, 10), st.floats(0.1, 10), st.floats(0, 3), st.booleans()),
+    rows=st.lists(
+        st.tuples(
+            st.floats(0.1, 10),
+            st.floats(0.1, 10) | st.just(math.nan),
+            st.just(0.1) | st.floats(0, 30),
+            st.booleans(),
+        ),
         min_size=1,
         max_size=6,
     ),
-    st.floats(1, 1e7),
-    st.one_of(st.none(), st.floats(-1e5, 1e7)),
+    at=st.integers(WAIT, 5),
+    steps=st.sampled_from([1.0, 1e3, 1e5, 1e7]),
+    deadline=st.none() | st.floats(-1e5, 1e6),
+    seconds=st.tuples(st.sampled_from([0.0, 180.0, 3600.0]), st.sampled_from([0.0, 30.0, 3000.0])),
+    may_use_spot=st.booleans(),
 )
-def test_a_choice_is_always_something_that_can_be_had(rows, steps, deadline):
-    """Whatever the prices, rates and deadlines."""
-    offers = options(*rows)
-    choice = chosen(Situation(steps=steps, seconds_to_deadline=deadline), offers)
-    assert choice.option == WAIT or 0 <= choice.option < len(rows)
+@example([SPOT, (1.0, 0.5, 0.1, True), DEMAND], 0, 1e5, 1.1e5, (0.0, 0.0), True)
+def test_a_choice_is_always_something_that_can_be_had(rows, at, steps, deadline, seconds, may_use_spot):
+    """Whatever the prices, rates and deadlines, wherever the job runs; on demand after the deadline."""
+    offers, at = options(*rows), at if at < len(rows) else WAIT
+    restart = RestartCosts(startup_seconds=seconds[0], checkpoint_seconds=seconds[1])
+    preferences = Preferences(restart=restart, may_use_spot=may_use_spot)
+    found = chosen(Situation(steps=steps, seconds_to_deadline=deadline, at=at), offers, preferences).option
+    there = np.isfinite(offers.usd_per_hour)
+    if found == WAIT:
+        assert deadline is None or deadline > 0 or not (there & ~offers.spot).any()
+    else:
+        assert there[found] and (may_use_spot or not offers.spot[found])
 
 
 def test_prices_that_scale_together_change_nothing():
