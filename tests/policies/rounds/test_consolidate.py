@@ -17,17 +17,17 @@ def at(*nodes: int) -> Placement:
     return Placement(gpu_type="v100", pool="p", nodes=tuple(f"n{i}" for i in nodes))
 
 
-def decide(nodes, running, spread, *, since=0.0, now=600.0, barred=None, moves=(), ended=(), **settings):
+def decide(nodes, running, spread, *, barred=None, moves=(), ended=(), **settings):
     """(round without, round with consolidation) of jobs that all run; the ``ended`` ones want no GPUs."""
     jobs = [
         Job(name=name, gpus=len(where.nodes), throughput={"v100": 1.0})
         for name, where in running.items()
         if name not in ended
     ]
-    state = RoundState(running=running, running_since=dict.fromkeys(running, since), moves=moves)
+    state = RoundState(running=running, running_since=dict.fromkeys(running, 0.0), moves=moves)
     rounds = RoundSettings(round_seconds=60.0, **settings)
     question = Question(
-        now=now,
+        now=600.0,
         shares={job.name: {"v100": 1.0} for job in jobs},
         jobs=jobs,
         nodes=nodes,
@@ -62,7 +62,6 @@ def test_a_gang_stays_where_it_must_or_where_it_would_win_too_little():
         ({}, {"min_run_seconds": 900.0}),
         ({}, {"within_round": True}),
         ({}, {"max_moves_per_hour": 1, "moves": (500.0,)}),
-        ({}, {"since": 599.0, "now": 600.0, "barred": None, "min_run_seconds": 10.0}),
         ({"may_move": False}, {}),
         ({"restart_seconds": 590.0}, {}),
         ({"packed_speed": 2.0 * (1 + LEAST_GAIN)}, {}),

@@ -38,7 +38,7 @@ TYPES = {"p": "v100", "q": "k80", "r": "v100"}
 PIPELINE = LaunchedPipeline(
     layers=MeasuredLayers(), count=24, form=PipelineForm(schedule="1F1B", positions=1, microbatches=8)
 )
-KINDS = ("taints", "pods", "racks", "elastic", "mixed", "shared", "spot", "spread", "tenants")
+KINDS = ("taints", "pods", "racks", "elastic", "mixed", "shared", "spot", "spread", "losses", "tenants")
 REQUESTS = (
     TopologyRequest("block", 0, required=True),
     TopologyRequest("rack", 1, required=True),
@@ -174,13 +174,20 @@ def with_other_taints(rng, question, running):
     return dataclasses.replace(question, nodes=nodes, asks={**question.asks, **asks})
 
 
-def with_losses(rng, nodes):
-    """Some nodes are gone, others have lost GPUs."""
-    return [
+def with_losses(rng, question):
+    """Some nodes are gone, others have lost GPUs, and some jobs cannot use a type any more."""
+    nodes = [
         dataclasses.replace(node, gpus=rng.randint(0, node.gpus)) if rng.random() < 0.15 else node
-        for node in nodes
+        for node in question.nodes
         if rng.random() < 0.9
     ]
+    jobs = [
+        dataclasses.replace(job, throughput={**job.throughput, rng.choice(("v100", "k80")): 0.0})
+        if rng.random() < 0.1 and job.name not in {*question.elastic, *question.mixed, *question.shared.jobs}
+        else job
+        for job in question.jobs
+    ]
+    return dataclasses.replace(question, nodes=nodes, jobs=jobs)
 
 
 def played(rng, kinds, rounds=6):
@@ -204,7 +211,6 @@ def played(rng, kinds, rounds=6):
         question = dataclasses.replace(
             here,
             now=now,
-            nodes=with_losses(rng, here.nodes) if "losses" in kinds else here.nodes,
             jobs=list(there.values()),
             shares={
                 name: {kind: rng.choice((0.0, rng.random())) for kind in ("v100", "k80")} for name in there
@@ -218,6 +224,7 @@ def played(rng, kinds, rounds=6):
             room={tenant: rng.randint(4, 12) for tenant in held} if "tenants" in kinds else {},
             pending=held_back & running.keys() if settings.within_round else frozenset(),
         )
+        question = with_losses(rng, question) if "losses" in kinds else question
         decided = decide_round(question)
         yield question, decided
         kept = {*decided.extended, *decided.resized}
@@ -307,12 +314,14 @@ def changes_are_what_they_are_called(question, decided):
 
 def gangs_are_disturbed_within_bounds(question, decided):
     """Not within a round, not before their least time, and no more than the hour allows."""
-    running, has = question.state.running, {node.name: node.gpus for node in question.nodes}
+    running, two = question.state.running, question.shared.memory
+    has = {node.name: node.gpus * (2 if node.name in two else 1) for node in question.nodes}
     held = Counter(itertools.chain(*(at.nodes for at in running.values())))
+    rates = {job.name: job.throughput for job in question.jobs}
     forced = {
         name
         for name, at in running.items()
-        if any(held[node] > has.get(node, 0) for node in at.nodes) and not question.shared.memory
+        if any(held[node] > has.get(node, 0) for node in at.nodes) or not rates[name][at.gpu_type]
     }
     disturbed, settings = {*decided.moved, *decided.stopped} - question.pending - forced, question.settings
     assert not (disturbed and settings.within_round)
@@ -412,7 +421,7 @@ each_kind = pytest.mark.parametrize(
         ("taints", "pods", "racks"),
         *(
             pytest.param(kinds, marks=pytest.mark.slow)
-            for kinds in (("taints", "pods"), *((kind,) for kind in KINDS[:-1]))
+            for kinds in (("taints", "pods"), ("losses", "shared"), *((kind,) for kind in KINDS[:-2]))
         ),
     ],
     ids=",".join,
