@@ -11,6 +11,7 @@ from ballast_operator.cli.option_names import with_option
 from ballast_operator.cli.simulate import input as workload_input
 from ballast_operator.cli.simulate.input import (
     EXCERPT,
+    ONLY_ELASTIC,
     WorkloadOptions,
     progress_bar,
     read_amounts,
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from ballast_lab.spot.settings import SpotJob
 
 NOT_WITH_PRICES = (
-    *("elastic", "workload", "gpus_per_node", "agnostic", "space_sharing", "ideal", "weights", "plot"),
-    *("stop_seconds", "min_run_seconds", "max_moves_per_hour"),
-    *("pause_seconds", "growth_seconds", "end_seconds"),
+    *("elastic", "gpus_per_node", "agnostic", "space_sharing", "ideal", "weights", "plot"),
+    *("rules", "stop_seconds", "min_run_seconds", "max_moves_per_hour"),
+    *ONLY_ELASTIC,
 )
 """Options that have no meaning in a replay of prices."""
 

@@ -22,7 +22,7 @@ from ballast_lab.prices.offers import Pool
 from ballast_lab.spot.bounds import on_demand_bound, oracle_usd
 from ballast_lab.spot.machines import Machines, machines_of
 from ballast_lab.spot.rental import Rental, RentalEnd, run_until
-from ballast_lab.spot.result import SpotResult
+from ballast_lab.spot.result import SpotResult, utc
 from ballast_lab.spot.running import Running, arrived, urgency
 from ballast_lab.spot.settings import (
     LONGEST_REPLAY_SECONDS,
@@ -71,9 +71,13 @@ def replay(
     """Run the jobs, which are in order of arrival, in the market.
 
     Raises:
-        SettingsError: a job can run on no machine of the market, or would take longer than two years.
+        SettingsError: a job can run on no machine of the market, or would take longer than two years; or the
+            replay is to start before the first price or after the last.
     """
     start = market.start if settings.start is None else settings.start
+    if not market.start <= start <= market.end:
+        first, last = (utc(moment) for moment in (market.start, market.end))
+        raise SettingsError(f"start: {utc(start)} is not within the prices, which are from {first} to {last}")
     end = _horizon(jobs, start, settings)
     machines = machines_of(market, start, end, seed=settings.seed)
     if settings.policy == "on-demand":

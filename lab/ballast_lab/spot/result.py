@@ -60,8 +60,8 @@ class JobOutcome:
         """A row."""
         return {
             "job": self.job.name,
-            "arrival": _utc(self.arrival),
-            "finish": _utc(self.finish),
+            "arrival": utc(self.arrival),
+            "finish": utc(self.finish),
             "gpus": self.job.gpus,
             "steps": self.job.steps,
             "deadline_hours": None
@@ -79,8 +79,8 @@ class JobOutcome:
                 {
                     "offer": str(offer),
                     "reason": reason,
-                    "from": _utc(since),
-                    "to": _utc(until),
+                    "from": utc(since),
+                    "to": utc(until),
                     "usd": usd,
                     "ended": ended,
                 }
@@ -143,8 +143,8 @@ class SpotResult:
                 row["stays"] += 1
         found: dict[str, Any] = {
             "policy": self.settings.policy,
-            "start": _utc(self.start),
-            "end": _utc(max((each.finish for each in self.outcomes), default=self.start)),
+            "start": utc(self.start),
+            "end": utc(max((each.finish for each in self.outcomes), default=self.start)),
             "jobs_measured": len(self.outcomes),
             "cost_usd": self.usd,
             "on_demand_usd": _number(self.on_demand_usd),
@@ -180,7 +180,8 @@ class SpotResult:
         return found
 
 
-def _utc(seconds: float) -> str:
+def utc(seconds: float) -> str:
+    """Text of a moment, seconds since 1970."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

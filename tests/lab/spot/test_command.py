@@ -58,7 +58,17 @@ def test_a_folder_of_ones_own(tmp_path):
     [
         (("--prices", "nowhere", "--static", "1"), "nowhere is no folder"),
         (("--prices", "excerpt", "--static", "1", "--ideal"), "--ideal: not with --prices FOLDER"),
+        (("--prices", "excerpt", "--static", "1", "--rules", "ballast"), "--rules: not with --prices FOLDER"),
+        (("--prices", "excerpt", "--static", "1", "--until", "9"), "--until: not with --prices FOLDER"),
         (("--prices", "excerpt", "--static", "1", "--start", "now"), "--start: the time 'now'"),
+        (
+            ("--prices", "excerpt", "--static", "1", "--start", "2021-03-01T00:00:00Z"),
+            "--start: 2021-03-01T00:00:00Z is not within the prices, which are from 2020-",
+        ),
+        (
+            ("--prices", "excerpt", "--static", "1", "--start", "2019-03-01T00:00:00Z"),
+            "--start: 2019-03-01T00:00:00Z is not within the prices",
+        ),
         (("--prices", "excerpt", "--static", "1", "--round", "1"), "--round: 1 is not from 60"),
         (("--prices", "excerpt", "--generate", "single", "--rate", "1"), "--measure 0:100"),
         (("--prices", "excerpt", "--static", "5", "--measure", "3:2"), "--measure: 3:2 holds no job"),

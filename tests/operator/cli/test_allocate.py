@@ -265,6 +265,19 @@ def test_the_text_shows_shares_and_gap():
     assert "gap" in result.output
 
 
+def test_names_with_brackets_are_printed_as_they_are():
+    """Of GPU types, jobs and pairs; a deadline that is not kept is named likewise."""
+    jobs = [{"name": f"[/{n}]", "throughput": {"[/t]": 1}, "steps_remaining": 9, "deadline": 1} for n in "ab"]
+    pairs = [{"jobs": ["[/a]", "[/b]"], "throughput": {"[/t]": [0.9, 0.9]}}]
+    problem = {"gpu_types": ["[/t]"], "capacity": {"[/t]": 1}, "jobs": jobs, "pairs": pairs}
+    text = run(problem, "--space-sharing").output
+    assert "[/a]+[/b] share GPUs: [/t]" in text
+    assert (
+        "deadlines that cannot be kept: [/a], [/b]"
+        in run(problem | {"pairs": []}, policy="min-cost-slo").output
+    )
+
+
 @pytest.mark.parametrize("policy", POLICIES.builtin)
 def test_every_policy_answers_by_configuration_or_says_why_not(policy):
     """Shares of an elastic job by the names of its configurations, of a gang by GPU type, as before."""

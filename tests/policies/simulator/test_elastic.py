@@ -134,6 +134,8 @@ RULES = ["--rules", "ballast", "--policy", "makespan"]
         (["--policy", "max-min-fairness"], "or --rules ballast"),
         (["--policy", "sia", "--cluster", "v100=2"], "--cluster: not with --elastic"),
         (["--policy", "sia", "--static", "3"], "--static: not with --elastic"),
+        (["--policy", "sia", "--seed", "0"], "--seed: not with --elastic"),
+        (["--policy", "sia", "--throughputs", "simulation"], "--throughputs: not with --elastic"),
         (["--policy", "sia", "--workload", "x"], "there is no workload 'x'. To fix: one of random"),
         (["--policy", "sia", "--round", "0"], "--round: 0 s must be above 0"),
         (["--policy", "sia", "--min-run-seconds", "60"], "--min-run-seconds"),

@@ -336,7 +336,9 @@ def _print(allocation: Allocation, read: Input) -> None:
     problem = read.problem
     elastic = {job.name for job in problem.jobs if job.configurations or job.name in read.sources}
     gpu_types = problem.gpu_types if len(elastic) < len(problem.jobs) else ()
-    table = Table("job", *gpu_types, *(["configurations"] if elastic else []), "steps/s", "level")
+    table = Table(
+        "job", *map(escape, gpu_types), *(["configurations"] if elastic else []), "steps/s", "level"
+    )
     for job, row in allocation.allocation.items():
         shares = ["" if job in elastic else f"{row.get(gpu_type, 0.0):.3f}" for gpu_type in gpu_types]
         if elastic:
@@ -349,9 +351,9 @@ def _print(allocation: Allocation, read: Input) -> None:
     for pair, row in allocation.pair_allocation.items():
         shares = [f"{gpu_type} {share:.3f}" for gpu_type, share in row.items() if share > 0]
         if shares:
-            console.print(f"{pair} share GPUs: {', '.join(shares)}")
+            console.print(escape(f"{pair} share GPUs: {', '.join(shares)}"))
     if allocation.unmet_deadlines:
-        console.print(f"deadlines that cannot be kept: {', '.join(allocation.unmet_deadlines)}")
+        console.print(escape(f"deadlines that cannot be kept: {', '.join(allocation.unmet_deadlines)}"))
     gap = "no bound" if allocation.gap is None else f"gap {allocation.gap:.1e}"
     console.print(
         f"{allocation.policy}: objective {allocation.objective:.6g}, {allocation.status}, {gap}, "

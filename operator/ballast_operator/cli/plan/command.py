@@ -169,7 +169,8 @@ def plan(
             )
         cluster = cluster if measured is None else cluster.measured_by(measured)
         if not chosen.simulates:
-            _refuse_without_simulation(planner, sweep=sweep, trace=trace, picture=drawn, csv=csv_file)
+            drawings = {"sweep": sweep, "trace": trace, "picture": drawn, "csv": csv_file}
+            _refuse_without_simulation(planner, given=there is not None, **drawings)
         request = _request(layers, cluster, measured, **options)
         found = chosen.plan(request)
         answer, text = dict(found.content), found.text
@@ -267,13 +268,14 @@ def _request(
     )
 
 
-def _refuse_without_simulation(planner: str, **options: object) -> None:
+def _refuse_without_simulation(planner: str, *, given: bool, **options: object) -> None:
+    simulating = ", ".join(PLANNERS.own(lambda row: row.simulates))
+    why = f"planner {planner} simulates no step. To fix: --planner {simulating}"
+    if given:
+        why = "not with --given, whose plan is predicted as it is. To fix: leave it out"
     for name, value in options.items():
         if value:
-            simulating = ", ".join(PLANNERS.own(lambda row: row.simulates))
-            raise click.UsageError(
-                f"--{name}: planner {planner} simulates no step. To fix: --planner {simulating}"
-            )
+            raise click.UsageError(f"--{name}: {why}")
 
 
 def _sweep(planner: Planner, request: PlanRequest, cluster: ClusterInput) -> tuple[list[dict[str, Any]], str]:

@@ -324,6 +324,9 @@ def read_config(path: Path) -> dict[str, Any]:
     value = _content(path)
     if not isinstance(value, dict):
         raise click.ClickException(f"{path}: no object of fields, as ballast-train --config takes one")
+    for field in ("pipeline", "parallelism", "training"):
+        if not isinstance(value.get(field) or {}, dict):
+            raise click.ClickException(f"{path}: {field}: {value[field]!r:.80} is no object of fields")
     return value
 
 

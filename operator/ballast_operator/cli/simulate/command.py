@@ -15,6 +15,7 @@ from ballast_operator.cli.laboratory import from_lab
 from ballast_operator.cli.simulate.elastic import elastic_options, simulate_elastic
 from ballast_operator.cli.simulate.input import (
     ONLY_A_REPLAY,
+    ONLY_ELASTIC,
     is_folder_of_prices,
     refuse,
     seconds,
@@ -24,7 +25,6 @@ from ballast_operator.cli.simulate.input import (
 from ballast_operator.cli.simulate.trace import simulate_trace, trace_options
 
 COMMANDLINE = click.core.ParameterSource.COMMANDLINE
-ONLY_ELASTIC = ("workload", "until", "pause_seconds", "growth_seconds", "end_seconds")
 
 
 @click.command()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 NOT_WITH_ELASTIC = (
     *("cluster", "prices", "gpus_per_node", "agnostic", "space_sharing", "ideal", "measure", "plot"),
-    *("trace", "generate", "rate", "static_jobs", "weights", "deadlines"),
+    *("trace", "generate", "rate", "static_jobs", "weights", "deadlines", "job_table", "seed", "throughputs"),
     *("launch_seconds", "stop_seconds", "notice_seconds"),
 )
 """Options that have no meaning for elastic jobs."""

@@ -119,6 +119,9 @@ workload_options = all_of(
 """The options of :class:`WorkloadOptions`."""
 
 
+ONLY_ELASTIC = ("workload", "sizes", "until", "pause_seconds", "growth_seconds", "end_seconds")
+"""Options of elastic jobs only."""
+
 ONLY_A_REPLAY = ("start", "checkpoint_seconds", "hysteresis", "oracle")
 """Options of a replay of price logs only, by the distribution ballast-lab."""
 
@@ -190,8 +193,10 @@ class WorkloadOptions:
     def __post_init__(self) -> None:
         if self.rate is not None and (self.trace is not None or self.static_jobs is not None):
             raise click.UsageError("--rate: only jobs of --generate without --static arrive at a rate")
-        if self.trace is not None and (self.weights or self.deadlines):
-            raise click.UsageError("--weights and --deadlines are for generated jobs; a trace has its own")
+        if self.trace is not None and (self.weights or self.deadlines or self.job_table != "gavel"):
+            raise click.UsageError(
+                "--weights, --deadlines and --job-table are for generated jobs; a trace has its own"
+            )
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "WorkloadOptions":

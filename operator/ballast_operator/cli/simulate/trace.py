@@ -230,11 +230,14 @@ def _simulation(options: Mapping[str, Any]) -> "Callable[..., Result]":
 def _cluster(options: Mapping[str, Any]) -> "SimulatedCluster":
     from ballast_policies.simulator.settings import SimulatedCluster
 
-    prices, per_node = options["prices"], options["gpus_per_node"]
+    gpus, per_node = read_amounts(options["cluster"], "--cluster", int), options["gpus_per_node"]
+    stated = {} if options["prices"] is None else read_amounts(options["prices"], "--prices", float)
+    for unknown in stated.keys() - gpus.keys():
+        raise click.UsageError(f"--prices: {unknown} is not one of {', '.join(sorted(gpus))}")
     return SimulatedCluster(
-        gpus=read_amounts(options["cluster"], "--cluster", int),
+        gpus=gpus,
         gpus_per_node={} if per_node is None else read_amounts(per_node, "--gpus-per-node", int),
-        **({} if prices is None else {"prices": read_amounts(prices, "--prices", float)}),
+        **({"prices": stated} if stated else {}),
     )
 
 

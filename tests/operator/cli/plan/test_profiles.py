@@ -82,6 +82,8 @@ def test_a_given_plan_repeats_the_forwards_that_it_names(run):
     assert "1 of 2" in run(files, given=GIVEN | {"recompute": True, "recomputeEvery": 2}).output
     refused = run(files, given=GIVEN | {"recompute": True, "recomputeEvery": 10**12})
     assert refused.exit_code == 1 and "recomputeEvery: Input should be less" in refused.output
+    refused = run(files, "--sweep", given=GIVEN)
+    assert refused.exit_code == 2 and "--sweep: not with --given" in refused.output
 
 
 @pytest.mark.parametrize("form", ["sailor", "own"])

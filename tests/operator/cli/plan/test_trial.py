@@ -98,6 +98,15 @@ def test_without_a_trainer_or_a_plan_that_runs_it_says_so(trainer, run):
     assert "--trial needs --config" in run().output
 
 
+@pytest.mark.parametrize("field", ["pipeline", "parallelism", "training"])
+def test_a_configuration_with_no_fields_where_a_plan_has_some_is_refused(run, monkeypatch, field):
+    """With the file, the field and its value."""
+    monkeypatch.setattr(sys.modules[__name__], "JOB", f"{field}: 5")
+    done = run("--planner", "best", "--trial", "1")
+    assert done.exit_code == 1
+    assert f"job.yaml: {field}: 5 is no object of fields" in done.output
+
+
 @pytest.mark.nightly
 def test_the_trainer_runs_a_plan(tmp_path):
     """On two local ranks: it takes the job that the plan gives it, and is measured."""
