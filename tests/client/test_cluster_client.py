@@ -37,6 +37,8 @@ from click import ClickException
 from click.shell_completion import BashComplete
 from click.testing import CliRunner
 
+from tests.support.servers import a_kubeconfig
+
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 
@@ -71,17 +73,7 @@ def answers(tmp_path):
 
 
 def kubeconfig(folder, port):
-    path = folder / f"kubeconfig-{port}"
-    content = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
-        "users": [{"name": "u", "user": {}}],
-    }
-    path.write_text(yaml.safe_dump(content))
-    return str(path)
+    return a_kubeconfig(folder / f"kubeconfig-{port}", f"http://127.0.0.1:{port}")
 
 
 def refused(*words, code=1, file=None):

@@ -13,6 +13,7 @@ from ballast_policies.prices.feed import FeedProblem
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 GOOD = json.dumps({"pricePerGpuHour": 1.0, "time": "2026-01-01T00:00:00Z"})
+SAVED = {"pool": "p0", "feed": "m0/p0", "pricePerGpuHour": 1, "time": "2026-01-01T00:00:00Z"}
 
 
 class Answers:
@@ -67,8 +68,13 @@ async def test_an_api_server_that_does_not_answer_changes_no_price():
     feeds = PriceFeeds(cluster, "system")
     await feeds.read(policy(), None, START)
     cluster.answer = Unavailable("no answer")
-    (entry,) = await feeds.read(policy(), None, later(20))
+    older = {"prices": [{**SAVED, "pricePerGpuHour": 3}]}
+    (entry,) = await feeds.read(policy(), older, later(20))
     assert (entry.reading.problem, entry.reading.known.price) == (None, 1.0)
+    cluster.answer = NotFound("gone")
+    (entry,) = await feeds.read(policy(), older, later(40))
+    assert (entry.reading.problem, entry.reading.known.price) == (FeedProblem.MISSING, 1.0)
+    cluster.answer = Unavailable("no answer")
     cluster.asked.clear()
     found = await PriceFeeds(cluster, "system").read(policy(10, maps=5), None, START)
     assert len(cluster.asked) == 1
@@ -84,9 +90,6 @@ async def test_a_configmap_that_cannot_be_read_is_named_with_what_to_do(error: E
     assert not value
     assert message.count("To fix:") == MOST_NAMED
     assert message.endswith("and 95 more pools")
-
-
-SAVED = {"pool": "p0", "feed": "m0/p0", "pricePerGpuHour": 1, "time": "2026-01-01T00:00:00Z"}
 
 
 @pytest.mark.parametrize(

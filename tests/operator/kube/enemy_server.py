@@ -14,6 +14,8 @@ from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import Kind
 from kubernetes.aio import client
 
+from tests.support.servers import served
+
 Act = Callable[["Stream"], Awaitable[None]]
 """What happens to one watch instead of events; then its stream ends."""
 
@@ -86,19 +88,14 @@ class EnemyServer:
         self._changed = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        application = web.Application()
-        application.router.add_get("/{path:.*}", self._answer)
-        self._runner = web.AppRunner(application, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        configuration = client.Configuration()
-        configuration.host = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-        self.cluster = Cluster(client.ApiClient(configuration), request_seconds=20.0)
+        self._left = contextlib.AsyncExitStack()
+        address = await self._left.enter_async_context(served(self._answer, shutdown_timeout=0.1))
+        api = client.ApiClient(client.Configuration(host=address))
+        self.cluster = await self._left.enter_async_context(Cluster(api, request_seconds=20.0))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.cluster.close()
-        await self._runner.cleanup()
+        await self._left.aclose()
 
     def put(self, kind: Kind, name: str, **more: Any) -> Any:
         """Create or change an object; those who watch are told."""

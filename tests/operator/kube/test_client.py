@@ -45,6 +45,7 @@ from kubernetes import config
 from kubernetes.aio import client
 from kubernetes.aio.config import ConfigException
 
+from tests.support.servers import a_kubeconfig, served
 from tests.support.waiting import WAIT_SECONDS
 
 JSON, HTML = "application/json", "text/html"
@@ -58,21 +59,15 @@ async def answering():
     async def answer(request):
         return web.Response(status=said["status"], text=said["text"], content_type=said["type"])
 
-    application = web.Application()
-    application.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    configuration = client.Configuration()
-    configuration.host = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    async with Cluster(client.ApiClient(configuration), request_seconds=20.0) as cluster:
+    async with served(answer) as address:
+        api = client.ApiClient(client.Configuration(host=address))
+        async with Cluster(api, request_seconds=20.0) as cluster:
 
-        def make(status, text, kind=JSON):
-            said.update(status=status, text=text, type=kind)
-            return cluster
+            def make(status, text, kind=JSON):
+                said.update(status=status, text=text, type=kind)
+                return cluster
 
-        yield make
-    await runner.cleanup()
+            yield make
 
 
 _FAILED = '{"message": "Internal error occurred: failed calling webhook \\"a\\": connection refused"}'
@@ -280,15 +275,7 @@ class NoThreads(concurrent.futures.ThreadPoolExecutor):
 
 
 def kubeconfig(folder, address, user=None, **cluster):
-    path = folder / "kubeconfig"
-    config = {
-        "current-context": "a",
-        "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
-        "clusters": [{"name": "a", "cluster": {"server": address, **cluster}}],
-        "users": [{"name": "a", "user": user or {"token": "secret"}}],
-    }
-    path.write_text(yaml.safe_dump(config))
-    return str(path)
+    return a_kubeconfig(folder / "kubeconfig", address, user or {"token": "secret"}, **cluster)
 
 
 @pytest.fixture
@@ -300,11 +287,8 @@ async def server():
         asked.append(request.raw_path)
         return web.json_response({"metadata": {"name": "x"}})
 
-    runner = web.ServerRunner(web.Server(answer))
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}", asked
-    await runner.cleanup()
+    async with served(answer) as address:
+        yield address, asked
 
 
 @pytest.fixture(autouse=True)
@@ -433,14 +417,9 @@ class Guarded:
             return web.json_response({"message": "Unauthorized"}, status=401)
         return web.json_response({"metadata": {"name": "x"}})
 
-    @contextlib.asynccontextmanager
-    async def serving(self):
-        """Its address."""
-        runner = web.ServerRunner(web.Server(self.answer))
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-        await runner.cleanup()
+    def serving(self):
+        """Its address, as a context manager."""
+        return served(self.answer)
 
 
 async def answered_in_the_end(cluster):

@@ -25,37 +25,57 @@ def replica(world: World, clock: Clock, name: str, settings: LeaderSettings = SE
     return Leadership(FakeCluster(world), namespace="n", identity=name, settings=settings, clock=clock)
 
 
+async def a_leader(settings: LeaderSettings = SETTINGS) -> tuple[World, Clock, Leadership]:
+    world, clock = World(), Clock()
+    first = replica(world, clock, "first", settings)
+    assert await first.attempt()
+    return world, clock, first
+
+
 async def leader_and_follower() -> tuple[World, Clock, Leadership, Leadership]:
     """The first leads, which the second has seen."""
-    world, clock = World(), Clock()
-    first, second = replica(world, clock, "first"), replica(world, clock, "second")
-    assert await first._attempt() and not await second._attempt()
+    world, clock, first = await a_leader()
+    second = replica(world, clock, "second")
+    assert not await second.attempt()
     return world, clock, first, second
 
 
-async def test_the_second_replica_waits_until_the_lease_has_run_out_by_its_own_clock():
-    """Fifteen seconds without a change, as the follower saw it; not a second earlier."""
-    _, clock, _, second = await leader_and_follower()
-    clock.now = 14.9
-    assert not await second._attempt()
-    clock.now = 15.1
-    assert await second._attempt()
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> tuple[list[float], list[Clock]]:
+    """(how long replicas have paused, the clocks that pass meanwhile)."""
+    found, clocks, sleep = [], [], asyncio.sleep
+
+    async def pause(seconds: float) -> None:
+        found.append(seconds)
+        for clock in clocks:
+            clock.now += seconds
+        await sleep(0)
+
+    monkeypatch.setattr(leadership.asyncio, "sleep", pause)
+    return found, clocks
+
+
+async def test_the_second_replica_waits_until_the_lease_has_run_out_by_its_own_clock(pauses):
+    """Fifteen seconds without a change, as the follower saw it; then at once."""
+    world, clock, _ = await a_leader()
+    second = replica(world, clock, "second", dataclasses.replace(SETTINGS, renew_seconds=4.0))
+    pauses[1].append(clock)
+    await second.acquire()
     assert second.leads
+    assert pauses[0] == [2.0] * 7 + [1.0]
 
 
 async def test_the_lease_has_the_time_that_the_operator_counts_by():
     """Not that of its machine: `ballast doctor` compares it with the API server's."""
     world, asked = World(), {"namespace": "n", "identity": "first", "settings": SETTINGS}
-    assert await Leadership(FakeCluster(world), **asked, epoch=lambda: 86_400.5)._attempt()
+    assert await Leadership(FakeCluster(world), **asked, epoch=lambda: 86_400.5).attempt()
     spec = world.get(LEASE, "n", LEASE_NAME)["spec"]
     assert spec["renewTime"] == spec["acquireTime"] == "1970-01-02T00:00:00.500000Z"
 
 
 async def test_a_leader_that_cannot_renew_is_fenced_before_another_can_lead():
     """At ten seconds it stops writing; the other may lead at fifteen."""
-    world, clock = World(), Clock()
-    first = replica(world, clock, "first")
-    assert await first._attempt()
+    _, clock, first = await a_leader()
     clock.now = 9.9
     first.check()
     clock.now = 10.1
@@ -65,9 +85,7 @@ async def test_a_leader_that_cannot_renew_is_fenced_before_another_can_lead():
 
 async def test_a_term_goes_on_after_a_lapse_in_which_nobody_has_led():
     """The renewal lands on the version of the last one, or after one of which the answer was lost."""
-    world, clock = World(), Clock()
-    first = replica(world, clock, "first")
-    await first._attempt()
+    _, clock, first = await a_leader()
     clock.now = 60.0
     await first._renew()
     first.check()
@@ -77,63 +95,59 @@ async def test_a_term_goes_on_after_a_lapse_in_which_nobody_has_led():
     first.check()
 
 
-async def test_a_leader_whose_lease_lapses_goes_on_renewing_and_writes_nothing_meanwhile(monkeypatch):
-    """A machine that stands still for longer than the fence costs a pause, not the term."""
-    monkeypatch.setattr(leadership, "AGAIN_SECONDS", 0.0)
-    world, clock = World(), Clock()
-    first = replica(world, clock, "first", dataclasses.replace(SETTINGS, renew_seconds=0.001))
-    await first._attempt()
-    replace, seen = first._cluster.replace, []
+async def test_a_leader_whose_lease_lapses_goes_on_renewing_and_writes_nothing_meanwhile(pauses):
+    """A machine that stands still for longer than the fence costs a pause, not the term.
 
-    async def slow(*arguments):
-        clock.now += 8.0
+    After two renewals that failed, the third is tried at once.
+    """
+    _, clock, first = await a_leader()
+    pauses[1].append(clock)
+    replace, seen, served = first._cluster.replace, [], asyncio.Event()
+
+    async def away(*arguments):
         with contextlib.suppress(Fenced):
             first.check()
-            seen.append("may write")
-        if clock.now < 30.0:
-            raise Unavailable("no answer in time")
-        clock.now = 30.0
+            seen.append(clock.now)
+        if clock.now < 10.1:
+            raise Unavailable("no answer")
         await replace(*arguments)
         served.set()
         await asyncio.Event().wait()
 
-    served = asyncio.Event()
-    first._cluster.replace = slow
+    first._cluster.replace = away
     holding = asyncio.create_task(first.hold())
-    await asyncio.wait(
-        [holding, served_task := asyncio.create_task(served.wait())], return_when="FIRST_COMPLETED"
-    )
-    assert served_task.done() and not holding.done()
-    assert seen == ["may write"]
+    await asyncio.wait([holding, task := asyncio.create_task(served.wait())], return_when="FIRST_COMPLETED")
+    assert task.done() and not holding.done()
+    assert seen == [5.0]
+    assert pauses[0] == [5.0, 5.0, leadership.AGAIN_SECONDS]
     holding.cancel()
 
 
 @pytest.mark.parametrize("then", ["release", "forget", "lead"])
-async def test_a_term_is_over_after_a_lapse_in_which_another_has_led(then):
-    """Also if it has given the Lease back since, or somebody has deleted it."""
+async def test_a_term_is_over_after_a_lapse_in_which_another_has_led(then, pauses):
+    """Also if it has given the Lease back since, or somebody has deleted it; nothing is taken back."""
     world, clock, first, second = await leader_and_follower()
     clock.now = 20.0
-    assert await second._attempt()
+    assert await second.attempt()
     if then == "release":
         await second.release()
     if then == "forget":
         world.drop(LEASE, "n", LEASE_NAME)
-    await first._renew()
     with pytest.raises(NotLeader, match="does not hold lease n/ballast-operator"):
-        first.check()
+        await first.hold()
+    assert not first.leads and second.leads == (then != "release")
+    assert first.replaced == (then == "lead")
 
 
 async def test_whatever_somebody_has_put_into_the_lease_ends():
     """A number of terms that no API server counts on from, and a duration of 68 years."""
-    world, clock = World(), Clock()
-    first, second = replica(world, clock, "first"), replica(world, clock, "second")
-    await first._attempt()
-    lease = await first._read()
+    world, clock, first = await a_leader()
+    second, lease = replica(world, clock, "second"), await first._read()
     edited = {"holderIdentity": "x", "leaseTransitions": 2**31 - 1, "leaseDurationSeconds": 2**31 - 1}
     await first._cluster.replace(LEASE, {**lease, "spec": {**lease["spec"], **edited}})
-    assert not await second._attempt()
+    assert not await second.attempt()
     clock.now += MOST_LEASE_SECONDS
-    assert await second._attempt()
+    assert await second.attempt()
     spec = (await second._read())["spec"]
     assert (spec["holderIdentity"], spec["leaseTransitions"], spec["leaseDurationSeconds"]) == (
         "second",
@@ -161,31 +175,31 @@ async def test_a_leader_leads_on_where_each_answer_takes_longer_than_the_fence()
     """Its Lease says how long it lasts, the other replica waits for that; both are short again afterwards."""
     world, clock, settings = World(), Clock(), LeaderSettings()
     first, second = (replica(world, clock, name, settings) for name in ("first", "second"))
-    await first._attempt()
+    await first.attempt()
     answering(first, clock, 5.0)
     await first._renew()
     for _ in range(5):
         clock.now += settings.renew_seconds
         await first._renew()
         first.check()
-        assert not await second._attempt()
+        assert not await second.attempt()
         assert first._cluster.request_seconds > 10
     clock.now += 19.9
-    assert not first.leads and not await second._attempt()
+    assert not first.leads and not await second.attempt()
     answering(first, clock, 0.0)
     await first._renew()
     await first._renew()
-    assert not await second._attempt()
+    assert not await second.attempt()
     clock.now += settings.lease_seconds
-    assert await second._attempt()
+    assert await second.attempt()
 
 
 async def test_the_fence_of_a_shorter_lease_counts_from_when_it_was_asked_for():
     """Its answer may be lost, while the other replica has seen it."""
-    world, clock, settings = World(), Clock(), LeaderSettings()
-    first = replica(world, clock, "first", settings)
+    settings = LeaderSettings()
+    _, clock, first = await a_leader(settings)
     answering(first, clock, 5.0)
-    await first._attempt()
+    await first.attempt()
     await first._renew()
     first.check()
     answering(first, clock, 0.0)
@@ -203,59 +217,43 @@ async def test_the_fence_of_a_shorter_lease_counts_from_when_it_was_asked_for():
         first.check()
 
 
-async def test_an_old_leader_that_wakes_up_finds_itself_replaced():
-    """After a pause it neither writes nor takes the lease back."""
-    _, clock, first, second = await leader_and_follower()
-    clock.now = 20.0
-    await second._attempt()
-    assert second.leads
-    assert not await first._attempt()
-    assert not first.leads
-
-
 async def test_a_released_lease_is_taken_at_once():
     """A graceful end hands over without a wait."""
-    world, clock = World(), Clock()
-    first, second = replica(world, clock, "first"), replica(world, clock, "second")
-    await first._attempt()
+    _, _, first, second = await leader_and_follower()
     await first.release()
     assert not first.leads
-    assert await second._attempt()
+    assert await second.attempt()
 
 
 async def test_a_lease_is_given_back_though_the_answer_to_its_last_renewal_was_lost():
     """The end may come while a renewal is under way: the API server has then a newer version."""
-    world, clock = World(), Clock()
-    first, second = replica(world, clock, "first"), replica(world, clock, "second")
-    await first._attempt()
+    _, _, first, second = await leader_and_follower()
     await first._take(await first._read())  # lands, its answer is not kept
     await first.release()
-    assert await second._attempt()
+    assert await second.attempt()
 
 
 async def test_a_lease_that_another_replica_holds_is_not_given_back():
     """Only the holder may empty it."""
     _, clock, first, second = await leader_and_follower()
     clock.now = 20.0
-    await second._attempt()
+    await second.attempt()
     await first.release()
     assert (await second._read())["spec"]["holderIdentity"] == "second"
 
 
 async def test_an_unreachable_api_server_does_not_end_leadership_before_its_time():
     """One failed renewal is tolerated as long as the last good one is fresh."""
-    world, clock = World(), Clock()
-    first = replica(world, clock, "first")
-    await first._attempt()
+    _, clock, first = await a_leader()
 
     async def unreachable(*_, **__):
         raise Unavailable("no answer")
 
     first._cluster.get = unreachable
     clock.now = 5.0
-    assert await first._attempt()
+    assert await first.attempt()
     clock.now = 11.0
-    assert not await first._attempt()
+    assert not await first.attempt()
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from ballast_operator.api.rbac import page_rules
 from ballast_operator.errors import Forbidden
 from ballast_operator.kube.client import connect
@@ -28,6 +27,7 @@ from tests.operator.page.test_page import looked_at, plain, text_of
 from tests.operator.page.world import World, runs
 from tests.support.access import account, binding, kubeconfig_of, may, new_account
 from tests.support.control_plane import ControlPlane
+from tests.support.servers import a_kubeconfig
 from tests.support.waiting import eventually
 
 
@@ -235,19 +235,9 @@ async def test_a_real_token_shows_what_its_account_may_get(
 
 
 @pytest.fixture
-def nowhere(tmp_path: Path) -> Path:
+def nowhere(tmp_path: Path) -> str:
     """A kubeconfig of an API server that does not answer."""
-    content = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "away",
-        "contexts": [{"name": "away", "context": {"cluster": "away", "user": "away"}}],
-        "clusters": [{"name": "away", "cluster": {"server": "https://127.0.0.1:1"}}],
-        "users": [{"name": "away", "user": {"token": "t"}}],
-    }
-    path = tmp_path / "away"
-    path.write_text(yaml.safe_dump(content))
-    return path
+    return a_kubeconfig(tmp_path / "away", "https://127.0.0.1:1", {"token": "t"})
 
 
 async def test_an_operator_without_the_right_to_ask_says_which_and_not_that_there_was_no_answer() -> None:
@@ -288,9 +278,9 @@ async def test_a_screen_of_one_job_asks_of_one_namespace() -> None:
         assert await reviews("/") == 0
 
 
-async def test_an_api_server_that_does_not_answer_lets_nobody_in(nowhere: Path) -> None:
+async def test_an_api_server_that_does_not_answer_lets_nobody_in(nowhere: str) -> None:
     """The page says so, and serves nothing."""
-    async with await connect(str(nowhere), request_seconds=5.0) as cluster:
+    async with await connect(nowhere, request_seconds=5.0) as cluster:
         world = World(Reviews(cluster.ask, clock=asyncio.get_running_loop().time))
         world.job("team", "one", runs())
         asked = {"Authorization": "Bearer good"}

@@ -24,8 +24,9 @@ from ballast_operator.steps.accounting import (
 from ballast_operator.steps.context import with_condition, with_status
 from ballast_operator.views.assignment import PoolInfo
 from ballast_policies.prices.egress import NO_DATA_PRICES, DataPrices
+from ballast_policies.protocol.observed import Cause
 
-from tests.operator.steps.contexts import a_context, a_report, after, an_idle_view
+from tests.operator.steps.contexts import a_context, a_report, after, an_idle_view, with_ending
 from tests.operator.views.builders import a_pool
 
 
@@ -66,9 +67,9 @@ def test_isolated_time_follows_the_progress(known, step, speed, want):
     assert accrue_isolated_time(known, a_report(step=step), speed) == want
 
 
-def training(seconds):
+def training(seconds, **context):
     """A context after so many seconds in which all ranks trained."""
-    context = a_context(seconds=seconds)
+    context = a_context(seconds=seconds, **context)
     status = context.view.status.with_condition(
         "Running", True, "AllRanksTrain", "4 ranks train", now=context.now, generation=1
     )
@@ -81,22 +82,33 @@ def measured(context, **figures):
 
 
 def test_goodput_is_what_of_the_gpus_time_was_not_lost_for_a_named_cause():
-    """Four GPUs for 100 s: 20 % uneven, 10 % idle besides, 5 s of every 50 for checkpoints."""
-    context = training(seconds=100)
+    """Four GPUs for 100 s: 20 % uneven, 10 % idle besides, 5 s of every 50 for checkpoints. No start-up."""
+    context = training(seconds=100, pools=at_price(36.0))
     figures = {"imbalance": 0.25, "bubble": 0.3, "checkpoint_seconds": 5.0, "checkpoint_every_steps": 100}
-    time = accrue_cost(context, measured(context, **figures)).gpu_time
+    status = accrue_cost(context, measured(context, **figures))
+    (paid,) = status.pool_costs
+    assert (paid.cost, paid.startup_cost) == (pytest.approx(4.0), 0.0)
+    time = status.gpu_time
     parts = (time.held, time.straggling, time.idle, time.checkpoint, time.startup)
     assert parts == pytest.approx((400.0, 80.0, 40.0, 40.0, 0.0))
     assert time.goodput == pytest.approx(0.6)
-    paused = accrue_pause(accrue_cost(context, measured(context, **figures)), 5000.0)
+    paused = accrue_pause(status, 5000.0)
     assert (paused.gpu_time.moves, paused.gpu_time.goodput) == (20.0, pytest.approx(0.55))
 
 
 def test_time_before_all_ranks_train_is_not_productive():
     """Nor while they leave."""
-    starting = a_context(seconds=50)
-    time = accrue_cost(starting, starting.view.status).gpu_time
-    assert (time.held, time.startup, time.goodput) == (200.0, 200.0, 0.0)
+    starting = a_context(seconds=50, pools=at_price(36.0))
+    leaving = training(seconds=50, pools=at_price(36.0))
+    allocation = with_ending(leaving.view, Cause.PREEMPTED).status.allocation
+    for context, status in (
+        (starting, starting.view.status),
+        (leaving, leaving.view.status.replace(allocation=allocation)),
+    ):
+        paid = accrue_cost(context, status)
+        assert [(entry.cost, entry.startup_cost) for entry in paid.pool_costs] == [(pytest.approx(2.0),) * 2]
+        time = paid.gpu_time
+        assert (time.held, time.startup, time.goodput) == (200.0, 200.0, 0.0)
 
 
 def test_lost_steps_are_lost_time():

@@ -1,13 +1,11 @@
 """Azure's and Google's lists over HTTP, from a server in this process: what is asked, and what is refused."""
 
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 from ballast_operator.allocator.costs import cloud_lists as gcp
 from ballast_operator.allocator.costs.cloud_lists import (
     MOST_FAILURES,
@@ -19,6 +17,7 @@ from ballast_operator.allocator.costs.cloud_lists import (
 from ballast_policies.prices.clouds import AwsSpotPrice, AzurePrice, GcpPrice
 from ballast_policies.prices.offers import PriceLogError
 
+from tests.support.servers import Answer, served
 from tests.support.waiting import WAIT_SECONDS
 
 ANSWERS = Path(__file__).parents[4] / "policies" / "prices" / "clouds" / "answers"
@@ -27,20 +26,9 @@ GCP = (ANSWERS / "gcp-skus.json").read_text()
 H100 = AzurePrice(region="eastus2", vm_size="Standard_NCC40ads_H100_v5", spot=True)
 A100 = GcpPrice(skus=(("039F-D0DA-4055", 1.0),))
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-
-@asynccontextmanager
-async def serving(answer: Handler) -> AsyncIterator[str]:
-    """The address of a price list that gives ``answer``."""
-    app = web.Application()
-    app.router.add_get("/list", answer)
-    async with TestServer(app, host="127.0.0.1") as server:
-        yield str(server.make_url("/list"))
-
-
-async def azure(answer: Handler) -> float | Exception:
-    async with serving(answer) as url:
+async def azure(answer: Answer) -> float | Exception:
+    async with served(answer) as url:
         return (await AzureRetailPrices(url).prices([H100]))[H100]
 
 
@@ -103,7 +91,7 @@ async def hangs_up(request: web.Request) -> web.Response:
         (hangs_up, "cannot be reached"),
     ],
 )
-async def test_a_server_that_does_not_behave_is_unavailable(answer: Handler, reason: str):
+async def test_a_server_that_does_not_behave_is_unavailable(answer: Answer, reason: str):
     """No redirect is followed, and no more is read than a list has."""
     found = await azure(answer)
     assert isinstance(found, SourceUnavailableError)
@@ -119,7 +107,7 @@ async def test_a_list_that_is_down_is_not_asked_for_every_machine():
         return web.Response(status=500)
 
     wanted = [AzurePrice(region="eastus", vm_size=f"Standard_N{n}", spot=True) for n in range(20)]
-    async with serving(answer) as url:
+    async with served(answer) as url:
         found = await AzureRetailPrices(url).prices(wanted)
     assert len(asked) == MOST_FAILURES
     assert found.keys() == set(wanted)
@@ -135,7 +123,7 @@ async def test_googles_list_is_walked_through_until_all_skus_are_found(monkeypat
         first = "pageToken" not in request.query
         return web.Response(text='{"skus": [], "nextPageToken": "APKC"}' if first else GCP)
 
-    async with serving(answer) as url:
+    async with served(answer) as url:
         found = await GcpCatalog(url).prices([A100])
     assert found == {A100: 2.933908}
     assert [request.query.get("pageToken") for request in asked] == [None, "APKC"]
@@ -152,7 +140,7 @@ async def test_a_currency_that_google_does_not_know_leaves_the_others(monkeypatc
         known = request.query["currencyCode"] == "USD"
         return web.Response(text=GCP.replace("APKCS1HVa0YpwgyTFbqb", ""), status=200 if known else 400)
 
-    async with serving(answer) as url:
+    async with served(answer) as url:
         found = await GcpCatalog(url).prices([A100, unknown])
     assert found[A100] == 2.933908
     assert "answers with status 400" in str(found[unknown])
@@ -170,11 +158,11 @@ async def test_a_sku_that_is_not_listed_leaves_the_others(monkeypatch: pytest.Mo
     async def endless_list(request: web.Request) -> web.Response:
         return web.Response(text=GCP)
 
-    async with serving(answer) as url:
+    async with served(answer) as url:
         found = await GcpCatalog(url).prices([A100, unknown])
     assert found[A100] == 2.933908
     assert isinstance(found[unknown], PriceLogError)
-    async with serving(endless_list) as url:
+    async with served(endless_list) as url:
         found = await GcpCatalog(url).prices([unknown])
     assert "more than 3 pages" in str(found[unknown])
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import datetime
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -23,9 +23,11 @@ class Listed:
 
     def __init__(self, prices: Any, refresh_seconds: float = 300.0) -> None:
         self.listed, self.refresh_seconds, self.asked = prices, refresh_seconds, []
+        self.meanwhile: Callable[[], None] = lambda: None
 
     async def prices(self, wanted: Sequence[Any]) -> Any:
         self.asked.append(list(wanted))
+        self.meanwhile()
         if isinstance(self.listed, Exception):
             raise self.listed
         return self.listed
@@ -119,6 +121,29 @@ async def test_one_price_that_is_refused_is_no_failure_of_the_list():
     )
     await world.after(RETRY_SECONDS)
     assert len(world.aws.asked) == 1
+
+
+async def test_what_is_wanted_and_unwanted_while_a_list_is_asked_is_asked_for_at_once_and_forgotten():
+    """Not at the list's next time."""
+    world = World({ONE: 1.0, TWO: 4.0})
+    world.aws.meanwhile = lambda: world.prices.want([TWO])
+    world.prices.want([ONE])
+    await world.after(0)
+    assert world.prices.answers == {}
+    world.aws.meanwhile = lambda: None
+    await world.after(0)
+    assert world.aws.asked == [[ONE], [TWO]]
+    assert {one: answer.price for one, answer in world.prices.answers.items()} == {TWO: 4.0}
+
+
+async def test_a_clock_that_is_set_back_does_not_put_a_list_off():
+    """By a day: it is asked again within its usual pause."""
+    world = World({ONE: 1.0})
+    world.prices.want([ONE])
+    await world.after(0)
+    await world.after(-86_400)
+    await world.after(300)
+    assert len(world.aws.asked) == 2
 
 
 async def test_the_loop_waits_for_something_to_ask_and_asks():
