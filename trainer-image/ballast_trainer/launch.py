@@ -203,6 +203,8 @@ class _Process:
             torch.set_num_threads(threads)
         check_precision(job.config.training.precision, self._device)
         self._in_place = self._going_on()
+        # Of all plans: a tracker's run does not end where another rank is lost.
+        self._written: WritingReporter | None = None
         self._heartbeat: RankHeartbeat | None = None
         if launch.lost is not None:
             self._heartbeat = RankHeartbeat(
@@ -275,6 +277,8 @@ class _Process:
                 # The layers of before are in the frames of the error.
                 gc.collect()
         finally:
+            if self._written is not None:
+                self._written.close()
             heartbeat = self._heartbeat if in_place is None else in_place.heartbeat
             if heartbeat is not None:
                 heartbeat.close()
@@ -295,9 +299,10 @@ class _Process:
             self._launch.channel.close()
         chosen: Reporter = SilentReporter()
         if rank == 0:
-            writers = writers_of(job.config.metrics, job.config.to_dict())
-            chosen = WritingReporter(self._launch.reporter, writers)
-            closing.callback(chosen.close)
+            if self._written is None:
+                writers = writers_of(job.config.metrics, job.config.to_dict())
+                self._written = WritingReporter(self._launch.reporter, writers)
+            chosen = self._written
         callback = job.config.callback
         if callback is not None and (callback.every_rank or rank == 0):
             chosen = CallingReporter(chosen, callback)

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,7 @@ def test_ranks_go_on_in_place_whichever_is_killed(local_ranks, small_config, sin
     config = in_memory(small_config(totalSteps=14), 1)
     reference = single_process_losses(small_config(totalSteps=14))
     strikes = [(3, 2, 0, "SIGKILL"), (7, 0, 0, "SIGKILL"), (11, 3, 0, "SIGKILL")]
+    config["metrics"] = {"writer": f"{__name__}:Telling"}
     gang = local_ranks(struck(config, tmp_path / "strikes", *strikes), ranks=4).succeeded()
     assert_undisturbed(gang, reference, every=1)
     losses = gang.events("ranksLost", "run")
@@ -82,6 +84,23 @@ def test_ranks_go_on_in_place_whichever_is_killed(local_ranks, small_config, sin
     assert all(event["ranks_after"] == event["ranks_before"] - len(event["lost"]) for event in losses)
     assert all(event["seconds"] > 0 for event in losses)
     assert len(gang.events("launch", "run")) == 1
+    assert gang.errors().count("a tracker's run begins") == 2, "once more where rank 0 is lost, and then only"
+
+
+class Telling:
+    """A writer that tells when its run begins."""
+
+    def __init__(self):
+        print("a tracker's run begins", file=sys.stderr, flush=True)
+
+    def scalars(self, step, values):
+        pass
+
+    def event(self, name, step, fields):
+        pass
+
+    def close(self):
+        pass
 
 
 def with_experts(**fields):
