@@ -262,6 +262,18 @@ class ProfiledLayer(Settings):
         own = self.weight_bytes - of + of * part
         return self.replace(held_bytes=float(held), weight_bytes=own, expert_bytes=of * part)
 
+    def of_samples(self, ratio: float) -> "ProfiledLayer":
+        """The layer, of microbatches of ``ratio`` times as many samples; their overhead stays what it is."""
+        whole = self.forward_seconds + self.backward_seconds
+        longer = (ratio * (whole - self.overhead_seconds) + self.overhead_seconds) / whole if whole else 1.0
+        passing = ("activation", "repeated", "gradient", "output", "routed", "reduced")
+        sizes = {f"{name}_bytes": getattr(self, f"{name}_bytes") for name in passing}
+        return self.replace(
+            forward_seconds=longer * self.forward_seconds,
+            backward_seconds=longer * self.backward_seconds,
+            **{name: ratio * size for name, size in sizes.items() if size is not None},
+        )
+
     @property
     def exchanged_bytes(self) -> float:
         """All-reduced by tensor parallelism, both ways."""

@@ -85,6 +85,21 @@ def test_ranks_that_share_layers_all_reduce_in_each_action(call, every):
     assert slow["stepSeconds"] == pytest.approx(expected["stepSeconds"])
 
 
+@pytest.mark.parametrize(("overhead", "longer"), [(0.0, 2.0), (0.03, 1.0), (0.015, 1.5)])
+def test_a_profile_of_smaller_microbatches_is_scaled_to_the_jobs(call, tmp_path, overhead, longer):
+    """As a planner does it: twice the samples take twice as long, but for what any microbatch takes."""
+    layers = [{**LAYER, "overheadSeconds": overhead}] * 12
+    stated = tmp_path / "stated.json"
+    stated.write_text(json.dumps({"microbatchSize": 2, "layers": layers}))
+    of_four = {"pipeline": {"microbatches": 4, "globalBatchSize": 16}}
+    (found,) = simulated(call, "--profile", str(stated), **of_four)
+    assert found["stepSeconds"] == pytest.approx((4 + 3) * 3 * 0.03 * longer)
+    (of_two,) = simulated(call, "--profile", str(stated))
+    assert of_two["stepSeconds"] == pytest.approx((8 + 3) * 3 * 0.03)
+    kept = [one["ranks"][3]["activationBytes"] for one in (found, of_two)]
+    assert kept[0] == 2 * kept[1]
+
+
 def test_actions_take_longer_than_their_layers_where_that_is_said(call):
     """By the same seconds on each rank, whatever its speed: 8 + 3 forwards and backwards in a row."""
     (bare,) = simulated(call)
