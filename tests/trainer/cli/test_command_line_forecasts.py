@@ -100,6 +100,15 @@ def test_a_profile_of_smaller_microbatches_is_scaled_to_the_jobs(call, tmp_path,
     assert kept[0] == 2 * kept[1]
 
 
+@pytest.mark.parametrize("data", [1, 2])
+def test_a_report_of_replicas_has_the_seconds_of_one(call, tmp_path, data):
+    """Of its part of the step's microbatches, as ranks measure and report it."""
+    report = tmp_path / "report.json"
+    report.write_text(json.dumps({"layerSeconds": [8 / data * 0.03] * 12}))
+    found = simulated(call, "--profile", str(report), parallelism={"data": data})[0]
+    assert found["stepSeconds"] == pytest.approx((8 / data + 3) * 3 * 0.03)
+
+
 def test_actions_take_longer_than_their_layers_where_that_is_said(call):
     """By the same seconds on each rank, whatever its speed: 8 + 3 forwards and backwards in a row."""
     (bare,) = simulated(call)

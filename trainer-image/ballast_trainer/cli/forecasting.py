@@ -84,7 +84,9 @@ class ForecastInput:
             return tuple(map(shared, profile.each_layer(microbatches)))
         try:
             profile = read_profile(parse_json(FILE.read(path)))
-            rows = profile.each_layer(microbatches)
+            rows = profile.each_layer(
+                microbatches // of.data
+            )  # of a report, each replica's share of the step
             if profile.layers and profile.tensor != of.tensor:
                 raise ConfigurationError(
                     "--profile",
