@@ -4,7 +4,8 @@ import datetime
 import types
 
 import pytest
-from ballast_operator.allocator.costs.bill import Paid, next_bill
+from ballast_operator.allocator.costs import bill
+from ballast_operator.allocator.costs.bill import Paid, Sums, next_bill
 from ballast_operator.api.cluster_policy_status import PoolBill, PoolCapacity
 from ballast_operator.api.costs import TeamCost, TeamPart
 from ballast_operator.api.job_allocation import PoolCost
@@ -102,6 +103,63 @@ def test_a_bill_that_begins_has_nothing_of_what_jobs_paid_before():
     assert (entry.held_cost, first.gpus.of("p")) == (0.0, 0.0)
     second = first.next([job("a", 13.0)], POOLS, [entry], (), at(0), at(10))
     assert second.gpus.of("p") == pytest.approx(1.0)
+
+
+def test_a_job_that_cannot_be_read_for_a_while_has_paid_once():
+    """What it had counts meanwhile, and is no deleted job's when it can be read again."""
+    looks = [job("a", 12.0), types.SimpleNamespace(uid="a", key=("team", "a")), job("a", 13.0)]
+    known, sums = [WRITTEN.replace(deleted_jobs_cost=8.0)], []
+    paid = Paid()
+    for second, look in enumerate(looks):
+        paid = paid.next([look], POOLS, known, (), at(10), at(11 + second))
+        sums.append(paid.gpus.of("p"))
+    assert sums == pytest.approx([20.0, 20.0, 21.0])
+
+
+def test_a_status_without_teams_that_goes_to_another_one_takes_nothing_there():
+    """All that it has cost so far was the first team's."""
+    known = [TeamCost(team=team, since=START, cost=0.0, deleted_jobs_cost=0.0) for team in ("old", "new")]
+    first = Paid().next([job("a", 5.0, entity="old")], POOLS, (), known, at(0), at(1))
+    second = first.next([job("a", 6.0, entity="new")], POOLS, (), known, at(0), at(2))
+    assert (second.teams.of("old"), second.teams.of("new")) == pytest.approx((5.0, 1.0))
+
+
+def test_a_pool_that_is_gone_costs_no_more_and_is_given_up_before_one_in_use(monkeypatch):
+    """What it has cost stays, up to a number of pools."""
+    gone = next_bill([WRITTEN], at(0), at(0), pools=[], capacity=[], paid=Paid())
+    assert [(entry.gpus, entry.gpus_held, entry.cost) for entry in gone] == [(0, 0, 100.0)]
+    (later,) = next_bill(gone, at(0), at(3600), pools=[], capacity=[], paid=Paid())
+    assert later.cost == 100.0
+    monkeypatch.setattr(bill, "MOST_POOLS", 1)
+    used = WRITTEN.replace(pool="another")
+    for before in ([used, WRITTEN], [WRITTEN, used]):
+        assert [entry.pool for entry in billed(Paid(), before)] == ["p"]
+
+
+@pytest.mark.parametrize(("gpus", "held", "cost"), [(4, 2, 140.0), (0, 0, 130.0), (1, 2, 130.0)])
+def test_a_bill_has_what_nodes_cost_and_at_least_what_jobs_paid_there(gpus: int, held: int, cost: float):
+    """Ten seconds of as many GPUs at 1 a second; jobs have paid 30 more. GPUs of lost nodes that pods hold
+    count from then on."""
+    before = WRITTEN.replace(gpus=gpus, gpus_held=held, deleted_jobs_cost=20.0)
+    paid = Paid(gpus=Sums(others={"p": 50.0}))
+    (entry,) = billed(paid, [before], 0, 10, gpus=gpus, held=held)
+    assert (entry.cost, entry.held_cost) == pytest.approx((cost, 50.0))
+    assert (entry.gpus, entry.gpus_held) == (max(gpus, held), held)
+
+
+def test_a_team_pays_until_now_and_those_with_a_budget_or_gpus_are_kept(monkeypatch):
+    """The sums were made a moment ago; of more teams than have room the cheapest others go."""
+    jobs = [job("a", 8.0, gpus=2, since=0, entity="trains"), job("b", 90.0, entity="dear")]
+    jobs.append(job("c", 1.0, entity="budget"))
+    policy = types.SimpleNamespace(spec=types.SimpleNamespace(budgets={"budget": None}))
+    paid = Paid().next(jobs, POOLS, (), (), None, at(10))
+    teams = bill.next_team_costs({}, policy, paid, at(15))
+    costs = {entry.team: (entry.cost, entry.month_cost, entry.cost_per_hour) for entry in teams}
+    hour = 2 * 3600.0
+    assert costs == {"budget": (1.0, 1.0, 0.0), "dear": (90.0, 90.0, 0.0), "trains": (38.0, 38.0, hour)}
+    for most, kept in ((2, ["budget", "trains"]), (1, ["budget"])):
+        monkeypatch.setattr(bill, "MOST_TEAMS", most)
+        assert [entry.team for entry in bill.next_team_costs({}, policy, paid, at(15))] == kept
 
 
 def test_a_job_that_changed_its_team_while_no_operator_ran_is_counted_once():

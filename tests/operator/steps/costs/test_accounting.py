@@ -5,6 +5,7 @@ import math
 import pytest
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.costs import DataLocation, OnLimit, TeamPart
+from ballast_operator.api.job_allocation import PoolCost
 from ballast_operator.api.training_job_status import GpuTime, Isolated, Progress, progress_alone
 from ballast_operator.steps.accounting import (
     MOST_TEAMS,
@@ -112,11 +113,22 @@ def test_time_before_all_ranks_train_is_not_productive():
 
 
 def test_lost_steps_are_lost_time():
-    """A launch that begins 25 steps before the 100 that were done lost a quarter of the time that trained."""
+    """A launch that begins 25 steps before the 100 that were done lost a quarter of the time that trained.
+
+    And of what that has cost, without start-ups and without what was lost before.
+    """
     context = a_context(seconds=100)
-    status = measured(context).replace(gpu_time=GpuTime(held=500.0, startup=100.0, goodput=0.8))
-    time = accrue_lost_steps(status, a_report(step=75)).gpu_time
-    assert (time.lost_steps, time.goodput) == (100.0, pytest.approx(0.6))
+    paid = PoolCost(pool="v100", gpu_type="v100", cost=10.0, startup_cost=2.0)
+    status = measured(context).replace(
+        gpu_time=GpuTime(held=500.0, startup=100.0, goodput=0.8), cost_so_far=10.0, pool_costs=(paid,)
+    )
+    once = accrue_lost_steps(status, a_report(step=75))
+    assert (once.gpu_time.lost_steps, once.gpu_time.goodput) == (100.0, pytest.approx(0.6))
+    assert (once.lost_steps, once.lost_cost) == (25, pytest.approx(8.0 / 4))
+    again = accrue_lost_steps(once, a_report(step=50))
+    assert again.gpu_time.lost_steps == pytest.approx(100.0 + 300.0 / 2)
+    assert (again.lost_steps, again.lost_cost) == (75, pytest.approx(2.0 + 6.0 / 2))
+    assert accrue_lost_steps(again, a_report(step=100)) == again
 
 
 @pytest.mark.parametrize(
