@@ -136,7 +136,8 @@ class Leader:
             threading.Thread(target=self._serve, args=(peer,), name="ballast-peer", daemon=True).start()
 
     def _serve(self, peer: socket.socket) -> None:
-        with peer, peer.makefile("r", encoding="ascii", errors="replace") as lines:
+        reading = peer.makefile("r", encoding="ascii", errors="replace")
+        with contextlib.suppress(OSError), peer, reading as lines:
             rank = self._greeted(lines.readline(_LONGEST_LINE))
             if rank is None:
                 return
@@ -151,8 +152,6 @@ class Leader:
                             self._changed.notify_all()
                     elif word == "ask":
                         self._asked(f"rank {rank} has been told to end")
-            except OSError:
-                pass
             finally:
                 with self._changed:
                     self._answers.pop(peer, None)

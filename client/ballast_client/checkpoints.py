@@ -46,7 +46,8 @@ class Checkpoints:
         _remove(path)
         fresh.rename(path)
         for _, old in self._all()[: -self._keep]:
-            _remove(old)
+            if old != path:  # a script that began anew has steps before those that it finds
+                _remove(old)
         return path
 
     def _all(self) -> list[tuple[int, Path]]:

@@ -2,6 +2,7 @@
 
 import itertools
 import socket
+import struct
 import threading
 import time
 
@@ -129,14 +130,18 @@ def test_a_rank_that_waits_continues_when_rank_0_is_lost():
     follower.close()
 
 
-@pytest.mark.parametrize("said", [b"join \xff 1\n", b"join t 2\n", b"GET / HTTP/1.1\n"])
+@pytest.mark.parametrize("said", [b"join \xff 1\n", b"join t 2\n", b"GET / HTTP/1.1\n", b""])
 def test_a_stranger_is_hung_up_on_without_an_error(said):
-    """A scanner of ports, say."""
+    """A scanner of ports, say, which may reset the connection."""
     leader = Leader(LastStep(), address="127.0.0.1", port=0, ranks=2, token="t", asked=print)
     others = threading.enumerate()
     with socket.create_connection(("127.0.0.1", leader.port), WAIT_SECONDS) as stranger:
-        stranger.sendall(said)
-        assert stranger.recv(1) == b""
+        if said:
+            stranger.sendall(said)
+            assert stranger.recv(1) == b""
+        else:
+            eventually(lambda: set(threading.enumerate()) - set(others), "it is listened to")
+            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     for thread in set(threading.enumerate()) - set(others):
         thread.join(WAIT_SECONDS)
     leader.close()

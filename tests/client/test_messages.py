@@ -75,6 +75,8 @@ def test_the_newest_is_found_and_older_ones_go(tmp_path):
     step, path = checkpoints.newest()
     assert (step, path.read_text()) == (10, "10")
     assert sorted(p.name for p in (tmp_path / "c").iterdir()) == ["step-10", "step-9"]
+    # One that begins anew in the same folder has what it has saved.
+    assert checkpoints.save(5, lambda path: path.write_text("5")).read_text() == "5"
 
 
 def test_a_checkpoint_that_is_not_whole_does_not_count(tmp_path):
