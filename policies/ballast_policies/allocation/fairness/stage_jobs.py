@@ -16,12 +16,13 @@ from ballast_policies.allocation.fairness.teams import FillStage
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.solvers.best_response import respond
 from ballast_policies.allocation.solvers.dense_program import (
+    MOST_ENTRIES,
     Rows,
+    dense,
     equal_rows,
     largest,
     least,
     mostly_distinct,
-    needed,
     stratified,
     taken,
 )
@@ -79,23 +80,18 @@ class StageColumns:
 
 
 def stage_columns(instance: Instance) -> StageColumns:
-    """All columns of an instance without pairs; ``columns.place`` is the column of each."""
-    top = np.where(instance.top > 0, instance.top, 1.0)
-    if not instance.elastic.any():
-        return StageColumns(rates=np.asfortranarray(instance.T / top[:, None]), gpus=instance.gpus)
-    columns, n = instance.columns, len(top)
-    first, place = columns.first, columns.place
-    width = int(place.max(initial=0)) + 1
-    speed, entries = columns.rate_first / top[first], columns.entries()
-    rates, gpus = np.zeros((n, width), order="F"), np.ones(n)
-    if len(columns):
-        kept = needed(first, speed, None, entries)
-        rates[first[kept], place[kept]] = speed[kept]
-    np.maximum.at(gpus, first, columns.total_gpus())
-    use = np.zeros((len(instance.capacity), width, n))
-    column, kind, amount = entries
-    use[kind, place[column], first[column]] = amount
-    return StageColumns(rates=rates, gpus=gpus, use=use)
+    """All columns of an instance without pairs; ``columns.place`` is the column of each.
+
+    Raises:
+        SolverError: there are too many of them.
+    """
+    scale = 1.0 / np.where(instance.top > 0, instance.top, 1.0)
+    elastic = bool(instance.elastic.any())
+    tables = dense(instance.columns, scale, len(instance.capacity), elastic=elastic)
+    if tables is None:
+        raise SolverError(f"over {MOST_ENTRIES:,} entries of a table of jobs, configurations and GPU types")
+    rates, gpus, _, use = tables
+    return StageColumns(rates=rates[:, :-1], gpus=gpus, use=None if use is None else use[:, :-1])
 
 
 CLOSE = 1e-9
@@ -178,21 +174,16 @@ class StageJobs:
         for i, j in enumerate(kept):
             rates[:, i] = np.where(dear[:, i], self.rates[jobs, j] - free[jobs], 0.0)
         rates[rates <= NOTHING] = 0.0
-        usable = np.asfortranarray(rates > 0)
-        usable[:, -1] = True
         rows = Rows(
             rates=rates,
-            usable=usable,
             gpus=self.columns.gpus[jobs],
             value=None,
+            use=use,
             base=need[jobs],
             slope=np.zeros(len(jobs)),
             capacity=-self.reserved[priced],
             lift=self.size[priced],
             gain=1.0,
-            reach=largest(rates),
-            absent=np.where(usable, 0.0, np.inf),
-            use=use,
         )
         return PricedJobs(
             rows=rows,

@@ -32,7 +32,7 @@ from ballast_policies.allocation.solvers.crossover import (
     decided,
     slopes,
 )
-from ballast_policies.allocation.solvers.dense_program import Rows, largest, stratified
+from ballast_policies.allocation.solvers.dense_program import Rows, largest, stratified, taken
 
 MOST_COLUMNS = 6000
 """Columns in the LP of a sample, where that leaves FEWEST jobs."""
@@ -66,7 +66,7 @@ def undecided_in(rows: Rows, at: Response, box: Box, *, close: Closeness, lp_job
     ``lp_jobs``: in an LP; where it has room for more, the box grows.
     """
     nearest = close.nearest
-    inside = nearest <= 1.0
+    inside, wider, weight = nearest <= 1.0, 1.0, None
     if inside.sum() > lp_jobs:
         free = np.flatnonzero(inside)
         stratum = at.high[free] * close.columns.shape[1] + close.place[free]
@@ -74,25 +74,20 @@ def undecided_in(rows: Rows, at: Response, box: Box, *, close: Closeness, lp_job
             rows.gpus[free], stratum, nearest[free], _sample_size(rows, close, free, lp_jobs)
         )
         chosen = free[some]
-        near = close.take(chosen)
-        return Undecided(
-            box=box, inside=inside, chosen=chosen, weight=weight, near=near.columns, corner=near.corner
-        )
-    wider = 1.0
-    if len(nearest) > lp_jobs:
-        # As wide as the LP has room for.
-        room = float(np.partition(nearest, lp_jobs)[lp_jobs])
-        wider = max(1.0, room) if np.isfinite(room) else 1.0
-    inside = nearest <= wider
-    chosen = np.flatnonzero(inside)
-    near = close.take(chosen)
+    else:
+        if len(nearest) > lp_jobs:
+            # As wide as the LP has room for.
+            room = float(np.partition(nearest, lp_jobs)[lp_jobs])
+            wider = max(1.0, room) if np.isfinite(room) else 1.0
+        inside = nearest <= wider
+        chosen = np.flatnonzero(inside)
     return Undecided(
         box=Box(prices=box.prices * wider, t=box.t * wider),
         inside=inside,
         chosen=chosen,
-        weight=None,
-        near=near.columns / wider,
-        corner=near.corner / wider,
+        weight=weight,
+        near=taken(close.columns, chosen) / wider,
+        corner=close.corner[chosen] / wider,
     )
 
 

@@ -13,8 +13,8 @@ import highspy
 import numpy as np
 
 from ballast_policies.allocation.solvers.best_response import Response
-from ballast_policies.allocation.solvers.dense_program import Rows, least, taken
-from ballast_policies.allocation.solvers.simplex import optimum
+from ballast_policies.allocation.solvers.dense_program import Rows, least
+from ballast_policies.allocation.solvers.simplex import optimum, set_entries
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -113,15 +113,6 @@ class Closeness:
     nearest: np.ndarray
     place: np.ndarray
 
-    def take(self, index: np.ndarray) -> "Closeness":
-        """Closeness of the jobs at ``index``."""
-        return Closeness(
-            columns=taken(self.columns, index),
-            corner=self.corner[index],
-            nearest=self.nearest[index],
-            place=self.place[index],
-        )
-
 
 def closeness(rows: Rows, at: Response, box: Box) -> Closeness:
     """Distance of each job to a change, from the response ``at`` in the middle of the box."""
@@ -164,69 +155,57 @@ def closeness(rows: Rows, at: Response, box: Box) -> Closeness:
     return Closeness(columns=near, corner=corner, nearest=np.minimum(nearest, corner), place=place)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Small:
+def _model(
+    rows: Rows,
+    free: np.ndarray,
+    active: np.ndarray,
+    weight: np.ndarray,
+    others: tuple[np.ndarray, np.ndarray],
+    units: tuple[float, float],
+    walls: tuple[np.ndarray, np.ndarray] | None,
+) -> highspy.HighsLp:
     """The LP over the undecided jobs ``free`` and their ``active`` columns (undecided, w + 1).
 
     Rows: level and time of the undecided, GPUs as parts of a type's. Columns: x, t, then with ``walls``
-    GPUs too many and GPUs unused. t counts in ``unit``, the objective in ``money``.
+    GPUs too many and GPUs unused. ``others``: GPUs that other jobs take at t = 0, and per unit of t;
+    ``units``: in which t and the objective count.
     """
-
-    free: np.ndarray
-    weight: np.ndarray
-    active: np.ndarray
-    unit: float
-    money: float
-    walls: tuple[np.ndarray, np.ndarray] | None
-
-    def model(self, rows: Rows, used: np.ndarray, growth: np.ndarray) -> highspy.HighsLp:
-        k, f, infinite = len(rows.capacity), len(self.free), highspy.kHighsInf
-        row, place = np.nonzero(self.active)
-        job, size, c = self.free[row], _sizes(rows), len(row)
-        width = c + 1 + (0 if self.walls is None else 2 * k)
-        cost, lower, upper = np.zeros(width), np.zeros(width), np.full(width, infinite)
-        if rows.value is not None:
-            cost[:c] = self.weight[row] * rows.value[job, place] / self.money
-        lower[c] = upper[c] = 0.0
-        if rows.gain:
-            cost[c], lower[c], upper[c] = self.unit / self.money, -infinite, rows.highest / self.unit
-        here, kind, gpus = rows.entries(job, place)
-        every = np.arange(c)
-        of_column = np.concatenate([every, every, here])
-        order = np.argsort(of_column, kind="stable")
-        amounts = [rows.rates[job, place], np.ones(c), self.weight[row[here]] * gpus / size[kind]]
-        begin = np.append(0, np.cumsum(np.bincount(of_column, minlength=c)))
-        entries = [
-            np.concatenate(amounts)[order],
-            -rows.slope[self.free] * self.unit,
-            growth * self.unit / size,
+    (used, growth), (unit, money) = others, units
+    k, f, infinite = len(rows.capacity), len(free), highspy.kHighsInf
+    row, place = np.nonzero(active)
+    job, size, c = free[row], _sizes(rows), len(row)
+    each, every, types = np.arange(f), np.arange(c), np.arange(k)
+    here, kind, gpus = rows.entries(job, place)
+    entries = [
+        (row, every, rows.rates[job, place]),
+        (f + row, every, np.ones(c)),
+        (2 * f + kind, here, weight[row[here]] * gpus / size[kind]),
+        (each, np.full(f, c), -rows.slope[free] * unit),
+        (2 * f + types, np.full(k, c), growth * unit / size),
+    ]
+    width, left, floor = c + 1, (rows.capacity - used) / size, np.full(k, -infinite)
+    if walls is not None:
+        entries += [
+            (2 * f + types, c + 1 + types, -np.ones(k)),
+            (2 * f + types, c + 1 + k + types, np.ones(k)),
         ]
-        places = [
-            np.concatenate([row, f + row, 2 * f + kind])[order],
-            np.arange(f),
-            2 * f + np.arange(k),
-        ]
-        starts = [begin, np.array([begin[-1] + f + k])]
-        left = (rows.capacity - used) / size
-        floor = np.full(k, -infinite)
-        if self.walls is not None:
-            cost[c + 1 : c + 1 + k] = -self.walls[1] * size / self.money
-            cost[c + 1 + k :] = self.walls[0] * size / self.money
-            entries += [-np.ones(k), np.ones(k)]
-            places += [2 * f + np.arange(k)] * 2
-            starts.append(begin[-1] + f + k + 1 + np.arange(2 * k))
-            floor = left
-        lp = highspy.HighsLp()
-        lp.num_col_, lp.num_row_ = width, 2 * f + k
-        lp.sense_ = highspy.ObjSense.kMaximize
-        lp.col_cost_, lp.col_lower_, lp.col_upper_ = cost, lower, upper
-        lp.row_lower_ = np.concatenate([rows.base[self.free], np.full(f, -infinite), floor])
-        lp.row_upper_ = np.concatenate([np.full(f, infinite), np.ones(f), left])
-        lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-        lp.a_matrix_.start_ = np.concatenate(starts).astype(np.int32)
-        lp.a_matrix_.index_ = np.concatenate(places).astype(np.int32)
-        lp.a_matrix_.value_ = np.concatenate(entries)
-        return lp
+        width, floor = c + 1 + 2 * k, left
+    cost, lower, upper = np.zeros(width), np.zeros(width), np.full(width, infinite)
+    if rows.value is not None:
+        cost[:c] = weight[row] * rows.value[job, place] / money
+    lower[c] = upper[c] = 0.0
+    if rows.gain:
+        cost[c], lower[c], upper[c] = unit / money, -infinite, rows.highest / unit
+    if walls is not None:
+        cost[c + 1 :] = np.concatenate([-walls[1] * size, walls[0] * size]) / money
+    lp = highspy.HighsLp()
+    lp.num_col_, lp.num_row_ = width, 2 * f + k
+    lp.sense_ = highspy.ObjSense.kMaximize
+    lp.col_cost_, lp.col_lower_, lp.col_upper_ = cost, lower, upper
+    lp.row_lower_ = np.concatenate([rows.base[free], np.full(f, -infinite), floor])
+    lp.row_upper_ = np.concatenate([np.full(f, infinite), np.ones(f), left])
+    set_entries(lp, *(np.concatenate(of_all) for of_all in zip(*entries, strict=True)))
+    return lp
 
 
 def crossover(
@@ -262,8 +241,7 @@ def crossover(
     money = unit
     if rows.value is not None and not rows.gain:
         money = float(np.abs(rows.value[free]).max(initial=0.0)) or 1.0
-    small = _Small(free=free, weight=weight, active=active, unit=unit, money=money, walls=walls)
-    solved = optimum(small.model(rows, used, growth))
+    solved = optimum(_model(rows, free, active, weight, (used, growth), (unit, money), walls))
     if solved is None:
         return None
     x, duals = solved[0], solved[1] * money

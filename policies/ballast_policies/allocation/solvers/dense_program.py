@@ -14,36 +14,37 @@ take GPUs of several types: sum_mc use_jmc x_mc + lift_j t <= capacity_j. All el
 """
 
 import dataclasses
+import functools
 
 import numpy as np
 
+from ballast_policies.allocation.columns import Columns
+
+MOST_ENTRIES = 100_000_000
+"""Entries of a dense table of GPUs by configuration."""
 SAME = 1e-12
 """Relative difference up to which GPUs per speed are the same."""
 _HASH_SEED = 20211120
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Rows:
-    """The program above. The last column of ``rates`` and ``usable`` is idling: free, and worth nothing.
+    """The program above. The last column of ``rates`` is idling: free, and worth nothing.
 
     Tables are stored by columns, since all operations on them go column by column.
 
     Attributes:
         rates: (n, w + 1) speed of full time in each column, of order 1; 0: no such column. w is k for gangs.
-        usable: (n, w + 1) whether there is a column.
         gpus: (n,) GPUs taken at full time; of an elastic job about.
         value: (n, w + 1) worth of full time, or None: nothing is worth anything but t.
         base, slope: (n,) demands.
         capacity: (k,).
         lift: (k,) GPUs of each type that a unit of t takes.
         gain: 1, or 0: there is no t (it is 0).
-        reach: (n,) the fastest rate.
-        absent: (n, w + 1) infinite where there is no column, else 0.
         use: (k, w + 1, n) GPUs of each type that each column takes; None: column j takes ``gpus`` of type j.
     """
 
     rates: np.ndarray
-    usable: np.ndarray
     gpus: np.ndarray
     value: np.ndarray | None
     base: np.ndarray
@@ -51,9 +52,24 @@ class Rows:
     capacity: np.ndarray
     lift: np.ndarray
     gain: float
-    reach: np.ndarray
-    absent: np.ndarray
     use: np.ndarray | None = None
+
+    @functools.cached_property
+    def usable(self) -> np.ndarray:
+        """(n, w + 1) whether there is a column."""
+        usable = np.asfortranarray(self.rates > 0)
+        usable[:, -1] = True
+        return usable
+
+    @functools.cached_property
+    def absent(self) -> np.ndarray:
+        """(n, w + 1) infinite where there is no column, else 0."""
+        return np.where(self.usable, 0.0, np.inf)
+
+    @functools.cached_property
+    def reach(self) -> np.ndarray:
+        """(n,) the fastest rate."""
+        return largest(self.rates)
 
     def __len__(self) -> int:
         return len(self.gpus)
@@ -116,17 +132,48 @@ class Rows:
         return dataclasses.replace(
             self,
             rates=taken(self.rates, index),
-            usable=taken(self.usable, index),
             gpus=self.gpus[index],
             value=None if self.value is None else taken(self.value, index),
             base=self.base[index],
             slope=self.slope[index],
             capacity=capacity,
             lift=lift,
-            reach=self.reach[index],
-            absent=taken(self.absent, index),
             use=None if self.use is None else np.take(self.use, index, axis=2),
         )
+
+
+Tables = tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]
+"""``rates``, ``gpus``, ``value`` and ``use`` of :class:`Rows`."""
+
+
+def dense(
+    columns: Columns, scale: np.ndarray, k: int, *, elastic: bool, value: np.ndarray | None = None
+) -> Tables | None:
+    """The tables of jobs alone on k GPU types; None: some job has very many more configurations than others.
+
+    ``scale``: (n,) by which speeds are multiplied; ``value``: (columns,) worth of full time.
+    """
+    n, width, first, place = len(scale), k, columns.first, columns.place
+    gpus, use, kept = np.ones(n), None, np.arange(len(columns))
+    rates = columns.rate_first * scale[first]
+    if elastic:
+        width = int(place.max(initial=-1)) + 1
+        if (width + 1) * n * k > MOST_ENTRIES:
+            return None
+        np.maximum.at(gpus, first, columns.total_gpus())
+        column, kind, amount = entries = columns.entries()
+        use = np.zeros((k, width + 1, n))
+        use[kind, place[column], first[column]] = amount
+        kept = np.flatnonzero(needed(first, rates, value, entries)) if len(columns) else kept
+    else:
+        gpus[first] = columns.gpus
+
+    def table(of_columns: np.ndarray) -> np.ndarray:
+        found = np.zeros((n, width + 1), order="F")
+        found[first[kept], place[kept]] = of_columns[kept]
+        return found
+
+    return table(rates), gpus, None if value is None else table(value), use
 
 
 def taken(table: np.ndarray, index: np.ndarray) -> np.ndarray:

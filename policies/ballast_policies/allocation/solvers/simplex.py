@@ -6,12 +6,10 @@ import highspy
 import numpy as np
 
 from ballast_policies.allocation.columns import Columns
-from ballast_policies.allocation.solvers.dense_program import Rows, largest, needed
+from ballast_policies.allocation.solvers.dense_program import Rows, dense
 
 SOLVER = f"HiGHS {highspy.Highs().version()}"
 TIME_LIMIT_SECONDS = 600.0
-MOST_ENTRIES = 100_000_000
-"""Entries of a dense table of GPUs by configuration."""
 PRIMAL = 4
 """HiGHS's number for the primal simplex method."""
 TOLERANCE = 1e-10
@@ -75,41 +73,20 @@ class Program:
         present[columns.first] = True
         if ((self.base > 0) | (self.slope > 0))[~present].any():
             return None
-        gpus, width = np.ones(len(self)), len(self.capacity)
-        if self.elastic:
-            width = int(columns.place.max(initial=-1)) + 1
-            if (width + 1) * len(self) * len(self.capacity) > MOST_ENTRIES:
-                return None
-            np.maximum.at(gpus, columns.first, columns.total_gpus())
-        else:
-            gpus[columns.first] = columns.gpus
-        first, place, rates = columns.first, columns.place, columns.rate_first * self.scale[columns.first]
-        table = np.zeros((len(self), width + 1), order="F")
-        table[first, place] = rates
-        usable = table > 0
-        usable[:, width] = True
-        value = self.value if self.value.any() else None
-        worth = use = None
-        if value is not None:
-            worth = np.zeros((len(self), width + 1), order="F")
-            worth[first, place] = value
-        if self.elastic:
-            entries = column, kind, taken = columns.entries()
-            use = np.zeros((len(self.capacity), width + 1, len(self)))
-            usable[first, place] = needed(first, rates, value, entries)
-            use[kind, place[column], first[column]] = taken
+        worth, k = self.value if self.value.any() else None, len(self.capacity)
+        tables = dense(columns, self.scale, k, elastic=self.elastic, value=worth)
+        if tables is None:
+            return None
+        rates, gpus, value, use = tables
         return Rows(
-            rates=table,
-            usable=usable,
+            rates=rates,
             gpus=gpus,
-            value=worth,
+            value=value,
             base=self.base,
             slope=self.slope,
             capacity=self.capacity,
-            lift=np.zeros(len(self.capacity)),
+            lift=np.zeros(k),
             gain=self.gain,
-            reach=largest(table),
-            absent=np.where(usable, 0.0, np.inf),
             use=use,
         )
 

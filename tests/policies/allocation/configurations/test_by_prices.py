@@ -79,12 +79,15 @@ def test_a_program_that_ends_nowhere_goes_to_highs(monkeypatch):
 
 
 @pytest.mark.slow
-def test_one_job_with_very_many_configurations_is_no_table_of_its_width(monkeypatch):
-    """A dense table would have its width for all jobs: the plain program then."""
+@pytest.mark.parametrize(("policy", "otherwise"), [("makespan", "simplex"), ("water-filling", "a program")])
+def test_one_job_with_very_many_configurations_is_no_table_of_its_width(policy, otherwise, monkeypatch):
+    """A dense table would have its width for all jobs: plain programs then, and the answer says so."""
     build = FAMILIES["demand 2"].drawn(JOBS, seed=5)
-    expected = solve("makespan", build()).objective
-    monkeypatch.setattr("ballast_policies.allocation.solvers.simplex.MOST_ENTRIES", 1)
-    assert solve("makespan", build()).objective == pytest.approx(expected, rel=1e-6)
+    expected = solve(policy, build())
+    monkeypatch.setattr("ballast_policies.allocation.solvers.dense_program.MOST_ENTRIES", 1)
+    found = solve(policy, build())
+    assert found.objective == pytest.approx(expected.objective, rel=1e-6)
+    assert expected.fallbacks == () and any(f"then {otherwise}" in line for line in found.fallbacks)
 
 
 @pytest.mark.slow
