@@ -20,7 +20,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -262,16 +261,12 @@ class _Filled:
         types: the job type of each row but the last, with the row.
         gpu_types: of the columns.
         rates: (rows, GPU types) as known, 0 where not.
-        completed: (rows, GPU types) rates.
-        deviation: relative standard deviation of what was not known.
         fitted: the completion of the logarithms; None where nothing is known.
     """
 
     types: Mapping[JobType, int]
     gpu_types: tuple[str, ...]
     rates: np.ndarray
-    completed: np.ndarray
-    deviation: float
     fitted: Completed | None
 
     @classmethod
@@ -288,22 +283,27 @@ class _Filled:
             row = table.alone_rates.get(gpu_type, {})
             for i, job_type in enumerate(types):
                 rates[i, j] = row.get(job_type, 0.0)
-        known_types = {known: row for row, known in enumerate(types)}
         return cls(
-            types=known_types, rates=rates, gpu_types=tuple(gpu_types), **_completion(rates, gpu_types)
+            types={known: row for row, known in enumerate(types)},
+            gpu_types=tuple(gpu_types),
+            rates=rates,
+            fitted=_completion(rates, tuple(gpu_types)),
         )
 
     def like(self, job_type: JobType, mine: np.ndarray) -> tuple[np.ndarray, float]:
-        """((GPU types,) rates of a job of which ``mine`` is known, 0 where not; deviation)."""
-        at = self.types.get(job_type, -1)
-        if np.array_equal(self.rates[at], mine):
-            return self.completed[at], self.deviation
-        if self.fitted is not None and len(self.types) >= ROWS_TO_FIT_BY:
-            known = mine > 0
-            rates = np.exp(self.fitted.row(np.log(np.where(known, mine, 1.0)), known))
-            return np.where(known, mine, rates), self.deviation
-        found = _completion(np.vstack([self.rates, mine]), self.gpu_types)
-        return found["completed"][-1], found["deviation"]
+        """((GPU types,) rates of a job of which ``mine`` is known, 0 where not; deviation).
+
+        1 step/s everywhere if nothing is known of any.
+        """
+        row, fitted, known = self.types.get(job_type, -1), self.fitted, mine > 0
+        other = not np.array_equal(self.rates[row], mine)
+        by_columns = other and fitted is not None and len(self.types) >= ROWS_TO_FIT_BY
+        if other and not by_columns:
+            row, fitted = -1, _completion(np.vstack([self.rates, mine]), self.gpu_types)
+        if fitted is None:
+            return np.ones(len(mine)), UNKNOWN_DEVIATION
+        values = fitted.row(np.log(np.where(known, mine, 1.0)), known) if by_columns else fitted.values[row]
+        return np.where(known, mine, np.exp(values)), min(fitted.deviation, UNKNOWN_DEVIATION)
 
 
 def _plausible(table: ThroughputTable, job_type: JobType, gpu_types: Sequence[str]) -> bool:
@@ -315,22 +315,20 @@ def _plausible(table: ThroughputTable, job_type: JobType, gpu_types: Sequence[st
     return PLAUSIBLE_RATES[0] <= least and most <= min(PLAUSIBLE_RATES[1], PLAUSIBLE_RATIO * least)
 
 
-def _completion(rates: np.ndarray, gpu_types: Sequence[str]) -> dict[str, Any]:
-    """``completed`` and ``deviation`` of a matrix of rates; 1 step/s everywhere if nothing is known."""
-    return _completion_of(rates.tobytes(), rates.shape, tuple(gpu_types))
+def _completion(rates: np.ndarray, gpu_types: tuple[str, ...]) -> Completed | None:
+    """The completed logarithms of a matrix of rates; None: nothing is known."""
+    return _completion_of(rates.tobytes(), rates.shape, gpu_types)
 
 
 @functools.lru_cache(maxsize=128)
-def _completion_of(content: bytes, shape: tuple[int, int], gpu_types: tuple[str, ...]) -> dict[str, Any]:
-    """Fields of :func:`_completion`; the profiles are mostly those of the last time. Not to be changed."""
+def _completion_of(content: bytes, shape: tuple[int, int], gpu_types: tuple[str, ...]) -> Completed | None:
+    """As :func:`_completion`; the profiles are mostly those of the last time. Not to be changed."""
     rates = np.frombuffer(content).reshape(shape)
     known = rates > 0
     if not known.any():
-        return {"completed": np.ones_like(rates), "deviation": UNKNOWN_DEVIATION, "fitted": None}
+        return None
     filled = complete(np.log(np.where(known, rates, 1.0)), known)
-    filled = filled.shifted(_beyond_the_others(known, gpu_types))
-    deviation = min(filled.deviation, UNKNOWN_DEVIATION)
-    return {"completed": np.exp(filled.values), "deviation": deviation, "fitted": filled}
+    return filled.shifted(_beyond_the_others(known, gpu_types))
 
 
 def _beyond_the_others(known: np.ndarray, gpu_types: Sequence[str]) -> np.ndarray:
