@@ -101,8 +101,8 @@ def rounds(count: int = 8) -> str:
         now = float(number)
         memory = memory.until(now, SHARES, running=running, round_seconds=1.0)
         state = RoundState(
-            received=memory.account.received,
-            promised=memory.account.promised,
+            received=memory.received,
+            promised=memory.promised,
             running=running,
             running_since=dict.fromkeys(running, 0.0),
         )

@@ -20,7 +20,7 @@ from ballast_policies.contract.decode import parse_json
 from ballast_policies.contract.errors import shown
 from ballast_policies.contract.limits import FILE
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
-from ballast_policies.rounds.memory import Account, RoundMemory
+from ballast_policies.rounds.memory import RoundMemory
 from ballast_policies.scheduling.measurements import MOST_LAYERS, KindProfile, Measured
 from ballast_policies.throughput.speeds import Estimate, SpeedKey, Speeds
 
@@ -147,10 +147,9 @@ def encode(state: SavedState, *, most_bytes: int = MOST_BYTES) -> bytes:
 
 
 def _most_owed(memory: RoundMemory, count: int) -> RoundMemory:
-    account = memory.account
 
     def owed(job: str) -> float:
-        promised, received = account.promised.get(job, {}), account.received.get(job, {})
+        promised, received = memory.promised.get(job, {}), memory.received.get(job, {})
         return abs(sum(promised.values()) - sum(received.values()))
 
     return memory.of_jobs(set(sorted(memory.shares, key=lambda job: (-owed(job), job))[:count]))
@@ -185,13 +184,12 @@ def _compressed(state: SavedState, *, digits: int) -> bytes:
     memory = state.memory
     content: dict[str, Any] = {"version": VERSION}
     if memory is not None:
-        account = memory.account
         content["memory"] = {
             "at": memory.at,
             "moves": list(memory.moves),
             "gpuTypes": dict(memory.gpu_types),
             "jobs": {
-                job: [row(account.promised.get(job, {})), row(account.received.get(job, {})), row(shares)]
+                job: [row(memory.promised.get(job, {})), row(memory.received.get(job, {})), row(shares)]
                 for job, shares in memory.shares.items()
             },
         }
@@ -239,10 +237,8 @@ def decode(content: bytes) -> SavedState:
     if isinstance(kept, dict):
         rows = _understood(kept.get("jobs"), lambda entry: [row(entry[at]) for at in range(3)])
         memory = RoundMemory(
-            account=Account(
-                promised={job: parts[0] for job, parts in rows.items()},
-                received={job: parts[1] for job, parts in rows.items()},
-            ),
+            promised={job: parts[0] for job, parts in rows.items()},
+            received={job: parts[1] for job, parts in rows.items()},
             shares={job: parts[2] for job, parts in rows.items()},
             at=_amount(kept.get("at") or 0),
             moves=tuple(_amount(at) for at in _list(kept.get("moves"))),

@@ -4,7 +4,7 @@ import dataclasses
 import datetime
 import functools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from ballast_policies.allocation.problem import Job
@@ -12,10 +12,8 @@ from ballast_policies.rounds.divisions import waits_for
 from ballast_policies.rounds.ledger import Ledger, in_its_pools
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import (
-    ANY_NODES,
     Changes,
     Colocation,
-    Node,
     NodeRequest,
     Placement,
     Round,
@@ -67,36 +65,8 @@ _LAST = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC).timestamp()
 """Latest time that has a text; clocks of simulations may be later."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PoolRoom:
-    """A pool's nodes after a round's decision.
-
-    Attributes:
-        free: node -> GPUs that no gang holds.
-        starting: gangs that hold GPUs there and have not done their first step, with since when, as text.
-    """
-
-    pool: str
-    nodes: Sequence[Node]
-    free: Mapping[str, int]
-    starting: str
-
-
-def pool_rooms(
-    nodes: Sequence[Node], free: Mapping[str, int], starting: Mapping[str, str] = MappingProxyType({})
-) -> tuple[PoolRoom, ...]:
-    """The pools, by name; ``free``: node -> GPUs that no gang holds; ``starting``: by pool."""
-    by_pool: dict[str, list[Node]] = {}
-    for node in nodes:
-        by_pool.setdefault(node.pool, []).append(node)
-    return tuple(
-        PoolRoom(pool=pool, nodes=by_pool[pool], free=free, starting=starting.get(pool, ""))
-        for pool in sorted(by_pool)
-    )
-
-
 def _starting(question: Question, placements: Mapping[str, Placement]) -> dict[str, str]:
-    """Pool -> as of :class:`PoolRoom`, of the gangs that keep their placements."""
+    """Pool -> gangs that hold GPUs there and have not done their first step, with since when, as text."""
     found: dict[str, list[str]] = {}
     for name in sorted(placements.keys() & question.state.running.keys(), key=question.state.by_age):
         if question.trains(name) and question.trained(name) <= 0:
@@ -111,47 +81,6 @@ def _starting(question: Question, placements: Mapping[str, Placement]) -> dict[s
     return texts
 
 
-def explain_waiting(
-    job: Job,
-    rooms: Sequence[PoolRoom],
-    kept_for: Mapping[str, str],
-    asks: NodeRequest = ANY_NODES,
-) -> str:
-    """Reason that a gang waits, as text.
-
-    ``rooms``: the pools after the decision; ``kept_for``: pool -> job for which its free GPUs are kept.
-    """
-    required, per_pod = asks.required, asks.per_pod
-    usable = sorted(gpu_type for gpu_type, rate in job.throughput.items() if rate > 0)
-    if not usable:
-        allows = ", ".join(sorted(job.throughput)) or "none of them"
-        return f"no GPU type of this policy's pools can run it; it allows {allows}"
-    counts = []
-    for room in rooms:
-        gpu_type = room.nodes[0].gpu_type
-        if gpu_type not in usable:
-            continue
-        within = asks.open(room.nodes)
-        has, left = sum(node.gpus for node in within), sum(room.free[node.name] for node in within)
-        kept = kept_for.get(room.pool, job.name)
-        text = f"{left} of {has} {gpu_type} free in pool {room.pool}"
-        if required is not None:
-            most, domain = largest_domain(within, room.free, required, per_pod)
-            text += f", at most {most} of them in one domain, {domain}"
-        elif per_pod > 1:
-            fitting = sum(room.free[node.name] // per_pod for node in within)
-            text += f", room for {counted(fitting, 'pod')}"
-        text += f", kept for {kept}" if kept != job.name and left else ""
-        text += f", {room.starting}" if room.starting and left < job.gpus else ""
-        closed = Counter(node.closed for node in room.nodes if node.closed)
-        barred = Counter(n.taints for n in room.nodes if not n.closed and n.taints in asks.barred)
-        counts.append(text + barred_nodes(room.pool, barred, closed))
-    where = "; ".join(counts) or f"no node has {' or '.join(usable)}"
-    pods = "" if per_pod == 1 else f" in {counted(job.gpus // per_pod, 'pod')} of {per_pod}"
-    domain = "" if required is None else f" within one domain of {required.label}"
-    return f"waits for {counted(job.gpus, 'GPU')} of one pool{domain}{pods}: {where}"
-
-
 class Explained:
     """Reasons of the gangs that wait after a decision, shared: of thousands most ask for the same."""
 
@@ -164,7 +93,7 @@ class Explained:
         """``kept_for``: pool -> job for which its free GPUs are kept."""
         self._ledger = Ledger(question.nodes, (at.nodes for at in placements.values()))
         self._question, self._kept_for = question, kept_for
-        self._rooms = pool_rooms(question.nodes, self._ledger.left, _starting(question, placements))
+        self._starting = _starting(question, placements)
         self._served = frozenset(kept_for.values())
         self._known: dict[tuple[object, ...], Reason] = {}
 
@@ -175,12 +104,44 @@ class Explained:
             return Reason(waits_for(gang, self._ledger))
         asks = self._question.asks_of(job.name)
         if job.name in self._served:  # its text alone does not name it
-            return Reason(explain_waiting(job, self._rooms, self._kept_for, asks))
+            return Reason(self._waits(job, asks))
         runs = tuple((gpu_type, rate > 0) for gpu_type, rate in job.throughput.items())
         alike = (runs, job.gpus, asks)
         if alike not in self._known:
-            self._known[alike] = Reason(explain_waiting(job, self._rooms, self._kept_for, asks))
+            self._known[alike] = Reason(self._waits(job, asks))
         return self._known[alike]
+
+    def _waits(self, job: Job, asks: NodeRequest) -> str:
+        """Reason that a gang of one pool waits, as text."""
+        required, per_pod, left = asks.required, asks.per_pod, self._ledger.left
+        usable = sorted(gpu_type for gpu_type, rate in job.throughput.items() if rate > 0)
+        if not usable:
+            allows = ", ".join(sorted(job.throughput)) or "none of them"
+            return f"no GPU type of this policy's pools can run it; it allows {allows}"
+        counts = []
+        for pool, nodes in sorted(self._ledger.pools.items()):
+            gpu_type = nodes[0].gpu_type
+            if gpu_type not in usable:
+                continue
+            within = asks.open(nodes)
+            has, free = sum(node.gpus for node in within), sum(left[node.name] for node in within)
+            kept = self._kept_for.get(pool, job.name)
+            text = f"{free} of {has} {gpu_type} free in pool {pool}"
+            if required is not None:
+                most, domain = largest_domain(within, left, required, per_pod)
+                text += f", at most {most} of them in one domain, {domain}"
+            elif per_pod > 1:
+                fitting = sum(left[node.name] // per_pod for node in within)
+                text += f", room for {counted(fitting, 'pod')}"
+            text += f", kept for {kept}" if kept != job.name and free else ""
+            text += f", {self._starting[pool]}" if pool in self._starting and free < job.gpus else ""
+            closed = Counter(node.closed for node in nodes if node.closed)
+            barred = Counter(n.taints for n in nodes if not n.closed and n.taints in asks.barred)
+            counts.append(text + barred_nodes(pool, barred, closed))
+        where = "; ".join(counts) or f"no node has {' or '.join(usable)}"
+        pods = "" if per_pod == 1 else f" in {counted(job.gpus // per_pod, 'pod')} of {per_pod}"
+        domain = "" if required is None else f" within one domain of {required.label}"
+        return f"waits for {counted(job.gpus, 'GPU')} of one pool{domain}{pods}: {where}"
 
 
 def barred_nodes(pool: str, barred: Mapping[str, int], closed: Mapping[str, int]) -> str:

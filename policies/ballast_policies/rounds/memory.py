@@ -134,47 +134,6 @@ forgotten while a job waits: otherwise what is owed to a large gang would stop g
 jobs, each with a larger share, would stay more urgent indefinitely."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
-    """Seconds by job and GPU type: what the shares promised, and what was received."""
-
-    promised: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
-    received: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
-
-
-def advance(
-    account: Account,
-    *,
-    shares: Mapping[str, Mapping[str, float]],
-    running: Mapping[str, str | Mapping[str, float]],
-    seconds: float,
-    round_seconds: float,
-) -> Account:
-    """The account after ``seconds`` more.
-
-    Args:
-        account: until now.
-        shares: job -> GPU type -> fraction of time, in force during ``seconds``; jobs that are missing are
-            closed.
-        running: job -> GPU type on which it ran during ``seconds``, or its GPU types with the part of its
-            GPUs that was of each; of the others nothing is forgotten.
-        seconds: how long.
-        round_seconds: length of a round.
-    """
-    promised, received = {}, {}
-    for job, row in shares.items():
-        kept = forgetting(seconds, round_seconds) if job in running else 1.0
-        was = account.promised.get(job, {})
-        promised[job] = {t: was.get(t, 0.0) * kept + x * seconds for t, x in row.items()}
-        had = {t: s * kept for t, s in account.received.get(job, {}).items()}
-        if job in running:
-            at = running[job]
-            for column, part in {at: 1.0}.items() if isinstance(at, str) else at.items():
-                had[column] = had.get(column, 0.0) + part * seconds
-        received[job] = had
-    return Account(promised=promised, received=received)
-
-
 def forgetting(seconds: float, round_seconds: float) -> float:
     """Part of an account that is left after ``seconds``."""
     return float(0.5 ** (seconds / (HALF_LIFE_ROUNDS * round_seconds)))
@@ -185,16 +144,17 @@ class RoundMemory:
     """Time promised and received until ``at``, the shares in force since then, and recent moves.
 
     Attributes:
-        account: seconds promised to and received by each job.
+        promised, received: job -> column -> seconds, as of :class:`RoundState`.
         shares: job -> column -> fraction of time, in force since ``at``.
         at: time of the last decision, seconds.
         moves: times at which running gangs were stopped or moved.
         gpu_types: column -> GPU type, for columns that are not GPU types (pools of different price).
     """
 
-    account: Account
-    shares: Mapping[str, Mapping[str, float]]
-    at: float
+    promised: _Rows = dataclasses.field(default_factory=dict)
+    received: _Rows = dataclasses.field(default_factory=dict)
+    shares: _Rows = dataclasses.field(default_factory=dict)
+    at: float = 0.0
     moves: tuple[float, ...] = ()
     gpu_types: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -214,14 +174,15 @@ class RoundMemory:
         """
         ran = {job: max(0.0, now - since) for job, since in running_since.items()}
         longest = max(ran.values(), default=0.0)
-        account = Account(
+        return cls(
             promised={job: {t: share * longest for t, share in row.items()} for job, row in shares.items()},
             received={
                 job: {column: part * seconds for column, part in _columns(running[job], columns).items()}
                 for job, seconds in ran.items()
             },
+            shares=shares,
+            at=now,
         )
-        return cls(account=account, shares=shares, at=now)
 
     def until(
         self,
@@ -235,19 +196,21 @@ class RoundMemory:
     ) -> "RoundMemory":
         """The memory at ``now``, when ``shares`` come into force; ``running`` ran since the last decision.
 
+        Jobs without a share until now are closed; of those that did not run nothing is forgotten.
+
         ``speeds``: job -> speed over that alone, of jobs that share a GPU: so much of the time they receive.
         """
-        account = advance(
-            self.account,
-            shares=self.shares,
-            running={
-                job: _columns(placement, columns, (speeds or {}).get(job, 1.0))
-                for job, placement in running.items()
-            },
-            seconds=max(0.0, now - self.at),
-            round_seconds=round_seconds,
-        )
-        return dataclasses.replace(self, account=account, shares=shares, at=now)
+        promised, received, seconds = {}, {}, max(0.0, now - self.at)
+        for job, row in self.shares.items():
+            kept = forgetting(seconds, round_seconds) if job in running else 1.0
+            was = self.promised.get(job, {})
+            promised[job] = {t: was.get(t, 0.0) * kept + x * seconds for t, x in row.items()}
+            had = {t: s * kept for t, s in self.received.get(job, {}).items()}
+            if job in running:
+                for column, part in _columns(running[job], columns, (speeds or {}).get(job, 1.0)).items():
+                    had[column] = had.get(column, 0.0) + part * seconds
+            received[job] = had
+        return dataclasses.replace(self, promised=promised, received=received, shares=shares, at=now)
 
     def of_jobs(self, jobs: Collection[str]) -> "RoundMemory":
         """The memory of these jobs only."""
@@ -255,8 +218,8 @@ class RoundMemory:
 
     def _each(self, change: Callable[[_Rows], _Rows]) -> "RoundMemory":
         """The memory with its rows changed, what was promised and received and the shares alike."""
-        account = Account(promised=change(self.account.promised), received=change(self.account.received))
-        return dataclasses.replace(self, account=account, shares=change(self.shares))
+        promised, received = change(self.promised), change(self.received)
+        return dataclasses.replace(self, promised=promised, received=received, shares=change(self.shares))
 
     def with_moves(self, decided: Round, now: float) -> "RoundMemory":
         """The memory after ``decided`` was carried out at ``now``; moves older than an hour are dropped."""

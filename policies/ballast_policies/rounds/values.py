@@ -198,7 +198,7 @@ class RoundState:
     Attributes:
         received: job -> column -> seconds that the job ran there.
         promised: job -> column -> seconds that it should have run there in the same time, as an
-            :class:`Account` keeps them; None: today's shares have held for as long as any job has run.
+            :class:`RoundMemory` keeps them; None: today's shares have held for as long as any job has run.
         running: job -> its placement now.
         running_since: job -> when it was given its GPUs there, on the clock of ``now``.
         trains_from: job -> when it does its first step there; in the future while it starts.

@@ -299,8 +299,8 @@ def apply_allocation(
             shares=allocation.allocation,
             jobs=state.problem.jobs,
             state=RoundState(
-                received=accounts.account.received,
-                promised=accounts.account.promised,
+                received=accounts.received,
+                promised=accounts.promised,
                 running=running,
                 running_since=since,
                 trains_from=state.trains_from,

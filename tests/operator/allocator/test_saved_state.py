@@ -25,7 +25,7 @@ from ballast_operator.allocator.saved_state import (
 from ballast_operator.errors import Forbidden, Unavailable
 from ballast_operator.kube.kinds import CONFIG_MAP
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
-from ballast_policies.rounds.memory import Account, RoundMemory
+from ballast_policies.rounds.memory import RoundMemory
 from ballast_policies.scheduling.measurements import KindProfile, Measured
 from ballast_policies.throughput.speeds import Estimate, SpeedKey
 
@@ -57,7 +57,8 @@ def a_state(jobs: int, seed: int = 0) -> SavedState:
         }
 
     memory = RoundMemory(
-        account=Account(promised=rows(), received=rows()),
+        promised=rows(),
+        received=rows(),
         shares={name: {t: share / 4001 for t, share in row.items()} for name, row in rows().items()},
         at=1_763_000_000.25,
         moves=(1_762_999_000.0,),
@@ -80,7 +81,7 @@ def assert_alike(found: SavedState, want: SavedState, rel: float) -> None:
     for job, shares in want.memory.shares.items():
         assert found.memory.shares[job] == pytest.approx(shares, rel=rel)
         for side in ("promised", "received"):
-            got, expected = getattr(found.memory.account, side), getattr(want.memory.account, side)
+            got, expected = getattr(found.memory, side), getattr(want.memory, side)
             assert got[job] == pytest.approx(expected[job], rel=rel)
 
 
@@ -110,8 +111,8 @@ def test_what_does_not_fit_is_left_out_and_those_to_whom_most_is_owed_stay():
     assert found.jobs == {} and found.kinds.keys() == state.kinds.keys()
 
     def owed(job: str) -> float:
-        account = state.memory.account
-        return abs(sum(account.promised[job].values()) - sum(account.received[job].values()))
+        memory = state.memory
+        return abs(sum(memory.promised[job].values()) - sum(memory.received[job].values()))
 
     kept = set(found.memory.shares)
     assert 0 < len(kept) < 400
@@ -153,7 +154,7 @@ def test_entries_that_make_no_sense_are_left_out():
     state = {"version": 1, "names": ["v100"], "memory": {"at": 1.0, "moves": [], "jobs": rows}, "jobs": 5}
     found = decode(zlib.compress(json.dumps(state).encode()))
     assert found.memory.shares == {"team/good": {"v100": 0.5}}
-    assert found.memory.account.promised == {"team/good": {"v100": 5.0}}
+    assert found.memory.promised == {"team/good": {"v100": 5.0}}
     assert found.jobs == {}
 
 

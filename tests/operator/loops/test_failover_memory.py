@@ -28,9 +28,9 @@ async def test_a_killed_operator_loses_at_most_a_round():
     simulation.start_operator()
     await simulation.tick()
     after = simulation.allocator.decider.memory.accounts
-    for name, row in before.account.promised.items():
-        owed = sum(row.values()) - sum(before.account.received[name].values())
-        now = sum(after.account.promised[name].values()) - sum(after.account.received[name].values())
+    for name, row in before.promised.items():
+        owed = sum(row.values()) - sum(before.received[name].values())
+        now = sum(after.promised[name].values()) - sum(after.received[name].values())
         assert now == pytest.approx(owed, abs=10.0)
     assert after.moves == before.moves
 
@@ -47,9 +47,9 @@ async def test_time_without_an_operator_counts_as_promised_and_received():
     await simulation.tick()
     after = simulation.allocator.decider.memory.accounts
     key = f"{NAMESPACE}/{running}"
-    assert sum(after.account.received[key].values()) > 0.3 * sum(before.account.received[key].values()) + 100
+    assert sum(after.received[key].values()) > 0.3 * sum(before.received[key].values()) + 100
     for name in set(before.shares) - {key}:
-        gained = sum(after.account.promised[name].values()) - sum(before.account.promised[name].values())
+        gained = sum(after.promised[name].values()) - sum(before.promised[name].values())
         assert gained == pytest.approx(121 / 3, abs=10)
 
 
@@ -62,18 +62,18 @@ async def test_accounts_of_a_backup_are_gone_on_with(change):
     item, before = simulation.world.get(CONFIG_MAP, *name), simulation.allocator.decider.memory.accounts
     if change == "restored":
         state = decode(base64.b64decode(item["binaryData"][STATE_KEY]))
-        account = dataclasses.replace(state.memory.account, promised={key: {"fast": 5000.0}})
-        state = dataclasses.replace(state, memory=dataclasses.replace(state.memory, account=account))
+        memory = dataclasses.replace(state.memory, promised={key: {"fast": 5000.0}})
+        state = dataclasses.replace(state, memory=memory)
         content = {"binaryData": {STATE_KEY: base64.b64encode(encode(state)).decode()}}
         simulation.world.put(CONFIG_MAP, {**item, **content})
     else:
         simulation.world.drop(CONFIG_MAP, *name)
     await simulation.ticks(25)
-    promised = sum(simulation.allocator.decider.memory.accounts.account.promised[key].values())
-    least = 4000.0 if change == "restored" else sum(before.account.promised[key].values())
+    promised = sum(simulation.allocator.decider.memory.accounts.promised[key].values())
+    least = 4000.0 if change == "restored" else sum(before.promised[key].values())
     assert promised > least
     saved = decode(base64.b64decode(simulation.world.get(CONFIG_MAP, *name)["binaryData"][STATE_KEY]))
-    assert sum(saved.memory.account.promised[key].values()) > least
+    assert sum(saved.memory.promised[key].values()) > least
 
 
 @pytest.mark.parametrize("operator_runs", [True, False])
@@ -82,7 +82,7 @@ async def test_a_job_created_again_under_an_old_name_inherits_nothing(operator_r
     simulation, key = crowded(), (NAMESPACE, "three")
     await simulation.ticks(41)
     decider = simulation.allocator.decider
-    assert sum(decider.memory.accounts.account.promised["/".join(key)].values()) > 10
+    assert sum(decider.memory.accounts.promised["/".join(key)].values()) > 10
     assert decider.measurements.reported_by(key)
     simulation.world.drop(JOB, *key)
     again = job("three", totalSteps=100_000)
@@ -94,8 +94,8 @@ async def test_a_job_created_again_under_an_old_name_inherits_nothing(operator_r
     await simulation.tick(seconds=1.0 if operator_runs else 120.0)
     decider = simulation.allocator.decider
     memory = decider.memory.accounts
-    assert sum(memory.account.promised.get("/".join(key), {}).values()) == pytest.approx(0.0, abs=1.0)
-    assert sum(memory.account.promised[f"{NAMESPACE}/two"].values()) > 10
+    assert sum(memory.promised.get("/".join(key), {}).values()) == pytest.approx(0.0, abs=1.0)
+    assert sum(memory.promised[f"{NAMESPACE}/two"].values()) > 10
     assert not decider.measurements.reported_by(key)
 
 

@@ -4,7 +4,7 @@ import pytest
 from ballast_policies.allocation.price_classes import PriceClasses, PricedPool
 from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.allocation.registry import allocate
-from ballast_policies.rounds.memory import Account, RoundMemory
+from ballast_policies.rounds.memory import RoundMemory
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -95,11 +95,16 @@ def test_levels_are_the_same_with_split_columns(wanted):
 
 def test_accounts_keep_what_a_job_is_owed_when_columns_change():
     """Split and merged again, seconds by GPU type are the same; shares too."""
-    account = Account(promised={"one": {"v100": 90.0, "a100": 5.0}}, received={"one": {"v100": 30.0}})
-    memory = RoundMemory(account=account, shares={"one": {"v100": 0.5}}, at=7.0, moves=(1.0,))
+    memory = RoundMemory(
+        promised={"one": {"v100": 90.0, "a100": 5.0}},
+        received={"one": {"v100": 30.0}},
+        shares={"one": {"v100": 0.5}},
+        at=7.0,
+        moves=(1.0,),
+    )
     classes = PriceClasses.of(POOLS, {})
     split = memory.over_columns(classes.gpu_type, classes.gpus)
-    assert split.account.promised["one"] == pytest.approx({SPOT: 45.0, ON_DEMAND: 45.0, "a100": 5.0})
+    assert split.promised["one"] == pytest.approx({SPOT: 45.0, ON_DEMAND: 45.0, "a100": 5.0})
     assert split.shares["one"] == pytest.approx({SPOT: 0.25, ON_DEMAND: 0.25})
     assert split.over_columns(classes.gpu_type, classes.gpus) is split
     again = split.over_columns({"v100": "v100", "a100": "a100"}, {"v100": 16, "a100": 4})

@@ -1,9 +1,11 @@
 """Rounds played in a row, each from the state that the one before has left."""
 
+import dataclasses
+
 from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.allocation.registry import allocate
 from ballast_policies.rounds.decide import decide_round
-from ballast_policies.rounds.memory import Account, advance
+from ballast_policies.rounds.memory import RoundMemory
 from ballast_policies.rounds.question import Question
 from ballast_policies.rounds.values import Node, Placement, RoundSettings, RoundState
 
@@ -50,24 +52,23 @@ def play(nodes, jobs, rounds, settings=None, shares=None):
     """
     settings = settings or RoundSettings(round_seconds=60.0)
     solved = None if shares else solve(nodes, jobs).allocation
-    account, state, now = Account(), RoundState(), 0.0
+    memory, state, now = RoundMemory(), RoundState(), 0.0
     for number in range(rounds):
         given = shares(number) if shares else solved
         decided = decide_round(
             Question(now=now, shares=given, jobs=jobs, nodes=nodes, state=state, settings=settings)
         )
         yield now, state, decided
-        account = advance(
-            account,
-            shares=given,
-            running={job: placement.gpu_type for job, placement in decided.placements.items()},
-            seconds=settings.round_seconds,
+        memory = dataclasses.replace(memory, shares=given).until(
+            now + settings.round_seconds,
+            given,
+            running=decided.placements,
             round_seconds=settings.round_seconds,
         )
         changed = len(decided.moved) + len(decided.stopped)
         state = RoundState(
-            received=account.received,
-            promised=account.promised,
+            received=memory.received,
+            promised=memory.promised,
             running=decided.placements,
             running_since={
                 job: state.running_since[job] if job in decided.extended else now

@@ -5,15 +5,22 @@ from collections import Counter
 import numpy as np
 import pytest
 from ballast_policies.rounds.claims import by_urgency, priorities
-from ballast_policies.rounds.memory import HALF_LIFE_ROUNDS, Account, advance
+from ballast_policies.rounds.memory import HALF_LIFE_ROUNDS, RoundMemory
 
-from tests.policies.rounds.played import job, node, play
+from tests.policies.rounds.played import at, job, node, play
 
 ROUND = 60.0
 
 
 def shares_of(**share):
     return {job: {"v100": x} for job, x in share.items()}
+
+
+def owed(**share):
+    """The memory of job a, that was promised 800 s and had 400; ``share``: in force now."""
+    return RoundMemory(
+        promised={"a": {"v100": 800.0}}, received={"a": {"v100": 400.0}}, shares=shares_of(**share)
+    )
 
 
 def shares_of_round(number):
@@ -33,29 +40,25 @@ def test_jobs_get_their_shares_although_every_round_has_new_ones():
 
 def test_after_a_half_life_half_is_forgotten():
     """Promised and received alike, and what has passed since is added."""
-    account = Account(promised={"a": {"v100": 800.0}}, received={"a": {"v100": 400.0}})
     seconds = HALF_LIFE_ROUNDS * ROUND
-    after = advance(
-        account, shares={"a": {"v100": 0.5}}, running={"a": "v100"}, seconds=seconds, round_seconds=ROUND
-    )
+    after = owed(a=0.5).until(seconds, {}, running={"a": at("n0")}, round_seconds=ROUND)
     assert after.promised["a"]["v100"] == pytest.approx(400.0 + 0.5 * seconds)
     assert after.received["a"]["v100"] == pytest.approx(200.0 + seconds)
 
 
 def test_nothing_is_forgotten_of_a_job_that_waits():
     """What it is owed grows with every second of its share."""
-    account = Account(promised={"a": {"v100": 800.0}}, received={"a": {"v100": 400.0}})
-    for _ in range(100):
-        account = advance(
-            account, shares={"a": {"v100": 0.01}}, running={"b": "v100"}, seconds=ROUND, round_seconds=ROUND
+    memory = owed(a=0.01)
+    for number in range(100):
+        memory = memory.until(
+            ROUND * (number + 1), memory.shares, running={"b": at("n0")}, round_seconds=ROUND
         )
-    assert account.promised["a"]["v100"] == pytest.approx(800.0 + 0.01 * 100 * ROUND)
-    assert account.received["a"]["v100"] == pytest.approx(400.0)
+    assert memory.promised["a"]["v100"] == pytest.approx(800.0 + 0.01 * 100 * ROUND)
+    assert memory.received["a"]["v100"] == pytest.approx(400.0)
 
 
 def test_a_job_that_is_gone_has_its_account_closed():
-    account = Account(promised={"a": {"v100": 800.0}}, received={"a": {"v100": 400.0}})
-    after = advance(account, shares={"b": {"v100": 1.0}}, running={}, seconds=1.0, round_seconds=ROUND)
+    after = owed(b=1.0).until(1.0, {}, running={}, round_seconds=ROUND)
     assert set(after.promised) == set(after.received) == {"b"}
 
 

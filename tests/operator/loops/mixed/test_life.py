@@ -209,7 +209,7 @@ async def test_a_new_operator_keeps_the_gang_and_books_its_time_on_both_types():
     await simulation.ticks(3, seconds=61)
     status = simulation.status("wide")
     assert (status.launches, status.state) == (1, "Running")
-    received = simulation.allocator.decider.memory.accounts.account.received[f"{NAMESPACE}/wide"]
+    received = simulation.allocator.decider.memory.accounts.received[f"{NAMESPACE}/wide"]
     assert received["fast"] == pytest.approx(received["slow"])
     assert received["fast"] > 100
 
