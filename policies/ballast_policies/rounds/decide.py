@@ -37,6 +37,13 @@ def decide_round(question: Question) -> Round:
     this starts on spot machines keeps within their limits (:mod:`.spot_limits`); jobs that would wait are put
     beside others (:func:`share_gpus`).
     """
+    running = question.state.running
+    unable = frozenset(
+        job.name
+        for job in question.jobs
+        if job.name in running and job.throughput.get(running[job.name].gpu_type, 0.0) <= 0
+    )
+    question = dataclasses.replace(question, shared=dataclasses.replace(question.shared, unable=unable))
     # Jobs that share a GPU may have been allowed other sizes, or several pools, since.
     paired = {name for pair in question.second_jobs.items() for name in pair}
     question = dataclasses.replace(

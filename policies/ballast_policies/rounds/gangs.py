@@ -401,11 +401,13 @@ class SharedGpus:
     Attributes:
         jobs: name -> job that may share.
         memory: node -> bytes of its one GPU, for nodes that offer it to two pods.
+        unable: running jobs that cannot use the type of their GPUs any more.
     """
 
     jobs: Mapping[str, SharingJob] = dataclasses.field(default_factory=dict)
     memory: Mapping[str, float] = dataclasses.field(default_factory=dict)
     speeds: PairSpeeds = dataclasses.field(default_factory=PairSpeeds)
+    unable: frozenset[str] = frozenset()
 
     def fit(self, one: str, other: str, node: str) -> bool:
         """True if both may share, and the node's GPU has memory for the two."""

@@ -86,7 +86,7 @@ def _continuing(question: Question, placements: Mapping[str, Placement]) -> dict
     """
     shared, state, running = question.shared, question.state, question.state.running
     first_on, found = shared.first_jobs(placements), {}
-    for name in sorted(running, key=state.by_age) if first_on else ():
+    for name in sorted(running.keys() - shared.unable, key=state.by_age) if first_on else ():
         at, first = running[name], first_on.get(node := shared.on(running[name]))
         if name in placements or first is None:
             continue

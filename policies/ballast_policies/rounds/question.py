@@ -152,7 +152,8 @@ class Question:
     def second_jobs(self) -> Mapping[str, str]:
         """Running job that is second on its GPU -> the first: the one that has been there longer."""
         running, first_on, second_of = self.state.running, dict[str, str](), dict[str, str]()
-        there = [name for name in running if self.shared.on(running[name])] if self.shared.memory else []
+        able = running.keys() - self.shared.unable if self.shared.memory else ()
+        there = [name for name in able if self.shared.on(running[name])]
         for name in sorted(there, key=self.state.by_age):
             first = first_on.setdefault(running[name].nodes[0], name)
             if first != name:

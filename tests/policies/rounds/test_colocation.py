@@ -40,9 +40,11 @@ def decide(
     shares: dict[str, float] | None = None,
     elastic: dict[str, ElasticGang] | None = None,
     surplus: Surplus = Surplus.LEVEL,
+    unable: str = "",
     **settings,
 ) -> Round:
-    jobs = [job(name) for name in names]
+    """``unable``: job that cannot use the GPUs."""
+    jobs = [job(name, throughput={"v100": float(name != unable)}) for name in names]
     weights = {name: {"v100": (shares or {}).get(name, 1 / len(names))} for name in names}
     return decide_round(
         Question(
@@ -183,6 +185,21 @@ def test_a_pair_that_may_not_share_any_more_parts_whichever_of_the_two_it_is():
         found = decide("ab", nodes, shared, state=state)
         assert (found.extended, found.stopped) == (("a",), ("b",))
         assert "a has its GPU, and the two may not share it" in found.reasons["b"]
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"max_moves_per_hour": 0}, {"within_round": True}, {"min_run_seconds": 5000.0}]
+)
+@pytest.mark.parametrize("surplus", [Surplus.LEVEL, Surplus.COMPLETION_TIME])
+@pytest.mark.parametrize(("unable", "other"), ["ab", "ba"])
+def test_a_job_that_cannot_use_the_type_of_its_gpu_any_more_leaves_the_other_alone(
+    unable, other, surplus, settings
+):
+    """At once, whichever of the two it is, as one that has a GPU to itself does."""
+    nodes, state = gpus("n"), running(a="n", b="n")
+    shared = may_share("a", "b", nodes=nodes)
+    found = decide("ab", nodes, shared, state=state, unable=unable, surplus=surplus, **settings)
+    assert (found.extended, found.stopped, found.colocations) == ((other,), (unable,), {})
 
 
 @pytest.mark.parametrize("settings", [{"max_moves_per_hour": 0}, {"within_round": True}])

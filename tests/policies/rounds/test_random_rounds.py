@@ -183,7 +183,7 @@ def with_losses(rng, question):
     ]
     jobs = [
         dataclasses.replace(job, throughput={**job.throughput, rng.choice(("v100", "k80")): 0.0})
-        if rng.random() < 0.1 and job.name not in {*question.elastic, *question.mixed, *question.shared.jobs}
+        if rng.random() < 0.1 and job.name not in {*question.elastic, *question.mixed}
         else job
         for job in question.jobs
     ]
