@@ -20,6 +20,8 @@ EVENTS_PER_RENEWAL = 4
 """Checkpoints that may be reported between two renewals."""
 RETRY_SECONDS = 20.0
 """Pause between two tries to find a last step, where not all ranks have answered."""
+CLOSE_SECONDS, FINISH_SECONDS = 5.0, 120.0
+"""Seconds to try the last messages; that the job is done, longer: unheard, it would be launched again."""
 WINDOW_SECONDS = 30.0
 """The speed is that of the last steps, over at least this long."""
 
@@ -61,7 +63,7 @@ class Reporter:
         self._resumed: int | None = None
         self._stop_reason = ""
         self._stopping = False
-        self._closing = False
+        self._until: float | None = None
         self._left_at: int | None = None
         self._finished: int | None = None
         self._acknowledged = 0
@@ -104,21 +106,22 @@ class Reporter:
     def close(self, *, left_at: int | None = None, finished: int | None = None) -> None:
         """Send what is left, give up the Lease, end the thread."""
         with self._lock:
-            if self._closing:
+            if self._until is not None:
                 return
-            self._left_at, self._finished, self._closing = left_at, finished, True
+            seconds = CLOSE_SECONDS if finished is None else FINISH_SECONDS
+            self._left_at, self._finished, self._until = left_at, finished, monotonic() + seconds
         self._wake.set()
-        self._thread.join(timeout=5.0)
+        self._thread.join(timeout=seconds)
 
     def _run(self) -> None:
         renewed = tried = float("-inf")
         away = False
         while True:
             with self._lock:
-                closing, why = self._closing, self._stop_reason
+                until, why = self._until, self._stop_reason
             now = monotonic()
             try:
-                if closing:
+                if until is not None:
                     self._write(release=True)
                     return
                 # The ranks need no operator to agree on it.
@@ -133,11 +136,12 @@ class Reporter:
                     renewed = now
                 away = False
             except Exception as error:  # whatever it is, a job whose Lease is not renewed counts as hung
-                if not away or closing:
+                again = until is None or monotonic() < until
+                if not away or not again:
                     known = isinstance(error, ChannelError)
                     logger.warning("the operator cannot be reached now: %s", error, exc_info=not known)
                 away = True
-                if closing:
+                if not again:
                     return
             self._wake.wait(POLL_SECONDS)
             self._wake.clear()

@@ -15,7 +15,7 @@ from ballast_policies.contract.plan import Directive
 
 from tests.client.test_messages import a_plan
 from tests.docs.blocks import blocks
-from tests.support.waiting import eventually
+from tests.support.waiting import WAIT_SECONDS, eventually
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +71,27 @@ def test_a_job_runs_to_its_end_and_says_so(operator):
     report = Report.from_json((operator / "report.json").read_text())
     assert (report.epoch, report.step, report.loss, report.checkpoint_step) == (3, 20, 1.0, 20)
     assert loaded == [] and job.checkpoints.newest()[0] == 20
+
+
+@pytest.mark.parametrize("fails", [3, 10**9])
+def test_that_a_job_is_done_is_said_again_where_it_was_not_heard(operator, monkeypatch, fails):
+    """Else it would be launched once more, as one that failed; up to a limit."""
+    monkeypatch.setattr(reporter, "FINISH_SECONDS", WAIT_SECONDS if fails == 3 else 0.05)
+
+    class Away(Directory):
+        left = 0
+
+        def write(self, annotations, **how):
+            if self.left:
+                self.left -= 1
+                raise ChannelError("503")
+            super().write(annotations, **how)
+
+    channel = Away(operator)
+    job = Job(channel=channel, environment={"BALLAST_POD_NAME": "job-1-0"})
+    channel.left = fails
+    job.finish(20)
+    assert (operator / "finished-step").exists() == (fails == 3)
 
 
 def test_a_job_that_is_asked_to_stop_saves_leaves_and_resumes(operator):
