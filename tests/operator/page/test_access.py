@@ -57,13 +57,14 @@ async def test_answers_count_for_a_minute():
         person = await reviews.person("good")
         assert person == Person(name="ann")
         assert await reviews.namespaces(person, {"a", "b"}) == {"a"}
-    assert server.asked.count("TokenReview") == 1
+        assert await reviews.person("bad") is None
+    assert server.asked.count("TokenReview") == 2
     assert server.asked.count("SubjectAccessReview") == 3  # of all namespaces, and of each
     server.allowed = set()
     now[0] = KEPT_SECONDS + 1
     assert await reviews.namespaces(person, {"a", "b"}) == frozenset()
     assert await reviews.person("good") is not None
-    assert server.asked.count("TokenReview") == 2
+    assert server.asked.count("TokenReview") == 3
 
 
 async def test_who_may_see_all_jobs_costs_one_review():

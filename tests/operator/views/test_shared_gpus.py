@@ -71,8 +71,7 @@ def test_a_job_whose_pod_has_ended_does_not_stand_for_the_one_that_pays():
     assert dedupe_shared_allocations([ended, pays]) == [pays]
 
 
-GPU, COUNT = "nvidia.com/gpu", "nvidia.com/gpu.replicas"
-STRATEGY = "nvidia.com/gpu.sharing-strategy"
+GPU = "nvidia.com/gpu"
 
 
 def closed(labels: dict[str, str], offers: int, resource: str = GPU, **spec: object) -> str:
@@ -87,7 +86,7 @@ def closed(labels: dict[str, str], offers: int, resource: str = GPU, **spec: obj
     return as_shared(read_node(item), resource).closed
 
 
-@pytest.mark.parametrize("labels", [{COUNT: "2"}, {COUNT: "2", STRATEGY: "time-slicing"}])
+@pytest.mark.parametrize("labels", [{REPLICAS: "2"}, {REPLICAS: "2", STRATEGY: "time-slicing"}])
 def test_a_node_with_one_gpu_in_two_replicas_is_used(labels: dict[str, str]):
     """Under the usual name and under the plugin's other one."""
     assert closed(labels, 2) == closed(labels, 2, "nvidia.com/gpu.shared") == ""
@@ -96,11 +95,11 @@ def test_a_node_with_one_gpu_in_two_replicas_is_used(labels: dict[str, str]):
 @pytest.mark.parametrize(
     ("labels", "offers", "why"),
     [
-        ({COUNT: "2"}, 4, "it offers 4 of nvidia.com/gpu in place of 2"),
-        ({COUNT: "2"}, 1, "it offers 1 of"),
-        ({COUNT: "4"}, 4, f"{COUNT} is 4 in place of 2"),
-        ({}, 2, f"{COUNT} is missing in place of 2"),
-        ({COUNT: "2", STRATEGY: "mps"}, 2, f"{STRATEGY} is mps"),
+        ({REPLICAS: "2"}, 4, "it offers 4 of nvidia.com/gpu in place of 2"),
+        ({REPLICAS: "2"}, 1, "it offers 1 of"),
+        ({REPLICAS: "4"}, 4, f"{REPLICAS} is 4 in place of 2"),
+        ({}, 2, f"{REPLICAS} is missing in place of 2"),
+        ({REPLICAS: "2", STRATEGY: "mps"}, 2, f"{STRATEGY} is mps"),
     ],
 )
 def test_other_nodes_take_no_gang_and_say_why(labels: dict[str, str], offers: int, why: str):
@@ -109,4 +108,4 @@ def test_other_nodes_take_no_gang_and_say_why(labels: dict[str, str], offers: in
 
 
 def test_what_closes_any_node_closes_this_one():
-    assert closed({COUNT: "2"}, 2, unschedulable=True) == "cordoned"
+    assert closed({REPLICAS: "2"}, 2, unschedulable=True) == "cordoned"

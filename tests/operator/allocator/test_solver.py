@@ -1,4 +1,4 @@
-"""The solver's process: an answer in time, or the greedy fallback, whatever happens to it."""
+"""The solver's process: an answer in time, or the greedy fallback, whatever happens to it; own policies."""
 
 import dataclasses
 import json
@@ -15,6 +15,7 @@ from ballast_operator.views.spec import read_spec_text
 from ballast_policies.allocation.problem import Job, Problem
 
 from tests.operator.loops.simulated.simulation import job
+from tests.support.examples import first_daily
 from tests.support.waiting import WAIT_SECONDS
 
 PROBLEM = Problem(
@@ -181,3 +182,87 @@ async def test_a_process_that_does_not_start_is_not_taken_for_a_question_that_ta
         with pytest.raises(OSError, match="no process starts") as raised:
             await solver.answer(len, "four")
     assert not isinstance(raised.value, (TimeoutError, ConnectionError))
+
+
+MODULE = """
+import os, sys, time
+import cvxpy as cp
+
+def fair(cluster):
+    print("a line on standard output")
+    sys.stdout.flush()
+    os.write(1, b"and one past Python")
+    return cp.Maximize(cp.min(cluster.level))
+
+def raises(cluster):
+    raise RuntimeError("not today")
+
+def loops(cluster):
+    while True:
+        pass
+
+def dies(cluster):
+    os._exit(7)
+
+class Odd(BaseException):
+    pass
+
+def odd(cluster):
+    raise Odd("an error of no usual kind")
+
+def infeasible(cluster):
+    return cp.Maximize(cp.min(cluster.level)), [cluster.level >= 1e9]
+"""
+
+
+@pytest.fixture
+def solver_of_mine(tmp_path, monkeypatch):
+    """A solver whose process finds the module ``mine``."""
+    (tmp_path / "mine.py").write_text(MODULE)
+    (tmp_path / "hangs.py").write_text("while True: pass\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    return Solver(PATIENT)
+
+
+@pytest.mark.processes
+async def test_an_own_policy_is_solved_in_the_process(solver_of_mine):
+    """What it prints does not come between the answers; the next question finds the same process.
+
+    An error is told and the greedy allocation is used: the process lives on, whatever the function does.
+    """
+    errors = {
+        "raises": "policy mine:raises: it raised RuntimeError: not today",
+        "infeasible": "no shares keep all of its constraints",
+        "missing": "cannot be imported: AttributeError",
+    }
+    async with solver_of_mine as solver:
+        found = await solver.solve("mine:fair", PROBLEM)
+        assert found.outcome is PolicyReason.OPTIMAL
+        assert found.allocation.gap <= 1e-6
+        process = solver._process.pid
+        for function, said in errors.items():
+            failed = await solver.solve(f"mine:{function}", PROBLEM)
+            assert failed.outcome is PolicyReason.FALLBACK_AFTER_SOLVER_ERROR
+            assert failed.health is PolicyReason.SOLVER_ANSWERS
+            assert said in failed.message
+            assert failed.allocation.status == "greedy"
+        ours = await solver.solve("max-min-fairness", PROBLEM, options={"agnostic": False})
+        assert ours.outcome is PolicyReason.OPTIMAL
+        assert found.allocation.objective == pytest.approx(ours.allocation.objective)
+        assert solver._process.pid == process
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("ends", "hangs"), first_daily([("dies", "mine:loops"), ("odd", "hangs:fair")]))
+async def test_one_that_ends_the_process_or_never_returns_costs_one_answer(solver_of_mine, ends, hangs):
+    """At its limit where the function or its module's import hangs; the next question has another process."""
+    async with solver_of_mine as solver:
+        died = await solver.solve(f"mine:{ends}", PROBLEM)
+        await solver.warm_up()
+        late = await solver.solve(hangs, PROBLEM, limit_seconds=0.5)
+        await solver.warm_up()
+        again = await solver.solve("max-min-fairness", PROBLEM)
+    assert died.outcome is PolicyReason.FALLBACK_AFTER_SOLVER_ERROR
+    assert late.outcome is PolicyReason.FALLBACK_AFTER_TIMEOUT
+    assert died.allocation.status == late.allocation.status == "greedy"
+    assert again.outcome is PolicyReason.OPTIMAL
