@@ -53,14 +53,31 @@ def changed(name: str, **changes: object) -> str:
         ("ack", {"pauseMs": -3}, "Ack.pauseMs"),
         ("plan", {"epoch": 2**40}, "Plan.epoch"),
         ("plan", {"job": "x" * 300}, "Plan.job"),
+        ("plan", {"epoch": 0}, "Plan.epoch: 0 is below 1"),
+        (
+            "plan",
+            {"directive": "dance"},
+            "Plan.directive: 'dance' is not one of run, checkpointAndStop, shrink, grow",
+        ),
+        ("plan", {"ranks": []}, "ranks must be 0..n-1"),
+        ("plan", {"ranks": [{"rank": 0}]}, "Plan.ranks[0].pod: missing"),
+        ("plan", {"stages": [{"rank": 0, "firstLayer": 1, "endLayer": 2}]}, "starts at layer 1, expected 0"),
+        ("plan", {"stages": [{"rank": 5, "firstLayer": 0, "endLayer": 2}]}, "the plan has 4 ranks"),
+        ("plan", {"stages": [{"rank": 0, "firstLayer": 0, "endLayer": 0}]}, "stages[0].endLayer: 0 is below"),
+        ("plan", {"stages": [{"rank": 0, "firstLayer": 2, "endLayer": 2}]}, "needs at least one layer"),
     ],
 )
-def test_a_message_out_of_range_is_refused_by_its_field(name, changes, reason):
-    """The sender and the person who looks at the job learn which field and which limit."""
+def test_a_message_that_cannot_be_is_refused_by_its_field(name, changes, reason):
+    """The sender and the person who looks at the job learn which field, which value, and why."""
     with pytest.raises(ContractError) as caught:
         MESSAGES[name].from_json(changed(name, **changes))
     assert reason in str(caught.value)
     assert len(str(caught.value)) < 400
+
+
+def test_unknown_keys_are_ignored():
+    """An operator one release newer than the trainer is still understood."""
+    assert Plan.from_json(changed("plan", colour="blue")) == EXAMPLES["plan"]
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.0", "9" * 5000, "9007199254740993", "²", "٣", "1 "])

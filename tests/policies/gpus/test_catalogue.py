@@ -74,13 +74,6 @@ def test_other_names_are_no_gpu_of_the_catalogue(name):
     assert gpu_named(name) is None
 
 
-@pytest.mark.slow
-@given(st.text())
-def test_any_text_is_looked_up(text):
-    """Labels come from others."""
-    assert gpu_named(text) is None or text.strip()
-
-
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [

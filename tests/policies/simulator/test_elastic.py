@@ -93,12 +93,6 @@ def test_jobs_that_train_for_decades_take_turns_at_ends_of_rounds():
     assert len(result.finished) == 30
 
 
-@pytest.mark.slow
-def test_the_same_file_gives_the_same_result():
-    """No randomness, no clock."""
-    assert alone(30, 5).to_json() == alone(30, 5).to_json()
-
-
 def test_the_command_prints_averages_and_rows(path):
     """``ballast simulate --elastic FILE``."""
     done = called(path, "--policy", "completion-time", "--jobs", "--output", "json")

@@ -163,17 +163,6 @@ def test_work_and_time_are_conserved(rules):
         assert done == pytest.approx(row.steps, rel=0.01)
 
 
-@pytest.mark.slow
-def test_the_same_simulation_twice_is_the_same():
-    """Every number, the solve times aside."""
-    jobs = [job("ab"[i % 2], 3000.0 + 700 * i, arrival=90.0 * i) for i in range(12)]
-    first, second = (
-        run(jobs, {"fast": 2}, FAST, rules="gavel", agnostic=True, seed=4).to_json(per_job=True)
-        for _ in range(2)
-    )
-    assert {**first, "solve_seconds": 0} == {**second, "solve_seconds": 0}
-
-
 @pytest.mark.parametrize("rules", ["ballast", "whole-rounds"])
 def test_an_endless_workload_ends_when_the_measured_jobs_are_done(rules):
     """Jobs keep arriving until then; the averages are over the window alone."""

@@ -8,7 +8,7 @@ from ballast_policies.rounds.values import extra_nodes, kept_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.policies.rounds.elastic.gangs import CONCAVE, decide, gang, sizes_of
+from tests.policies.rounds.elastic.gangs import decide, gang, sizes_of
 from tests.policies.rounds.played import at, job, node
 
 
@@ -250,13 +250,3 @@ def test_the_sum_of_speeds_is_the_best_that_brute_force_finds(case):
     found = sizes_of(decided)
     total = sum(table[found[f"j{i}"]] for i, table in enumerate(tables))
     assert total >= best / 1.021  # steps of less than two percent are not taken
-
-
-@given(concave_gangs())
-def test_no_job_has_less_than_on_its_part_of_the_cluster(case):
-    """Sharing incentive in whole GPUs: as many as n equal parts have, rounded down, if its speed gains."""
-    tables, gpus = case
-    tables = [CONCAVE] * len(tables)
-    elastic = {f"j{i}": gang(table, speeds=table) for i, table in enumerate(tables)}
-    found = sizes_of(decide([job(name) for name in elastic], [node("a", gpus)], elastic))
-    assert min(found.values()) >= min(8, gpus // len(tables))

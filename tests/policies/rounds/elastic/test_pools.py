@@ -42,14 +42,10 @@ def on(pool, gpus):
     return Placement(gpu_type={"fast": "v100", "slow": "k80"}[pool], pool=pool, nodes=(pool,) * gpus)
 
 
-def decide(elastic, nodes, *, shares=None, running=None, since=0.0, surplus=Surplus.LEVEL, **options):
-    running = running or {}
-    round_settings = {
-        key: options.pop(key)
-        for key in ("within_round", "min_run_seconds", "max_moves_per_hour")
-        if key in options
-    }
-    fields = options.pop("fields", {})
+def decide(
+    elastic, nodes, *, shares=None, running=None, since=0.0, surplus=Surplus.LEVEL, fields=None, **settings
+):
+    running, fields = running or {}, fields or {}
     return decide_round(
         Question(
             now=600.0,
@@ -57,10 +53,9 @@ def decide(elastic, nodes, *, shares=None, running=None, since=0.0, surplus=Surp
             jobs=[job(name, elastic, **fields.get(name, {})) for name in elastic],
             nodes=nodes,
             state=RoundState(running=running, running_since=dict.fromkeys(running, since)),
-            settings=RoundSettings(round_seconds=360.0, **round_settings),
+            settings=RoundSettings(round_seconds=360.0, **settings),
             elastic=elastic,
             surplus=surplus,
-            **options,
         )
     )
 
@@ -99,23 +94,36 @@ def test_a_running_gang_moves_to_idle_gpus_where_it_is_faster_by_more_than_its_r
     assert sizes_of(again) == sizes_of(decided) and not again.moved
 
 
-@pytest.mark.parametrize(("of_large", "starts"), [(0.1, "small"), (2.0, None)])
-def test_what_a_gang_leaves_is_for_those_that_wait_unless_it_is_kept_for_one(of_large, starts):
-    """It goes to eight GPUs; a large gang, if it is urgent, waits for a young one beside it."""
-    others = {"young": 2, "large": 4, "small": 1}
-    elastic, running = {"x": gang(0.9)}, {"x": on("fast", 2), "young": on("fast", 2)}
-    rigid = [Job(name=name, gpus=gpus, throughput={"v100": 1.0}) for name, gpus in others.items()]
-    shares = {"x": 0.5, "young": 0.5, "large": of_large, "small": 0.1}
-    decided = decide_round(
+def beside_a_young_gang(elastic, shares, running, **rigid):
+    """A round of an elastic gang and ``rigid`` ones, by their GPUs, beside one that began 5 s before it."""
+    jobs = [
+        Job(name=name, gpus=gpus, throughput={"v100": 1.0}) for name, gpus in {"young": 2, **rigid}.items()
+    ]
+    return decide_round(
         Question(
             now=600.0,
-            shares={name: {"v100": share} for name, share in shares.items()},
-            jobs=[job("x", elastic), *rigid],
+            shares=shares,
+            jobs=[job("x", elastic), *jobs],
             nodes=pools(4, 8),
-            state=RoundState(running=running, running_since={"x": 0.0, "young": 595.0}),
+            state=RoundState(
+                running={**running, "young": on("fast", 2)}, running_since={"x": 0.0, "young": 595.0}
+            ),
             settings=RoundSettings(min_run_seconds=60.0),
             elastic=elastic,
         )
+    )
+
+
+@pytest.mark.parametrize(("of_large", "starts"), [(0.1, "small"), (2.0, None)])
+def test_what_a_gang_leaves_is_for_those_that_wait_unless_it_is_kept_for_one(of_large, starts):
+    """It goes to eight GPUs; a large gang, if it is urgent, waits for a young one beside it."""
+    shares = {"x": 0.5, "young": 0.5, "large": of_large, "small": 0.1}
+    decided = beside_a_young_gang(
+        {"x": gang(0.9)},
+        {name: {"v100": share} for name, share in shares.items()},
+        {"x": on("fast", 2)},
+        large=4,
+        small=1,
     )
     assert sizes_of(decided).items() >= {"x": ("slow", 8), "young": ("fast", 2)}.items()
     assert decided.started == ((starts,) if starts else ())
@@ -126,19 +134,8 @@ def test_what_a_gang_leaves_is_for_those_that_wait_unless_it_is_kept_for_one(of_
 @pytest.mark.parametrize(("of_large", "pool"), [(0.1, "fast"), (2.0, "slow")])
 def test_a_gang_does_not_go_where_gpus_are_kept_for_another(of_large, pool, runs):
     """It would be faster there; a large gang, if it is urgent, waits for a young one beside it."""
-    elastic, running = {"x": gang(0.3)}, {"young": on("fast", 2), **runs}
-    rigid = [Job(name=n, gpus=gpus, throughput={"v100": 1.0}) for n, gpus in (("young", 2), ("large", 4))]
-    decided = decide_round(
-        Question(
-            now=600.0,
-            shares={"x": {"k80": 0.5, "v100": 0.1}, "young": {"v100": 0.5}, "large": {"v100": of_large}},
-            jobs=[job("x", elastic), *rigid],
-            nodes=pools(4, 8),
-            state=RoundState(running=running, running_since={"x": 0.0, "young": 595.0}),
-            settings=RoundSettings(min_run_seconds=60.0),
-            elastic=elastic,
-        )
-    )
+    shares = {"x": {"k80": 0.5, "v100": 0.1}, "young": {"v100": 0.5}, "large": {"v100": of_large}}
+    decided = beside_a_young_gang({"x": gang(0.3)}, shares, runs, large=4)
     assert decided.placements["x"].pool == pool and "large" not in decided.placements
 
 
@@ -246,4 +243,4 @@ def test_a_size_that_skips_one_that_is_no_faster_is_given_up_where_it_finds_no_r
     """Four GPUs are as fast as two, and for six there is one too few: it has what it can use."""
     elastic = {"x": gang(sizes=(2, 4, 6), speeds={2: 1.0, 4: 1.0, 6: 2.0})}
     decided = decide(elastic, pools(5, 0), running={"x": on("fast", 4)})
-    assert sizes_of(decided)["x"][0] == "fast"
+    assert sizes_of(decided) == {"x": ("fast", 4)}
