@@ -12,6 +12,8 @@ from tests.contract.refusals import PRUNING, RULES
 
 PLAIN = {"totalSteps": 10, "model": {"name": "gpt"}}
 
+SHARED_EXPERTS = [{"kind": "mixtureOfExperts", "experts": {"parallel": True}}]
+
 FIELDS = [
     ({"totalSteps": 0}, "totalSteps", "0 is below 1. To fix: 1 or more"),
     ({"totalStep": 3}, "totalStep", "did you mean 'totalSteps'?"),
@@ -69,6 +71,33 @@ FIELDS = [
         )
         for freezing in ({"cacheBytes": 1000}, {"criterion": "plasticity"})
     ),
+    (
+        {"pipeline": {"minStages": 3, "maxStages": 3}, "parallelism": {"gpusPerPod": 2}},
+        "parallelism.gpusPerPod",
+        "no number of stages from minStages: 3 to maxStages: 3, with 1 ranks each, fills pods of gpusPerPod",
+    ),
+    (
+        {"pipeline": {"maxStages": 2, "replicas": [2, 1]}, "parallelism": {"gpusPerPod": 2}},
+        "parallelism.gpusPerPod",
+        "the 3 ranks of pipeline.replicas do not fill pods of gpusPerPod: 2",
+    ),
+    ({"dynamics": SHARED_EXPERTS}, "dynamics", "the replicas of a stage, and there is one"),
+    (
+        {
+            "parallelism": {"data": 2},
+            "pipeline": {"schedule": "ZeroBubbleH1"},
+            "dynamics": SHARED_EXPERTS,
+        },
+        "dynamics",
+        "replicas under ZeroBubbleH1 do not compute the same at the same time",
+    ),
+    *(
+        ({"parallelism": {"data": 2}, "dynamics": [*SHARED_EXPERTS, other]}, "dynamics", "read those of all")
+        for other in (
+            {"kind": "pruning", "target": 0.5},
+            {"kind": "freezing", "freezing": {"criterion": "weightChange"}},
+        )
+    ),
 ]
 
 
@@ -82,25 +111,6 @@ def refusals(change: dict) -> dict[str, str]:
 def test_a_wrong_field_is_named(change, field, words):
     """With its path as the user wrote it, the values, and what to change."""
     assert words in refusals(change)[field]
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (
-            {"pipeline": {"minStages": 3, "maxStages": 3}, "parallelism": {"gpusPerPod": 2}},
-            "no number of stages from minStages: 3 to maxStages: 3, with 1 ranks each, fills pods of "
-            "gpusPerPod: 2",
-        ),
-        (
-            {"pipeline": {"maxStages": 2, "replicas": [2, 1]}, "parallelism": {"gpusPerPod": 2}},
-            "the 3 ranks of pipeline.replicas do not fill pods of gpusPerPod: 2",
-        ),
-    ],
-)
-def test_ranks_that_fill_no_whole_pods_are_refused(change, words):
-    """A pod is one process a GPU, all of them ranks: no size of this job has only such pods."""
-    assert words in refusals(change)["parallelism.gpusPerPod"]
 
 
 @pytest.mark.parametrize(
@@ -125,32 +135,6 @@ def test_a_pod_holds_a_tensor_group_unless_it_is_told_otherwise(parallelism, ran
     """A group communicates in every layer: NVLink and shared memory reach as far as the pod."""
     config = JobConfig.from_mapping({**PLAIN, "parallelism": parallelism, "pipeline": {"maxStages": 8}})
     assert config.parallelism.ranks_per_pod == ranks
-
-
-SHARED_EXPERTS = [{"kind": "mixtureOfExperts", "experts": {"parallel": True}}]
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({}, "the replicas of a stage, and there is one"),
-        (
-            {"parallelism": {"data": 2}, "pipeline": {"schedule": "ZeroBubbleH1"}},
-            "replicas under ZeroBubbleH1 do not compute the same at the same time",
-        ),
-        *(
-            ({"parallelism": {"data": 2}, "dynamics": [*SHARED_EXPERTS, other]}, "read those of all")
-            for other in (
-                {"kind": "pruning", "target": 0.5},
-                {"kind": "freezing", "freezing": {"criterion": "weightChange"}},
-            )
-        ),
-    ],
-)
-def test_shared_experts_need_replicas_that_compute_at_the_same_time(change, reason):
-    """Refused before a pod starts, with what to change."""
-    found = refusals({"dynamics": SHARED_EXPERTS, **change})
-    assert reason in found["dynamics"]
 
 
 def test_every_rule_has_an_example_that_breaks_it():

@@ -55,12 +55,6 @@ def test_utilisation_and_extended_grants_are_gavels(aware):
     assert aware.lease_extensions / aware.lease_opportunities == pytest.approx(0.50, abs=0.1)
 
 
-def test_knowing_the_types_is_what_helps(aware, agnostic):
-    """The ratio of the two, 1.24 in Gavel's simulator."""
-    ratio = agnostic.average_completion_time / aware.average_completion_time
-    assert ratio == pytest.approx(1.24, rel=0.04)
-
-
 def test_static_trace_takes_17_5_hours_by_the_makespan_policy():
     """All 100 jobs, within 2 % of Gavel's 17.52 h."""
     result = run("minimize_makespan", "makespan")

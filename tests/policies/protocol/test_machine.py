@@ -46,36 +46,24 @@ LONG = {
 """Half of the seconds of all; each has two things at once that other rows have, too."""
 
 
-def named(bounds):
-    """Those in LONG are for the night."""
+def each(bounds, **jobs):
+    """Cases of these bounds; those in LONG are for the night."""
     return [
-        pytest.param(bound, id=name, marks=pytest.mark.nightly if name in LONG else ())
+        pytest.param(bound, jobs, id=name, marks=pytest.mark.nightly if name in LONG else ())
         for name, bound in bounds.items()
     ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bound", named(SMALL))
-def test_every_interleaving_is_safe_and_ends(bound):
-    """No GPU promised twice or free before its pod is gone, no job lost, launched twice, or stuck."""
-    found = check(bound)
-    assert found.ends
+@pytest.mark.parametrize(
+    ("bound", "jobs"), [*each(SMALL), *each(SCRIPTS, script=True), *each(COPIES, copies=True)]
+)
+def test_every_interleaving_is_safe_and_ends(bound, jobs):
+    """No GPU promised twice or free before its pod is gone, no job lost, launched twice, or stuck.
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("bound", named(SCRIPTS))
-def test_every_interleaving_of_a_script_is_safe_and_ends(bound):
-    """The same of a job whose pods alone tell how it is: no lease, no acknowledgement, no saved last step."""
-    found = check(bound, script=True)
-    assert found.ends
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("bound", named(COPIES))
-def test_every_interleaving_without_a_lost_pod_is_safe_and_ends(bound):
-    """The same of a gang that goes on in place: at each point between the loss and the smaller gang."""
-    found = check(bound, copies=True)
-    assert found.ends
+    Of scripts, whose pods alone tell how they are, and of gangs that go on in place without a lost pod, too.
+    """
+    check(bound, **jobs)
 
 
 @pytest.mark.parametrize(("over", "ends"), [(frozenset(), False), (frozenset({Deadline.EXIT}), True)])
@@ -152,6 +140,12 @@ def leaves_rank_0_out(seen: Observed) -> Decision:
     return next_move(dataclasses.replace(seen, pods=pods, survivors=seen.survivors[1:]))
 
 
+def takes_any_exit_for_the_end(seen: Observed) -> Decision:
+    return next_move(
+        dataclasses.replace(seen, pods=tuple(dataclasses.replace(p, leaving=False) for p in seen.pods))
+    )
+
+
 MISTAKES = {
     "a gang shrinks onto a node that goes": (
         Steps(shrinks_onto_nodes_that_go),
@@ -206,30 +200,26 @@ MISTAKES = {
         ((1,), 1, {}),
         "done is launched",
     ),
+    "a living rank 0 is left out, and trains on beside the others": (
+        Steps(leaves_rank_0_out),
+        ((3,), 3, {"kills": 1}),
+        "which leads it",
+        "copies",
+    ),
+    "a script's exit as it is deleted is taken for its end": (
+        Steps(takes_any_exit_for_the_end),
+        ((1,), 1, {"preemptions": 1}),
+        "succeeds that is not done",
+        "script",
+    ),
 }
+"""Steps of a machine, what is explored, what is found, and of which jobs."""
 
 
-@pytest.mark.parametrize(("steps", "bound", "words"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_a_machine_with_a_mistake_is_found_out(steps, bound, words):
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_machine_with_a_mistake_is_found_out(mistake):
     """Each guard is needed: without it the checker has a counterexample, with the way there."""
+    steps, bound, words, *jobs = mistake
     with pytest.raises(ViolationError, match=words) as caught:
-        check(bound, steps, most_states=200_000)
+        check(bound, steps, most_states=200_000, **dict.fromkeys(jobs, True))
     assert "  1. " in str(caught.value)
-
-
-def test_a_machine_that_leaves_a_living_rank_0_out_is_found_out():
-    """The others go on without the first pod only where it is gone: it would train on beside them."""
-    with pytest.raises(ViolationError, match="which leads it"):
-        check(((3,), 3, {"kills": 1}), Steps(leaves_rank_0_out), copies=True)
-
-
-def takes_any_exit_for_the_end(seen: Observed) -> Decision:
-    return next_move(
-        dataclasses.replace(seen, pods=tuple(dataclasses.replace(p, leaving=False) for p in seen.pods))
-    )
-
-
-def test_a_machine_that_mistakes_sigterm_for_the_end_of_a_script_is_found_out():
-    """A pod that exits with success because it is being deleted has not done its work."""
-    with pytest.raises(ViolationError, match="succeeds that is not done"):
-        check(((1,), 1, {"preemptions": 1}), Steps(takes_any_exit_for_the_end), script=True)

@@ -1,7 +1,5 @@
 """Young gangs are left alone and moves are few, in the simulator as in the operator."""
 
-import itertools
-
 import numpy as np
 import pytest
 from ballast_policies.simulator.settings import SettingsError
@@ -134,11 +132,3 @@ def test_what_hysteresis_cannot_be_combined_with_is_named(options, word):
     """Gavel's rules, pairs, impossible values."""
     with pytest.raises(SettingsError, match=word):
         simulation(policy="max-min-fairness", **options)
-
-
-@pytest.mark.slow
-def test_stretches_are_of_one_job_each():
-    """The time line that these tests measure by has no overlaps on one GPU."""
-    found = run([a_job(), a_job(), a_job()], min_run_seconds=250.0)
-    ordered = sorted(found.timeline, key=lambda s: s.start)
-    assert all(later.start >= earlier.end - 1e-6 for earlier, later in itertools.pairwise(ordered))
