@@ -117,7 +117,10 @@ def main() -> int:
     parser.add_argument("--only", default="", help="the commands that contain this text")
     parser.add_argument("--record", metavar="RELEASE", help="write the ratios down as this release's")
     chosen = parser.parse_args()
-    costs = [measure(command) for command in quick_commands() if chosen.only in command]
+    commands = [command for command in quick_commands() if chosen.only in command]
+    if not commands:
+        parser.error(f"--only: no command of quick.txt contains {chosen.only!r}")
+    costs = [measure(command) for command in commands]
     recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else {"release": "none", "ratios": {}}
     rows, passed = judge(costs, recorded["ratios"])
     print(f"\nCost against {recorded['release']} (load {os.getloadavg()[0]:.1f}):", *rows, sep="\n")

@@ -22,6 +22,7 @@ from typing import Any
 
 import click
 from ballast_policies.elastic.completion_time import ELASTIC_POLICIES
+from ballast_policies.simulator.clock import SimulationError
 from ballast_policies.simulator.elastic import ElasticResult, simulate
 from ballast_policies.simulator.elastic_file import read_workload
 
@@ -46,6 +47,8 @@ def read_speeds(path: Path) -> dict[str, dict[tuple[str, int, int], float]]:
     found: dict[str, dict[tuple[str, int, int], float]] = {}
     for model, shapes in _json(path).items():
         found[model] = {}
+        if not isinstance(shapes, dict):
+            raise DataError(f"{path}: {model}: {shapes!r:.60} has no shapes")
         for shape, seconds in shapes.items():
             parts = shape.split("_")
             if len(parts) != 6 or parts[3::2] != ["n", "d"] or not (parts[2] + parts[4]).isdecimal():
@@ -64,9 +67,8 @@ def read_nodes(path: Path) -> dict[str, int]:
     Raises:
         DataError: a number cannot be understood.
     """
-    read = _json(path)
     nodes = {}
-    for kind, row in (read[0] if isinstance(read, list) else read).items():
+    for kind, row in _json(path).items():
         count = row.get("node_num") if isinstance(row, dict) else row
         if not isinstance(count, int) or count < 1:
             raise DataError(f"{path}: {kind}: {count!r} is no number of nodes")
@@ -169,11 +171,16 @@ def row_of(result: ElasticResult, arrivals: list[float]) -> Row:
     )
 
 
-def _json(path: Path) -> Any:
+def _json(path: Path) -> dict[str, Any]:
+    """The object in a file, or in the list that is there."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        read = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
+    read = read[0] if isinstance(read, list) and read else read
+    if not isinstance(read, dict):
+        raise DataError(f"{path}: {str(read)[:60]!r} is no object")
+    return read
 
 
 def _is_number(value: Any) -> bool:
@@ -214,7 +221,7 @@ def main(folder: Path, nodes: str | None, rounds: int, write: Path | None) -> Co
             raise DataError(f"{folder} has no *trace*.csv")
         read = elastic_file(read_speeds(folder / "optimal_iteration_seconds.json"), cluster, traces)
         published = list(_published(folder / "published_jct_summary.json"))
-    except DataError as error:
+    except (DataError, OSError, UnicodeDecodeError, csv.Error) as error:
         raise click.ClickException(f"--data: {error}") from error
     text = json.dumps(read)
     if write is not None:
@@ -229,9 +236,13 @@ def main(folder: Path, nodes: str | None, rounds: int, write: Path | None) -> Co
         means = []
         for policy in ("completion-time", "sia"):
             assert policy in ELASTIC_POLICIES
-            result = simulate(
-                workload, policy=policy, round_seconds=ROUND_SECONDS, until=rounds * ROUND_SECONDS
-            )
+            try:
+                result = simulate(
+                    workload, policy=policy, round_seconds=ROUND_SECONDS, until=rounds * ROUND_SECONDS
+                )
+            except SimulationError as error:
+                reason = f"no job of {trace} ends within {rounds}. To fix: more of them"
+                raise click.ClickException(f"--rounds: {reason}") from error
             row = row_of(result, [row[1] for row in rows])
             means.append(row.mean)
             click.echo(

@@ -40,7 +40,7 @@ def by_rule(there: np.ndarray, deadline: float, startup: float, tick: float) -> 
         [zone],
         TickJob(
             seconds=HOURS * 3600,
-            deadline_seconds=min(deadline * 3600, len(there) * tick),
+            deadline_seconds=deadline * 3600,
             startup_seconds=startup * 3600,
             tick_seconds=tick,
             look_seconds=0.0,
@@ -92,16 +92,20 @@ def means(scores: Sequence[Score]) -> tuple[float, int]:
 def settings(
     series: Mapping[str, tuple[float, Sequence[str]]],
 ) -> dict[tuple[str, float, float], dict[str, tuple[float, int]]]:
-    """(Series, deadline, start-up) -> policy -> its mean score, and jobs that were late."""
+    """(Series, deadline, start-up) -> policy -> its mean score, and jobs that were late.
+
+    In a window that is shorter the deadline is its end.
+    """
     found = {}
     for name, (tick, windows) in series.items():
         zones = [np.array([sample == "1" for sample in window]) for window in windows]
         for deadline in DEADLINES:
+            due = [(zone, min(deadline, len(zone) * tick / 3600)) for zone in zones]
             for startup in STARTUPS:
                 found[name, deadline, startup] = {
-                    "ours": means([by_rule(zone, deadline, startup, tick) for zone in zones]),
-                    "uniform": means([by_pace(zone, deadline, startup, tick, even=True) for zone in zones]),
-                    "greedy": means([by_pace(zone, deadline, startup, tick, even=False) for zone in zones]),
+                    "ours": means([by_rule(*each, startup, tick) for each in due]),
+                    "uniform": means([by_pace(*each, startup, tick, even=True) for each in due]),
+                    "greedy": means([by_pace(*each, startup, tick, even=False) for each in due]),
                 }
     return found
 
@@ -127,8 +131,11 @@ def main(folder: Path, windows: str) -> Comparison:
         raise click.ClickException(f"--windows: {windows} is not FIRST:END") from error
     try:
         series = {name: (tick, all_[first:end]) for name, (tick, all_) in read_windows(folder).items()}
-    except (OSError, StopIteration, ValueError, KeyError, lzma.LZMAError) as error:
+    except (OSError, StopIteration, ValueError, KeyError, TypeError, AttributeError, lzma.LZMAError) as error:
         raise click.ClickException(f"--data: {folder} cannot be read: {error!r}") from error
+    for name, (_, chosen) in series.items():
+        if not chosen:
+            raise click.ClickException(f"--windows: {windows} has none of {name}. To fix: start sooner")
     kinds = ("ours", "uniform", "greedy")
     headings = f"{'ours':>8}{'uniform':>9}{'greedy':>8}{'late':>6}"
     click.echo(f"{'series':22}{'due h':>6}{'start h':>8}{'windows':>8}{headings}")

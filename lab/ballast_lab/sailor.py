@@ -337,9 +337,12 @@ def read_plans(text: str) -> list[Measured]:
         ValueError: it is none.
     """
     try:
-        return [_plan(name, row) for name, row in json.loads(text).items()]
+        plans = [_plan(name, row) for name, row in json.loads(text).items()]
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise ValueError(f"measured_plans.json: {error!r} is not as in Sailor's artifact") from error
+    if not plans:
+        raise ValueError("measured_plans.json has no plan")
+    return plans
 
 
 def _plan(name: str, row: Mapping[str, Any]) -> Measured:
@@ -395,7 +398,7 @@ def main(folder: Path) -> Comparison:
             peaks.append(held / plan.peak - 1.0)
             line += f"{held / 1e9:8.2f}{plan.peak / 1e9:10.2f}{peaks[-1]:8.1%}"
         click.echo(line)
-    points = []
+    points = [Point("plans predicted", f"{len(plans)}", len(steps), low=len(plans), high=len(plans))]
     for what, errors in (("steps", steps), ("peak bytes", peaks)):
         if errors:
             each = sorted(map(abs, errors))

@@ -42,6 +42,12 @@ from ballast_lab.spot.ticks import TickJob, TickResult, Zone, run_ticks
 OPTIMUM, THEIRS = ("multi_region_oracle_dp",), ("unified_cost_model_risk", "unified_cost_model_rate_ratio")
 """Names of policies in results: the optimum, and SkyNomad in its settings."""
 
+UNREADABLE = (
+    *(OSError, EOFError, ValueError, KeyError, TypeError, SyntaxError),
+    *(tarfile.TarError, lzma.LZMAError),
+)
+"""Errors of files that are not the artifact's."""
+
 V100_USD = 3.06
 """A p3.2xlarge an hour on demand."""
 
@@ -146,7 +152,9 @@ class Traces:
             there = np.array([row["availability"] == "1" for row in rows])
             first, last = (datetime.datetime.fromisoformat(rows[at]["date"]) for at in (0, -1))
             seconds = round((last - first).total_seconds() / (len(rows) - 1))
-            prices = next(self.folder.glob("v100_spot_prices.json*"))
+            prices = next(self.folder.glob("v100_spot_prices.json*"), None)
+            if prices is None:
+                raise KeyError(f"the prices of {name}")
             usd, on_demand = json.loads(_text(prices))[name], V100_USD
         else:
             raise KeyError(name)
@@ -334,7 +342,7 @@ def elastic(folder: Path) -> Comparison:
     """Print what a gang of 16 costs beside elastic ones, over machines that come and go one by one."""
     try:
         zones, seconds, as_probed = elastic_zones(folder)
-    except (OSError, ValueError, KeyError, TypeError, tarfile.TarError, lzma.LZMAError) as error:
+    except UNREADABLE as error:
         raise click.ClickException(f"--data: {folder} cannot be read: {error!r}") from error
     if not zones:
         raise click.ClickException(
@@ -372,7 +380,7 @@ def main(folder: Path) -> Comparison:
     """Print the cost of SkyNomad's cells over the optimum, by Ballast's rule and by theirs."""
     try:
         cells, traces = read_cells(folder), Traces(folder)
-    except (OSError, ValueError, KeyError, tarfile.TarError, lzma.LZMAError) as error:
+    except UNREADABLE as error:
         raise click.ClickException(f"--data: {folder} cannot be read: {error!r}") from error
     if not cells:
         raise click.ClickException(

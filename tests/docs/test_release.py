@@ -71,6 +71,9 @@ def test_what_is_no_version_is_refused(release, version):
 def test_the_changelog_has_a_section_for_the_release_notes(release):
     """A version without a section stops the release."""
     assert "`TrainingJob` and `ClusterPolicy`" in release("changelog-section", "Unreleased").stdout
+    log = release.folder / "CHANGELOG.md"
+    log.write_text("## 1.0.0rc1\nfirst\n## 1.0.0 (today)\nwhole\n## 0.1.0\nold\n")
+    assert release("changelog-section", "1.0.0").stdout == "whole\n"
     refused = release("changelog-section", "9.9.9")
     assert refused.returncode != 0
     assert "no section '## 9.9.9'" in refused.stderr

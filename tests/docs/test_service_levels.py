@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import runpy
 import subprocess
 from pathlib import Path
 
@@ -45,6 +46,17 @@ def test_a_figure_outside_its_range_is_marked(tmp_path):
     assert rows["failoverSeconds"].endswith("| 99 | **99** |")
     assert "not measured" in rows["operatorMemoryMiB"]
     assert "10 jobs, 2 nodes, 2 cores, load average 1.0 to 2.0" in page
+
+
+def test_a_run_without_a_figure_that_has_a_range_does_not_pass():
+    """A metric of another name would else be within its range for ever."""
+    module = runpy.run_path(str(ROOT / "benchmarks/operator/emulated/ranges.py"))
+    rows = {
+        row.name: row for row in module["compare"]({"healthzMaxSeconds": 0.1, "other": 1}, module["RANGES"])
+    }
+    assert (rows["healthzMaxSeconds"].within, rows["other"].within) == (True, None)
+    assert rows["failoverSeconds"].within is False
+    assert "OUT OF RANGE" in rows["failoverSeconds"].text()
 
 
 PAGE = ROOT / "docs" / "threat-model.md"

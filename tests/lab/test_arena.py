@@ -71,6 +71,8 @@ def test_the_file_that_it_writes_is_one_of_ballast_simulate(folder, tmp_path):
         ("optimal_iteration_seconds.json", '{"m_1": {"two": 1}}', "m_1: 'two' is no shape"),
         ("optimal_iteration_seconds.json", '{"m_1": {"1_a_1_n_1_d": "x"}}', "1_a_1_n_1_d: 'x' is no number"),
         ("resources_sim_cluster_spec.json", '{"a40": {"node_num": 0}}', "a40: 0 is no number of nodes"),
+        ("resources_sim_cluster_spec.json", "[]", "'[]' is no object"),
+        ("optimal_iteration_seconds.json", '{"m_1": 3}', "m_1: 3 has no shapes"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_file_line_and_value(folder, file, text, named):

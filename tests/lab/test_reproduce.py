@@ -78,17 +78,28 @@ def test_a_figure_that_is_not_made_says_why_and_fails():
 
 
 def test_a_value_outside_its_band_fails_unless_it_is_known(monkeypatch):
-    """The band and ours are printed, and the reason where there is one."""
+    """The band and ours are printed, and the reason where there is one; one more than is known fails."""
     known = ballast("ptdp-4.1-degrees")
     assert known.exit_code == 0
     assert "inside their band: 6 of 10" in known.output
     assert "outside: 145.6 billion: 0, not 1 to 1\n" in known.output
-    assert "known: a tensor degree of 8" in known.output
-    unknown = dataclasses.replace(FIGURES["ptdp-4.1-degrees"], known="")
-    monkeypatch.setitem(FIGURES, "ptdp-4.1-degrees", unknown)
+    assert "known of 4: a tensor degree of 8" in known.output
+    fewer = dataclasses.replace(FIGURES["ptdp-4.1-degrees"], outside=3)
+    monkeypatch.setitem(FIGURES, "ptdp-4.1-degrees", fewer)
     done = ballast("ptdp-4.1-degrees")
     assert done.exit_code == 1
     assert "4 of 10 outside their band" in done.output
+    assert all(bool(figure.known) == bool(figure.outside) for figure in FIGURES.values())
+
+
+def test_a_figure_that_judges_nothing_fails(monkeypatch, tmp_path):
+    """A program whose input was empty, or of which no plan could be predicted, has shown nothing."""
+    empty = tmp_path / "empty.py"
+    empty.write_text("from ballast_lab.comparison import Comparison\nmain = lambda: Comparison(())\n")
+    monkeypatch.setitem(FIGURES, "empty", Figure(source="", program=str(empty), part="main"))
+    done = ballast("empty")
+    assert done.exit_code == 1
+    assert "it judged nothing" in done.output
 
 
 def test_all_runs_what_it_can_and_says_of_the_others_why_not(monkeypatch):

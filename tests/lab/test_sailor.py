@@ -95,6 +95,10 @@ def test_what_is_missing_is_said_and_the_other_plans_are_predicted(tmp_path):
     done = CliRunner().invoke(main, ["--data", str(tmp_path)])
     assert "no profile of microbatch 3, tensor degree 4" in done.output
     assert "error of 1 steps: mean" in done.output
+    found = main(["--data", str(tmp_path)], standalone_mode=False)
+    assert "plans predicted" in {each.what for each in found.outside}
+    (tmp_path / "measured_plans.json").write_text("{}")
+    assert "has no plan" in CliRunner().invoke(main, ["--data", str(tmp_path)]).output
     (tmp_path / "measured_plans.json").write_text('{"x": {"mbs": 1}}')
     done = CliRunner().invoke(main, ["--data", str(tmp_path)])
     assert done.exit_code == 1

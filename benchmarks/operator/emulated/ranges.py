@@ -18,11 +18,12 @@ class Row:
     """One figure beside its range.
 
     Attributes:
+        value: None: it has a range, and was not measured.
         within: whether it is inside; None: it has no range.
     """
 
     name: str
-    value: float
+    value: float | None
     limit: str = ""
     what: str = ""
     within: bool | None = None
@@ -34,19 +35,17 @@ class Row:
     def text(self) -> str:
         """One line of the table."""
         verdict = {True: "ok", False: "OUT OF RANGE", None: ""}[self.within]
-        return f"{self.name:36} {self.value:10.3f}  {self.limit:10} {verdict:13} {self.what}".rstrip()
+        value = "not there" if self.value is None else f"{self.value:.3f}"
+        return f"{self.name:36} {value:>10}  {self.limit:10} {verdict:13} {self.what}".rstrip()
 
 
 def compare(figures: Mapping[str, float], path: Path) -> list[Row]:
-    """A row for each figure, in the order of the file, then those without a range."""
+    """A row for each range, in the order of the file, then for each figure without one."""
     ranges = json.loads(path.read_text())
     rows = []
     for name, limits in ranges.items():
-        if name not in figures:
-            continue
-        value = figures[name]
-        least, most = limits.get("least"), limits.get("most")
-        within = (least is None or value >= least) and (most is None or value <= most)
+        value, least, most = figures.get(name), limits.get("least"), limits.get("most")
+        within = value is not None and limits.get("least", value) <= value <= limits.get("most", value)
         limit = f">= {least:g}" if least is not None else f"<= {most:g}"
         rows.append(Row(name=name, value=value, limit=limit, what=limits["what"], within=within))
     return rows + [Row(name=name, value=value) for name, value in figures.items() if name not in ranges]

@@ -72,7 +72,7 @@ def _run_all(data: Path | None) -> None:
     """Each that can be run, then how many are inside their band and the names of the others.
 
     Raises:
-        ClickException: a program failed, or a value is outside its band of which that is not known.
+        ClickException: a program failed, or more values are outside their band than is known.
     """
     names: dict[str, list[str]] = {kind: [] for kind in ("inside", "outside", "without a band", "failed")}
     away = []
@@ -151,10 +151,13 @@ def _run(figure: Figure, folder: Path | None) -> tuple[str, Comparison | None]:
     click.echo(f"inside their band: {len(found.points) - len(found.outside)} of {len(found.points)}")
     for each in found.outside:
         click.echo(f"outside: {each.what}: {each.ours:.4g}, not {each.low:.4g} to {each.high:.4g}")
+    if not found.points:
+        return "it judged nothing", found
     if found.outside and figure.known:
-        click.echo(f"known: {figure.known}")
-        return "", found
-    return f"{len(found.outside)} of {len(found.points)} outside their band" * bool(found.outside), found
+        click.echo(f"known of {figure.outside}: {figure.known}")
+    if len(found.outside) > figure.outside:
+        return f"{len(found.outside)} of {len(found.points)} outside their band", found
+    return "", found
 
 
 def _printed(found: Any, within: float) -> Comparison | None:

@@ -52,6 +52,13 @@ def test_a_wrong_azure_table_is_refused(text):
         list(parse_azure_prices(text, region="r", source="f"))
 
 
+@pytest.mark.parametrize("sizes", ["NC6,K80,12345678", "NC6,K80", "NC6,K80,0", f"{'N' * 200_000},K80,1"])
+def test_wrong_azure_sizes_are_refused_with_their_line(tmp_path, sizes):
+    (tmp_path / "sizes.csv").write_text(f"Instance,GPU type,# GPUs\n{sizes}\n")
+    with pytest.raises(PriceLogError, match=r"sizes\.csv"):
+        read_market(tmp_path)
+
+
 def test_google_clouds_prices_are_constant():
     """Per zone, type and number."""
     line = "Zone: us-west1-b, GPU type: nvidia-tesla-v100, Number of GPUs: 8, Price per hour: $6.808"

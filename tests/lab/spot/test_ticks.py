@@ -151,6 +151,17 @@ def test_skynomads_cells_are_read_and_compared(tmp_path):
     assert found.usd == pytest.approx(17 / 6 * 10 + 22 / 6 * 12 + 1.0)
     missing = CliRunner().invoke(skynomad.main, ["--data", str(tmp_path / "traces")])
     assert "has no result_" in missing.output
+    text = (tmp_path / "result_x.csv").read_text()
+    (tmp_path / "result_x.csv").write_text(text.replace("['us-a1-a_h100_16', 'us-b1-a_h100_16']", "[("))
+    assert (
+        "cannot be read: SyntaxError" in CliRunner().invoke(skynomad.main, ["--data", str(tmp_path)]).output
+    )
+    (tmp_path / "result_x.csv").write_text(text.replace("us-a1-a_h100_16", "us-east-1a_v100_1"))
+    (tmp_path / "v100_us-east-1a.csv").write_text(
+        "date,availability\n2020-01-01T00:00:00,1\n2020-01-01T00:10:00,1\n"
+    )
+    no_prices = CliRunner().invoke(skynomad.main, ["--data", str(tmp_path)])
+    assert "no trace of the prices of us-east-1a_v100_1" in no_prices.output
 
 
 @pytest.mark.slow
@@ -163,6 +174,11 @@ def test_windows_of_cant_be_late_are_scored(tmp_path):
     row = next(line.split() for line in done.output.splitlines() if line.startswith("z "))
     assert [float(text) for text in row[4:7]] == pytest.approx([1.0, 1.0, 1.0], abs=0.01)
     assert row[7] == "0"
+    none = CliRunner().invoke(cant_be_late.main, ["--data", str(tmp_path), "--windows", "9:"])
+    assert "--windows: 9: has none of z" in none.output
+    # 50 hours without a spot machine, for each of the three.
+    for row in cant_be_late.settings({"z": (600.0, ["0" * 300])}).values():
+        assert all(kind == pytest.approx((0.0, 0), abs=0.03) for kind in row.values())
     usd, in_time = cant_be_late.by_rule(np.zeros(440, dtype=bool), 52.0, 0.2, 600.0)
     assert in_time
     assert usd == pytest.approx(0.0, abs=0.02)

@@ -11,6 +11,7 @@ from ballast_policies.contract.errors import ContractError
 from ballast_policies.contract.limits import FILE, Limits
 from ballast_policies.prices.clouds import PRODUCTS, aws_price
 from ballast_policies.prices.offers import (
+    MOST_GPUS,
     Catalogue,
     InstanceType,
     PriceLogError,
@@ -141,13 +142,18 @@ def _time_of(stem: str) -> float:
 
 
 def _azure_sizes(text: str, source: str) -> Iterable[InstanceType]:
-    for number, row in enumerate(csv.reader(text.splitlines()[1:]), start=2):
-        if len(row) != 3 or not row[2].isascii() or not row[2].isdigit() or not 1 <= int(row[2][:4]) <= 4096:
+    try:
+        rows = list(csv.reader(text.splitlines()[1:]))
+    except csv.Error as error:
+        raise PriceLogError(f"{source}: not CSV: {error}") from error
+    for number, row in enumerate(rows, start=2):
+        gpus = row[2] if len(row) == 3 else ""
+        if not (gpus.isascii() and gpus.isdigit() and len(gpus) <= 4 and 1 <= int(gpus) <= MOST_GPUS):
             raise PriceLogError(
                 f"{source}, line {number}: {','.join(row)[:80]!r} is not SIZE,GPU TYPE,NUMBER"
             )
         yield InstanceType(
-            cloud="azure", instance=row[0].strip(), gpu_type=row[1].strip().lower(), gpus=int(row[2][:4])
+            cloud="azure", instance=row[0].strip(), gpu_type=row[1].strip().lower(), gpus=int(gpus)
         )
 
 
