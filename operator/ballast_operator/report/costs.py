@@ -343,9 +343,8 @@ def _job(job: Object, prices: Prices, now: datetime.datetime) -> JobCost:
     }
     gpu_seconds = {entry["pool"]: entry.get("gpuSeconds", 0.0) for entry in status.get("poolCosts") or []}
     for part in held:
-        if rates[part.pool] > 0:
-            by_pool[part.pool] = by_pool.get(part.pool, 0.0) + rates[part.pool] * seconds
-            gpu_seconds[part.pool] = gpu_seconds.get(part.pool, 0.0) + part.gpus * of_price * seconds
+        by_pool[part.pool] = by_pool.get(part.pool, 0.0) + rates[part.pool] * seconds
+        gpu_seconds[part.pool] = gpu_seconds.get(part.pool, 0.0) + part.gpus * of_price * seconds
     total = (status.get("costSoFar") or 0.0) + rate * seconds
     steps, speed = progress.get("step") or 0, progress.get("stepsPerSecond") or 0.0
     left = max(0, spec.get("totalSteps", 0) - steps)

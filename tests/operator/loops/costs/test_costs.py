@@ -22,11 +22,13 @@ from tests.support.examples import first_daily
 async def test_a_cluster_without_prices_has_hours_and_no_bill():
     """Nothing fails, and nothing is invented."""
     simulation = Simulation(nodes={"a": ("fast", 4)})
-    await simulation.run_job("one")
+    await simulation.run_job("one", totalSteps=100_000)
+    since = simulation.status("one").allocation.since
+    await simulation.ticks(60)
     result = simulation.costs()
-    assert result.to_dict()["total"]["bill"] == 0
-    assert result.jobs[0].cost == 0
-    assert result.jobs[0].on_demand_cost is None
+    (job,) = result.jobs
+    assert (result.to_dict()["total"]["bill"], job.cost, job.on_demand_cost) == (0, 0, None)
+    assert job.gpu_hours == pytest.approx(2 * (simulation.now - since).total_seconds() / 3600)
 
 
 def test_a_status_of_an_older_operator_still_has_its_cost():
