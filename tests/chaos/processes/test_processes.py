@@ -2,9 +2,8 @@
 
 import pytest
 
-from tests.chaos.faults import Fault, sequence
+from tests.chaos.faults import Fault
 from tests.chaos.processes import hostile
-from tests.chaos.processes.faults import KINDS
 from tests.chaos.processes.play import play
 
 SHORT = (
@@ -40,10 +39,3 @@ def test_faults_of_processes_cost_no_job_and_no_step(tmp_path):
         "node agent killed",
         "API server killed",
     } <= outcome.applied.keys()
-
-
-def test_a_seed_is_always_the_same_sequence_of_processes_faults():
-    """Every kind comes before any comes twice."""
-    faults = sequence(5, len(KINDS), KINDS)
-    assert faults == sequence(5, len(KINDS), KINDS)
-    assert {fault.kind for fault in faults} == set(KINDS)

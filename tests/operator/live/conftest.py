@@ -193,12 +193,6 @@ class Stage:
             namespace=self.namespace, name=name, body={"spec": spec}, **JOBS
         )
 
-    def forget_leader(self) -> None:
-        """As if the dead leader's time had run out; that a follower really waits has a test of its own."""
-        self.coordination.patch_namespaced_lease(
-            "ballast-operator", self.namespace, {"spec": {"holderIdentity": ""}}
-        )
-
     def take_lead(self) -> None:
         """As a replica does that found the leader silent, and then dies."""
         self.coordination.patch_namespaced_lease(

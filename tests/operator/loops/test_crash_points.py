@@ -37,12 +37,6 @@ async def run_to_the_end(simulation: Simulation, *, followed: bool = False) -> N
     await simulation.reached("Succeeded", *simulation.trainers, seconds=2.0)
 
 
-async def number_of_writes() -> int:
-    simulation = shrinking_cluster()
-    await run_to_the_end(simulation)
-    return simulation.world.writes
-
-
 @pytest.mark.slow
 async def test_a_death_at_any_write_of_a_launch_or_a_shrink_costs_nothing():
     """Both jobs succeed on their first launch, with one repack, whatever write was the operator's last.
@@ -50,9 +44,10 @@ async def test_a_death_at_any_write_of_a_launch_or_a_shrink_costs_nothing():
     One in three is tried each day, all are each night, as of growths, evictions and lost pods.
     Its successor is a fresh process or a follower whose caches lag behind, in turns.
     """
-    total = await number_of_writes()
-    assert total > 30
-    for number in thinned(range(total)):
+    reference = shrinking_cluster()
+    await run_to_the_end(reference)
+    assert reference.world.writes > 30
+    for number in thinned(range(reference.world.writes)):
         simulation = shrinking_cluster()
         simulation.die_at(number)
         await run_to_the_end(simulation, followed=number % 2 == 1)
@@ -134,27 +129,17 @@ async def test_a_plan_is_written_once_its_pods_may_read_it(error):
         )
 
 
-KEY = (NAMESPACE, "one")
-
-
-def lose_the_answer_when(simulation: Simulation, landed) -> None:
-    def lose(number: int) -> None:
-        if landed():
-            simulation.world.after_write = lambda _: None
-            raise Unavailable(f"the answer to write {number} was lost")
-
-    simulation.world.after_write = lose
-
-
 async def test_a_launch_whose_answer_is_lost_stays_reserved_until_the_status_is_read():
     """No other job counts on its GPUs; the next pass continues the launch, whatever the watch has told."""
     simulation = Simulation(nodes={"a": ("fast", 1)})
     simulation.add_job("one", stages=(1, 1))
 
-    def stop_when_launched() -> bool:
-        return simulation.status("one").allocation is not None
+    def lose(number: int) -> None:
+        if simulation.status("one").allocation is not None:
+            simulation.world.after_write = lambda _: None
+            raise Unavailable(f"the answer to write {number} was lost")
 
-    lose_the_answer_when(simulation, stop_when_launched)
+    simulation.world.after_write = lose
     passes = simulation.reconciler.reconcile
     reserved = []
 
@@ -185,9 +170,10 @@ async def test_gpus_are_not_freed_while_a_pod_exists_that_was_not_observed():
     content = status.to_dict()
     content["allocation"]["ending"] = ending
     simulation.world.patch(JOB, NAMESPACE, "one", {"status": content})
-    simulation.caches.wrote(JOB, simulation.world.get(JOB, NAMESPACE, "one"))
-    assert await simulation.reconciler.reconcile(KEY) == Requeue(0.0)
+    simulation.caches.wrote(JOB, simulation.item("one"))
+    key = (NAMESPACE, "one")
+    assert await simulation.reconciler.reconcile(key) == Requeue(0.0)
     assert simulation.status("one").allocation is not None
-    await simulation.reconciler.reconcile(KEY)
+    await simulation.reconciler.reconcile(key)
     (pod,) = simulation.pods("one")
     assert pod["metadata"]["uid"] == uid and pod["metadata"]["deletionTimestamp"]

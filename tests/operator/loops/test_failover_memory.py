@@ -90,8 +90,7 @@ async def test_a_job_created_again_under_an_old_name_inherits_nothing(operator_r
     simulation.world.put(JOB, again)
     if not operator_runs:
         simulation.start_operator()
-    simulation.asked_to_decide()
-    await simulation.tick(seconds=1.0 if operator_runs else 120.0)
+    await simulation.tick(decides=True, seconds=1.0 if operator_runs else 120.0)
     decider = simulation.allocator.decider
     memory = decider.memory.accounts
     assert sum(memory.promised.get("/".join(key), {}).values()) == pytest.approx(0.0, abs=1.0)

@@ -100,8 +100,7 @@ def in_state(simulation: Simulation, state: str) -> list[str]:
 
 async def decided(simulation: Simulation) -> dict[str, Any]:
     """Job -> (action, placement) of a decision at the next round's beginning."""
-    simulation.asked_to_decide()
-    await simulation.tick(seconds=61)
+    await simulation.tick(decides=True, seconds=61)
     return {
         key[1]: (one.action, one.placement and one.placement.nodes)
         for key, one in simulation.observer.decided.assignments.items()

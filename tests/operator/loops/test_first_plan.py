@@ -9,7 +9,6 @@ from ballast_policies.planning.schedules.registry import SCHEDULES, build_schedu
 from ballast_policies.planning.schedules.schedule import ScheduleError
 
 from tests.contract.examples import EXAMPLES, at_default
-from tests.operator.loops.simulated.machines import Trainer
 from tests.operator.loops.simulated.simulation import Simulation
 from tests.operator.views.builders import a_config, a_spec
 from tests.support.examples import first_fast
@@ -108,18 +107,8 @@ def test_a_schedule_can_be_built_for_every_size_that_it_suits(schedule):
 
 
 MODEL = {"name": "gpt", "layers": 6}
-DEAR_AT_THE_END = (0.1, 0.1, 0.1, 0.1, 0.3, 0.3)
-
-
-@pytest.fixture
-def measured(monkeypatch):
-    """Trainers report the seconds and bytes of six layers."""
-    report = Trainer._report
-
-    def with_layers(trainer, plan):
-        return report(trainer, plan).replace(layer_seconds=DEAR_AT_THE_END, layer_bytes=(10**9,) * 6)
-
-    monkeypatch.setattr(Trainer, "_report", with_layers)
+MEASURED = {"pace": 1, "layers": (0.1, 0.1, 0.1, 0.1, 0.3, 0.3), "layer_bytes": (10**9,) * 6}
+"""A trainer that reports seconds and bytes of six layers, of which the last are dear."""
 
 
 def a_cluster(**spec):
@@ -127,38 +116,30 @@ def a_cluster(**spec):
     return Simulation(nodes={"a": ("gpu", 4)}, nodePools=pools)
 
 
-async def sizes_of(simulation, name):
-    """Layers of each stage of the job's launch."""
-    await simulation.running(name)
-    return [stage.end_layer - stage.first_layer for stage in simulation.plan(name).stages]
-
-
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, [4, 2]),
-        ({"rebalance": {"enabled": False}}, [3, 3]),
-        ({"rebalance": {"by": "parameters"}}, [3, 3]),
-        ({"model": {"name": "gpt", "layers": 6, "args": {"width": 512}}}, [3, 3]),
+        ({}, (4, 2)),
+        ({"rebalance": {"enabled": False}}, (3, 3)),
+        ({"rebalance": {"by": "parameters"}}, (3, 3)),
+        ({"model": {"name": "gpt", "layers": 6, "args": {"width": 512}}}, (3, 3)),
     ],
     ids=["of the kind", "its layers stay where they are", "parameters are spread", "another model"],
 )
-async def test_the_second_job_of_a_kind_starts_with_the_stages_of_the_first_ones_layers(
-    measured, changes, expected
-):
+async def test_the_second_job_of_a_kind_starts_with_the_stages_of_the_first_ones_layers(changes, expected):
     """The first starts with even ones: nothing is known of its layers."""
     simulation = a_cluster()
-    simulation.add_job("first", model=MODEL, totalSteps=1000, trainer={"pace": 1})
-    assert await sizes_of(simulation, "first") == [3, 3]
+    await simulation.run_job("first", model=MODEL, totalSteps=1000, trainer=MEASURED)
+    assert simulation.cut("first") == (3, 3)
     await simulation.ticks(3)
-    simulation.add_job("second", **{"model": MODEL, **changes})
-    assert await sizes_of(simulation, "second") == expected
+    await simulation.run_job("second", **{"model": MODEL, **changes})
+    assert simulation.cut("second") == expected
 
 
-async def test_measured_bytes_keep_jobs_of_the_kind_from_gpus_that_they_do_not_fit(measured):
+async def test_measured_bytes_keep_jobs_of_the_kind_from_gpus_that_they_do_not_fit():
     """Two GPUs with 2.5 GB do not hold six layers of 1 GB; the gang that runs stays."""
     simulation = a_cluster(memoryPerGpu="2500M")
-    await simulation.run_job("first", model=MODEL, totalSteps=1000, trainer={"pace": 1})
+    await simulation.run_job("first", model=MODEL, totalSteps=1000, trainer=MEASURED)
     await simulation.ticks(3)
     simulation.add_job("second", model=MODEL)
     await simulation.refused(

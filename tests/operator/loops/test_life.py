@@ -5,9 +5,10 @@ import datetime
 
 import pytest
 from ballast_operator.api.conditions import JobReason
-from ballast_operator.kube.kinds import CONFIG_MAP, JOB, NODE, POD
+from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, NODE, POD
 from ballast_operator.views.clock import show
 from ballast_policies.contract.messages import (
+    FINISHED_ANNOTATION,
     ExitCode,
     ExitReason,
     TerminationMessage,
@@ -32,6 +33,20 @@ async def test_a_job_is_launched_trains_and_succeeds():
     status = simulation.status("one")
     assert status.allocation is None and status.progress.step == 100 and not status.restarts
     assert simulation.pods("one") == []
+
+
+async def test_a_plan_waits_for_the_address_of_each_pod():
+    """A kubelet may say that a pod runs before it says where: a plan without an address helps no rank."""
+    simulation = fast_and_slow()
+    simulation.add_job("one", gpuTypes=["fast"])
+    await simulation.until(lambda: len(simulation.pods("one")) == 2)
+    known = {"spec": {"nodeName": "a"}, "status": {"phase": "Running"}}
+    simulation.world.patch(POD, NAMESPACE, "one-1-1", known)
+    await simulation.ticks(3)
+    assert simulation.world.get(CONFIG_MAP, NAMESPACE, plan_config_map_name("one")) is None
+    simulation.world.patch(POD, NAMESPACE, "one-1-1", {"status": {"podIP": "127.1.0.9"}})
+    await simulation.running("one")
+    assert [rank.address for rank in simulation.plan("one").ranks][1] == "127.1.0.9"
 
 
 async def test_a_repack_releases_the_named_pods_and_the_waiting_job_starts_on_their_gpus():
@@ -79,19 +94,24 @@ async def test_failures_beyond_the_backoff_limit_end_the_job():
     assert simulation.pods("one") == []
 
 
-@pytest.mark.parametrize("code", [42, 43])
-async def test_exit_codes_end_the_job_or_do_not_count_as_it_says(code):
-    """The first ends it, though it has tries left; the other launches it again, though it has none."""
+@pytest.mark.parametrize(("code", "evicted"), [(42, False), (42, True), (43, False)])
+async def test_exit_codes_end_the_job_or_do_not_count_as_it_says(code, evicted):
+    """The first ends it, though it has tries left; the other launches it again, though it has none.
+
+    What a pod that the cluster has evicted exits with says nothing of the job.
+    """
     simulation = fast_and_slow()
     policy = {"failOn": [42], "ignore": [43]}
-    await simulation.run_job(
-        "one", backoffLimit=3 if code == 42 else 0, failurePolicy=policy, trainer={"pace": 5}
-    )
+    limit = 0 if evicted or code == 43 else 3
+    await simulation.run_job("one", backoffLimit=limit, failurePolicy=policy, trainer={"pace": 5})
+    if evicted:
+        told = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
+        simulation.world.patch(POD, NAMESPACE, "one-1-0", {"status": {"conditions": [told]}})
     end_pod(simulation.world, NAMESPACE, "one-1-0", code)
     end_pod(simulation.world, NAMESPACE, "one-1-1", ExitCode.PEER_LOST)
     await simulation.until(lambda: simulation.state("one") in ("Failed", "Succeeded"))
     status, failed = simulation.status("one"), simulation.condition("one", "Failed")
-    if code == 42:
+    if code == 42 and not evicted:
         assert (status.launches, failed.reason) == (1, JobReason.FAILURE_POLICY)
         assert "failurePolicy.failOn: pod one-1-0 ended with exit code 42" in failed.message
     else:
@@ -335,6 +355,18 @@ async def test_a_sidecar_that_never_ends_keeps_no_job_from_its_end() -> None:
     assert failed is not None and failed.reason == "BackoffLimitExceeded"
     await simulation.until(lambda: simulation.state("done") == "Succeeded")
     await simulation.until(lambda: not simulation.pods("done") + simulation.pods("wrong"))
+
+
+async def test_ranks_that_exit_with_success_before_the_last_step_of_their_launch_have_failed():
+    """Whatever step they name as the last: restarts that do not count would have no end."""
+    simulation = fast_and_slow()
+    await simulation.run_job("one", totalSteps=10_000, backoffLimit=0)
+    said = {"metadata": {"annotations": {FINISHED_ANNOTATION: "40"}}}
+    simulation.world.patch(LEASE, NAMESPACE, "one", said)
+    for pod in simulation.plan("one").pods:
+        end_pod(simulation.world, NAMESPACE, pod, ExitCode.OK)
+    await simulation.until(lambda: simulation.state("one") == "Failed")
+    assert simulation.status("one").restarts == {Cause.USER_ERROR: 1}
 
 
 @pytest.mark.parametrize("rewritten", [False, True])

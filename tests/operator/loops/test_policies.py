@@ -57,16 +57,6 @@ async def test_a_policy_may_have_the_longest_name_of_kubernetes():
     assert simulation.status("one").allocation.plan_id.startswith("n" * 63 + ".")
 
 
-async def test_teams_whose_parents_lead_in_a_circle_are_refused():
-    """CEL has no loops: only the operator sees it."""
-    circle = {"vision": {"parent": "speech"}, "speech": {"parent": "vision"}}
-    simulation = fast_and_slow(objective={"entities": circle})
-    await simulation.tick()
-    valid = simulation.policy_condition("Valid")
-    assert (valid["status"], valid["reason"]) == ("False", PolicyReason.MISCONFIGURED)
-    assert "parents lead in a circle" in valid["message"]
-
-
 async def test_a_missing_input_is_named_and_the_other_jobs_run():
     """A condition names job and field; with the field or another policy it is taken back."""
     simulation = fast_and_slow(
@@ -148,7 +138,8 @@ async def test_a_policy_of_ones_own_decides_and_says_what_is_proven():
     own = "tests.policies.allocation.custom.problems:least_level"
     simulation = fast_and_slow(roundSeconds=5, objective={"policy": own})
     await simulation.run_job("one", throughput=throughput(fast=4, slow=1))
-    assert simulation.policy()["status"]["lastRound"]["policy"].endswith(":least_level")
+    last = simulation.policy()["status"]["lastRound"]
+    assert last["policy"].endswith(":least_level") and last["gap"] == pytest.approx(0, abs=1e-6)
 
 
 async def test_a_heterogeneity_agnostic_policy_is_chosen_by_one_field():

@@ -5,9 +5,7 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
-from ballast_operator.cli.live.explain import as_text
 from ballast_operator.kube.kinds import JOB, NODE, POD
-from ballast_operator.report.explanation import explanation
 from ballast_operator.report.overview import overview
 from ballast_policies.contract.messages import JOB_LABEL
 from ballast_policies.throughput.speeds import SpeedKey
@@ -65,7 +63,7 @@ async def test_two_jobs_share_a_gpu_and_the_third_waits():
     labels = {"pool": "fast", "gpu_type": "fast"}
     assert gauges.get_sample_value("ballast_gpus_allocated", labels) == 1
     jobs = [simulation.world.get(JOB, NAMESPACE, name) for name in ("a", "b", "c")]
-    told = as_text(explanation(jobs[1], [], [policy], []))
+    told = simulation.explained("b")
     assert "team/a is on its GPU as well" in told
     assert "shares it with team/a, at 0.60 of its speed alone (estimated)" in told
     assert [line.partner for line in overview(jobs, [policy]).jobs] == ["team/b", "team/a", ""]

@@ -117,8 +117,7 @@ async def test_history_that_begins_while_a_job_trains_is_replayed_from_its_begin
     path = tmp_path / "history.db"
     simulation = Simulation(nodes={"a": ("v100", 2)}, nodePools=POOLS, objective={"policy": "fifo"})
     simulation.add_job("one", stages=(2, 2), totalSteps=500, throughput=SPEEDS)
-    for _ in range(45):
-        await simulation.tick()
+    await simulation.ticks(45)
     simulation.history_file = path
     simulation.start_operator()
     began = simulation.now.timestamp()
@@ -142,8 +141,7 @@ async def test_the_condition_says_whether_the_twin_agrees(tmp_path: Path) -> Non
     assert "off by" in CliRunner().invoke(twin, command).output
 
     async def condition() -> dict[str, str]:
-        simulation.asked = True
-        await simulation.tick()
+        await simulation.tick(decides=True)
         status = simulation.policy()["status"]
         assert status["twin"]["jobs"] in (0, 1)
         return next(each for each in status["conditions"] if each["type"] == "TwinAgrees")

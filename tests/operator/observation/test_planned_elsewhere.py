@@ -161,8 +161,7 @@ async def test_a_new_operator_finishes_a_change_of_size_before_it_has_planned(pl
         await simulation.until(lambda: simulation.pods("one")[2:])
         end_pod(simulation.world, NAMESPACE, simulation.pods("one")[-1]["metadata"]["name"], 1)
     await simulation.until(lambda: not begun())
-    status, plan = simulation.status("one"), simulation.plan("one")
-    cut = tuple(stage.end_layer - stage.first_layer for stage in plan.stages)
+    status, cut = simulation.status("one"), simulation.cut("one")
     assert len(cut) == status.allocation.gpus == (8 if after in ("joining", "growing") else 4)
     assert status.allocation.degrees.layers == cut
     assert (status.allocation.degrees.layers == four.layers) == (len(cut) == 4)

@@ -2,11 +2,13 @@
 
 import asyncio
 import copy
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import pytest
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.kube.caches import Caches
-from ballast_operator.kube.kinds import JOB, LEASE, NODE, POD, SERVICE_ACCOUNT
+from ballast_operator.kube.kinds import JOB, LEASE, NODE, POD, POLICY, SERVICE_ACCOUNT
 from ballast_operator.observation.observer import Observer
 from ballast_operator.reconcile.actions import PODS_AT_ONCE, batches
 from ballast_operator.reconcile.changes import Changes, KeyQueue, Lane
@@ -17,9 +19,12 @@ from ballast_operator.views import clock as clocks
 from ballast_operator.views.assignment import Decided
 from ballast_policies.contract.messages import (
     ACK_ANNOTATION,
+    FINISHED_ANNOTATION,
     JOB_LABEL,
+    PROPOSAL_ANNOTATION,
     REPORT_ANNOTATION,
     Ack,
+    Proposal,
     Report,
     lease_name,
 )
@@ -27,6 +32,8 @@ from ballast_policies.protocol.observed import Action
 from ballast_policies.scheduling.assignments import Assignment
 
 from tests.operator.loops.simulated.simulation import job as training_job
+from tests.operator.loops.simulated.simulation import policy as cluster_policy
+from tests.operator.observation.test_gpu_holders import holding
 from tests.support.waiting import WAIT_SECONDS, Clock
 
 KEY = ("team", "j")
@@ -80,28 +87,58 @@ def bench():
     return found
 
 
-TOLD = {"status": "False", "lastTransitionTime": "2026-01-01T00:00:00Z", "message": "so it is"}
+def conditions(**told):
+    """Of a status: type -> (True or False, reason)."""
+    usual = {"lastTransitionTime": "2026-01-01T00:00:00Z", "message": "so it is"}
+    return [
+        {**usual, "type": kind, "status": str(value), "reason": reason}
+        for kind, (value, reason) in told.items()
+    ]
+
+
+WAITS = conditions(Admitted=(False, JobReason.WAITING_FOR_CAPACITY))
+FAILED = conditions(Failed=(True, JobReason.USER_ERROR))
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason", "due"),
-    [("", "", 0), ("Admitted", JobReason.WAITING_FOR_CAPACITY, 0), ("Failed", JobReason.USER_ERROR, 1)],
+    ("spec", "status", "due"),
+    [
+        ({}, {}, 0),
+        ({}, {"conditions": WAITS}, 0),
+        ({}, {"conditions": FAILED}, 1),
+        ({}, {"conditions": WAITS, "launches": 1}, 1),
+        ({"suspend": True}, {}, 1),
+    ],
+    ids=["new", "told by an earlier operator", "failed", "launched before", "suspended"],
 )
-async def test_a_job_that_waits_asks_for_a_decision_and_is_looked_at_afterwards(kind, reason, due):
-    """One pass with the answer, for a new one and for one that an earlier operator has told why it waits."""
+async def test_a_job_that_waits_asks_for_a_decision_and_is_looked_at_afterwards(spec, status, due):
+    """One pass with the answer; for whom it changes nothing, or who may have a gang, is looked at now."""
     bench = Bench()
-    told = [{**TOLD, "type": kind, "reason": reason, "status": str(kind == "Failed")}] if kind else []
-    bench.brings(JOB, {**training_job("j"), "status": {"conditions": told}})
+    bench.brings(JOB, {**training_job("j", **spec), "status": status})
     assert bench.asked() == (1, due)
 
 
-async def test_a_changed_spec_asks_for_both(bench):
+@pytest.mark.parametrize("change", [{"generation": 2}, {"deletionTimestamp": "2026-01-01T00:00:00Z"}])
+async def test_an_edit_and_a_deletion_ask_for_both(bench, change):
     """A person has changed something."""
     bench.asked()
-    item = training_job("j", totalSteps=7)
-    item["metadata"]["generation"] = 2
+    item = training_job("j")
+    item["metadata"] |= change
     bench.brings(JOB, item)
     assert bench.asked() == (1, 1)
+
+
+async def test_a_policy_asks_for_a_decision_with_its_spec_and_its_end_alone(bench):
+    """Its status is the operator's own writing."""
+    bench.asked()
+    item = cluster_policy("fast")
+    for change, decisions in (({}, 1), ({"status": {"gpus": 2}}, 0), ({"generation": 2}, 1)):
+        item["metadata"] |= {key: value for key, value in change.items() if key == "generation"}
+        item |= {key: value for key, value in change.items() if key == "status"}
+        bench.brings(POLICY, item)
+        assert bench.asked() == (decisions, 0), change
+    bench.brings(POLICY, item, event="DELETED")
+    assert bench.asked() == (1, 0)
 
 
 async def test_a_status_asks_for_nothing_while_the_pass_that_wrote_it_works(bench):
@@ -129,9 +166,9 @@ def of_the_job(name: str, **metadata):
     return {"name": name, "namespace": "team", "labels": labels, "ownerReferences": [owner], **metadata}
 
 
-def lease(step: int, ack: int = 1, rebalances: int = 0):
+def lease(step: int, ack: int = 1, rebalances: int = 0, more: Mapping[str, str] = MappingProxyType({})):
     report = Report(epoch=1, step=step, loss=1.0, steps_per_second=1.0, rebalances=rebalances)
-    said = {REPORT_ANNOTATION: report.to_json(), ACK_ANNOTATION: Ack(epoch=ack, step=0).to_json()}
+    said = {REPORT_ANNOTATION: report.to_json(), ACK_ANNOTATION: Ack(epoch=ack, step=0).to_json(), **more}
     return {"metadata": of_the_job(lease_name("j"), annotations=said), "spec": {"renewTime": str(step)}}
 
 
@@ -146,8 +183,30 @@ async def test_reports_of_progress_are_looked_at_a_few_times_a_minute(bench):
     assert bench.queue.due() == 1
 
 
-@pytest.mark.parametrize("news", [lease(3, ack=2), lease(3, rebalances=1)])
-async def test_an_answer_or_a_rebalance_is_looked_at_at_once(bench, news):
+PROPOSAL = Proposal(
+    epoch=1,
+    step=3,
+    kept_pods=("j-1-0",),
+    released_pods=("j-1-1",),
+    stages=(),
+    step_seconds_before=1.0,
+    step_seconds_after=1.0,
+    reason="fewer will do",
+)
+
+
+@pytest.mark.parametrize(
+    "news",
+    [
+        lease(3, ack=2),
+        lease(3, rebalances=1),
+        lease(3, more={PROPOSAL_ANNOTATION: PROPOSAL.to_json()}),
+        lease(3, more={FINISHED_ANNOTATION: "3"}),
+        lease(3, more={PROPOSAL_ANNOTATION: "["}),
+    ],
+    ids=["an answer", "a rebalance", "a proposal", "the end", "a message that cannot be read"],
+)
+async def test_what_is_more_than_progress_is_looked_at_at_once(bench, news):
     """What the job's protocol or a person waits for is more than progress."""
     bench.brings(LEASE, lease(2))
     bench.asked()
@@ -207,12 +266,17 @@ async def test_a_heartbeat_of_a_node_asks_for_nothing_and_its_loss_for_both(benc
     assert bench.asked() == (1, 1)
 
 
-async def test_the_deletion_of_a_node_object_is_as_urgent_as_any_notice(bench):
-    """Kubernetes deletes its pods soon: workers that do nothing else but what is urgent take their job."""
-    bench.brings(NODE, {"metadata": {"name": "node"}, "status": {}})
+NOTICE = {"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(("taints", "event"), [([NOTICE], "MODIFIED"), ([], "DELETED")])
+async def test_a_notice_and_the_deletion_of_a_node_object_are_urgent(bench, taints, event):
+    """Its pods go soon: workers that do nothing else but what is urgent take their job."""
+    node = {"metadata": {"name": "node"}, "spec": {}, "status": {}}
+    bench.brings(NODE, node)
     bench.brings(POD, pod(phase="Running"))
     bench.asked()
-    bench.brings(NODE, {"metadata": {"name": "node"}, "status": {}}, event="DELETED")
+    bench.brings(NODE, {**node, "spec": {"taints": taints}}, event=event)
     async with asyncio.timeout(WAIT_SECONDS):
         assert await bench.queue.take(Lane.URGENT) == KEY
 
@@ -249,6 +313,21 @@ async def test_what_gpus_wait_for_is_urgent(bench):
     placed = Assignment(action=Action.PLACE, launches=0)
     bench.observer.decided = Decided(assignments={KEY: placed})
     assert bench.changes.lane(KEY) is Lane.URGENT
+
+
+@pytest.mark.parametrize(
+    ("runs", "ends", "lane"),
+    [(False, False, Lane.URGENT), (True, False, Lane.ORDINARY), (True, True, Lane.URGENT)],
+    ids=["starts", "trains", "stops"],
+)
+async def test_a_gang_that_starts_or_stops_is_more_urgent_than_one_that_trains(bench, runs, ends, lane):
+    """GPUs stand still meanwhile."""
+    status = holding("node").to_dict()
+    status["conditions"] = conditions(Running=(runs, JobReason.ALL_RANKS_TRAIN))
+    if ends:
+        status["allocation"]["ending"] = {"cause": "Preempted", "since": "2026-01-01T00:00:00Z"}
+    bench.brings(JOB, {**training_job("j"), "status": status})
+    assert bench.changes.lane(KEY) is lane
 
 
 ACCOUNT, RIGHT_TO_REPORT = Apply(SERVICE_ACCOUNT, {}), Apply(LEASE, {})

@@ -73,16 +73,14 @@ async def test_data_that_costs_less_is_paid_for_and_counted_to_the_cent():
     assert status.data.cost == pytest.approx(0.02 * status.data.gigabytes)
     assert west.data_cost == pytest.approx(status.data.cost)
     assert status.cost_so_far == pytest.approx(sum(e.cost + e.data_cost for e in status.pool_costs))
-    simulation.asked_to_decide()
-    await simulation.tick()
+    await simulation.tick(decides=True)
     total = simulation.costs().to_dict()["total"]
     assert total["data"] == pytest.approx(sum(job.data_cost for job in simulation.costs().jobs))
     assert total["data"] > 0.01
     assert total["bill"] == pytest.approx(total["jobs"] + total["deleted_jobs"] + total["idle"], abs=1e-9)
     paid = total["jobs"]
     simulation.world.drop(JOB, NAMESPACE, "one")
-    simulation.asked_to_decide()
-    await simulation.tick()
+    await simulation.tick(decides=True)
     simulation.start_operator()
     await simulation.ticks(3)
     after = simulation.costs().to_dict()["total"]

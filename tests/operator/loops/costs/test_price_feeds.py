@@ -49,6 +49,11 @@ def status(simulation: Simulation) -> ClusterPolicyStatus:
     return ClusterPolicyStatus.model_validate(simulation.policy()["status"])
 
 
+def billed(simulation: Simulation) -> dict[str, float]:
+    """Pool -> the price that its bill goes by."""
+    return {entry.pool: entry.price_per_gpu_hour for entry in status(simulation).bill}
+
+
 def condition(simulation: Simulation):
     return next((c for c in status(simulation).conditions if c.type == "PricesCurrent"), None)
 
@@ -85,7 +90,7 @@ async def test_without_a_price_the_stated_one_counts_and_the_condition_says_why(
     assert (found.status, found.reason) == ("False", PolicyReason.PRICE_MISSING)
     assert "no such ConfigMap in namespace ballast-system. To fix: create it" in found.message
     assert "pricePerGpuHour 3 counts" in found.message
-    assert {entry.pool: entry.price_per_gpu_hour for entry in status(simulation).bill}["spot"] == 3.0
+    assert billed(simulation)["spot"] == 3.0
     write(simulation, 1.0, key="other")
     await after_a_read(simulation)
     assert "there is no key spot" in condition(simulation).message
@@ -129,7 +134,7 @@ async def test_the_last_good_price_outlives_the_configmap_and_the_operator(data,
         assert "1 of 2026-01-01T00:00:" in found.message
         prices = {entry.pool: entry.price_per_gpu_hour for entry in status(simulation).prices}
         assert prices == {"sure": 1.5, "spot": 1.0}
-        assert {entry.pool: entry.price_per_gpu_hour for entry in status(simulation).bill} == prices
+        assert billed(simulation) == prices
 
 
 async def test_an_old_price_counts_and_is_called_stale_until_there_is_a_new_one():
@@ -183,8 +188,7 @@ async def test_jobs_and_nodes_pay_each_price_for_the_time_that_it_held():
             write(simulation, changes[second])
         if second == 100:
             simulation.start_operator()
-        price = {entry.pool: entry.price_per_gpu_hour for entry in status(simulation).bill}["spot"]
-        expected += 2 * price / 3600
+        expected += 2 * billed(simulation)["spot"] / 3600
         await simulation.tick()
     costs_now = simulation.costs()
     spot = next(pool for pool in costs_now.to_dict()["pools"] if pool["pool"] == "spot")
@@ -256,14 +260,8 @@ class Cluster(Simulation):
         await self.feeds.clouds.refresh()
         await self.tick()
 
-    def policy_status(self) -> ClusterPolicyStatus:
-        return ClusterPolicyStatus.model_validate(self.policy()["status"])
-
-    def condition(self) -> Any:
-        return next((c for c in self.policy_status().conditions if c.type == "PricesCurrent"), None)
-
     def price(self) -> float:
-        return {entry.pool: entry.price_per_gpu_hour for entry in self.policy_status().bill}["spot"]
+        return billed(self)["spot"]
 
 
 @pytest.mark.parametrize(
@@ -281,9 +279,9 @@ async def test_a_machines_price_becomes_that_of_a_gpu_in_the_pools_currency(feed
     """Until there is an answer the stated price counts, and the condition says so."""
     cluster = Cluster(feed, **pool)
     await cluster.tick()
-    assert (cluster.price(), cluster.condition().reason) == (3.0, PolicyReason.PRICE_MISSING)
+    assert (cluster.price(), condition(cluster).reason) == (3.0, PolicyReason.PRICE_MISSING)
     await cluster.ask()
-    assert (cluster.price(), cluster.condition().reason) == (price, PolicyReason.PRICES_READ)
+    assert (cluster.price(), condition(cluster).reason) == (price, PolicyReason.PRICES_READ)
 
 
 @pytest.mark.parametrize(
@@ -304,16 +302,16 @@ async def test_the_last_good_price_outlives_an_outage_and_the_operator(answer, r
         if restart:
             cluster.start_operator()
             await cluster.tick()
-            assert cluster.condition().is_true  # the kept price is recent, and the cloud was not asked yet
+            assert condition(cluster).is_true  # the kept price is recent, and the cloud was not asked yet
         await cluster.ask()
-        found = cluster.condition()
+        found = condition(cluster)
         assert (found.status, found.reason, cluster.price()) == ("False", reason, 1.0)
         assert "pool spot, aws/us-east-1/p3.8xlarge: " in found.message
         assert "To fix:" in found.message
         assert "(1 of 2" in found.message
     cluster.cloud.price = 4.4
     await cluster.ask()
-    assert cluster.condition().is_true
+    assert condition(cluster).is_true
     assert cluster.price() == pytest.approx(1.1)
 
 
@@ -335,6 +333,6 @@ async def test_a_machine_that_no_catalogue_knows_needs_gpus_per_node():
     """Nothing is guessed; the stated price counts."""
     cluster = Cluster({"aws": {"region": "us-east-1", "instanceType": "p9.huge"}})
     await cluster.ask()
-    assert cluster.condition().reason == PolicyReason.PRICE_UNREADABLE
-    assert "To fix: set gpusPerNode of the pool (pricePerGpuHour 3 counts)" in cluster.condition().message
+    assert condition(cluster).reason == PolicyReason.PRICE_UNREADABLE
+    assert "To fix: set gpusPerNode of the pool (pricePerGpuHour 3 counts)" in condition(cluster).message
     assert cluster.price() == 3.0

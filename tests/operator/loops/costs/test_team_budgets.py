@@ -134,8 +134,7 @@ async def test_the_metrics_have_costs_by_pool_team_and_kind_of_waste(period: str
     simulation = cluster(vision={"amount": 1000.0, "period": period})
     add(simulation, "one")
     await simulation.ticks(99)
-    simulation.asked_to_decide()
-    await simulation.tick()
+    await simulation.tick(decides=True)
 
     def value(name: str, **labels: str) -> float:
         return simulation.metrics.registry.get_sample_value(name, labels)
@@ -149,4 +148,8 @@ async def test_the_metrics_have_costs_by_pool_team_and_kind_of_waste(period: str
     assert cost == pytest.approx(4 * PRICE / 3600 * 99, rel=0.05)
     assert cost / 2 < idle + 0.1 < cost
     assert value("ballast_wasted_cost", kind="idle") == idle
-    assert value("ballast_wasted_cost", kind="startup") > 0
+    status = simulation.status("one")
+    starting = status.condition("Running").last_transition_time - status.allocation.since
+    assert value("ballast_wasted_cost", kind="startup") == pytest.approx(
+        starting.total_seconds() * PER_SECOND
+    )

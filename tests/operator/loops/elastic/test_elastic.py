@@ -322,6 +322,8 @@ async def test_a_gang_that_is_to_go_finishes_its_growth_first():
     simulation.world.put(NODE, node("b", "fast", 2))
     await simulation.until(lambda: bool(simulation.status("one").allocation.joining))
     simulation.add_job("two", stages=(4, 4), **LONG)
+    await simulation.until(lambda: simulation.status("one").allocation.ending is not None)
+    assert simulation.status("one").is_true("Grown")
     await simulation.running("two", ticks=400)
     await simulation.running("one", ticks=400)
     assert set(simulation.status("one").restarts) == {Cause.PREEMPTED}

@@ -1,12 +1,9 @@
 """Jobs with ``planner``: what a launch measures of its layers counts for the plan of the next one."""
 
 import datetime
-import json
 
 import pytest
-from ballast_operator.cli.live.explain import as_text
-from ballast_operator.kube.kinds import JOB, POD
-from ballast_operator.report.explanation import explanation
+from ballast_operator.kube.kinds import JOB
 from ballast_operator.steps import running as progress
 from ballast_operator.views.planned_degrees import MEASURED_CHANGE
 from ballast_operator.views.spec import read_spec
@@ -70,8 +67,7 @@ async def test_the_next_launch_has_the_plan_of_the_layers_as_they_were_measured(
     assert degrees.step_seconds == pytest.approx(best.step_seconds)
     await simulation.running("one")
     assert "predicted from layers measured on fast" in simulation.condition("one", "Admitted").message
-    item, pods = simulation.world.get(JOB, NAMESPACE, "one"), simulation.world.items(POD)
-    text = as_text(explanation(json.loads(json.dumps(item)), pods, [], []))
+    text = simulation.explained("one")
     assert f"planned  {degrees}" in text and "from layers measured on fast" in text
 
 

@@ -1,12 +1,9 @@
 """Jobs with ``planner`` that leave their schedule open, and that try its best plans in their first steps."""
 
 import asyncio
-import json
 
 import pytest
-from ballast_operator.cli.live.explain import as_text
-from ballast_operator.kube.kinds import JOB, POD
-from ballast_operator.report.explanation import explanation
+from ballast_operator.kube.kinds import JOB
 from ballast_operator.steps.gang import TRIES_NONE
 from ballast_operator.views import spec
 from ballast_operator.views.planned_degrees import candidates as played
@@ -51,11 +48,6 @@ def degrees(simulation: Simulation):
     return simulation.status("one").allocation.degrees
 
 
-def cut(simulation: Simulation) -> tuple[int, ...]:
-    stages = sorted(simulation.plan("one").stages, key=lambda stage: stage.first_layer)
-    return tuple(stage.end_layer - stage.first_layer for stage in stages)
-
-
 async def test_a_schedule_that_is_left_open_is_the_fastest_that_fits():
     """The trainer has it, and stages for it; who states 1F1B, or may grow, has 1F1B."""
     simulation = await running()
@@ -63,7 +55,7 @@ async def test_a_schedule_that_is_left_open_is_the_fastest_that_fits():
     kind = SCHEDULES[has.schedule]
     assert has.schedule != "1F1B" and config.pipeline.schedule == has.schedule
     assert (config.pipeline.max_stages, len(has.layers)) == (4, 4 * kind.stages_on_a_rank())
-    assert config.plan.layers == cut(simulation) == has.layers
+    assert config.plan.layers == simulation.cut("one") == has.layers
     assert has.memory_bytes <= 700e6 and simulation.plan("one").candidates == ()
     assert has.schedule in simulation.condition("one", "Admitted").message
     stated = degrees(await running(pipeline={"schedule": "1F1B"}))
@@ -87,13 +79,11 @@ async def test_the_best_plans_are_tried_and_the_fastest_goes_on():
     assert [one.step_seconds for one in trial.plans] == list(MEASURED)
     assert [one.plan.step_seconds for one in trial.plans] == [one.step_seconds for one in candidates]
     assert degrees(simulation) == trial.plans[1].plan != first
-    item, pods = simulation.world.get(JOB, NAMESPACE, "one"), simulation.world.items(POD)
-    text = as_text(explanation(json.loads(json.dumps(item)), pods, [], []))
-    assert f"  tried    launch 1, {trial.plans[1]}, goes on" in text.splitlines()
+    assert f"  tried    launch 1, {trial.plans[1]}, goes on" in simulation.explained("one").splitlines()
     assert "not measured" in str(trial.plans[2]) and str(trial.plans[2]).endswith(": no room")
     await simulation.relaunched("one")
     assert degrees(simulation) == trial.plans[1].plan
-    assert cut(simulation) == simulation.configuration("one").plan.layers == trial.plans[1].plan.layers
+    assert simulation.cut("one") == simulation.configuration("one").plan.layers == trial.plans[1].plan.layers
     assert simulation.configuration("one").pipeline.schedule == trial.plans[1].plan.schedule
     assert simulation.plan("one").candidates == ()
     assert "measured fastest of 4 in launch 1" in simulation.condition("one", "Admitted").message

@@ -3,14 +3,12 @@
 from typing import Any
 
 import pytest
-from ballast_operator.cli.live.explain import as_text
-from ballast_operator.kube.kinds import JOB, NODE, POD, POLICY
-from ballast_operator.report.explanation import explanation
+from ballast_operator.kube.kinds import NODE, POD
 from ballast_operator.report.overview import overview
 from ballast_policies.throughput.speeds import SpeedKey
 
 from tests.operator.loops.simulated.autoscaler import Autoscaler
-from tests.operator.loops.simulated.machines import Trainer, node
+from tests.operator.loops.simulated.machines import node
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 
 MODEL = {"name": "gpt", "layers": 12}
@@ -42,23 +40,13 @@ def add_wide(
 ) -> None:
     """A job that may run in both pools at once, and does not end by itself."""
     given = {"model": MODEL, "mixedPools": "Allowed", "throughput": speeds(stages[0]), "totalSteps": 100_000}
-    simulation.add_job(name, stages=stages, trainer={"pace": 1}, **{**given, **spec})
-
-
-def layers_of(simulation: Simulation, name: str = "wide") -> list[int]:
-    """Layers of each rank."""
-    return [stage.end_layer - stage.first_layer for stage in simulation.plan(name).stages]
+    simulation.add_job(name, stages=stages, **{"trainer": {"pace": 1}, **given, **spec})
 
 
 def parts_of(simulation: Simulation, name: str = "wide") -> list[str]:
     """What the job holds of each pool, as text."""
     allocation = simulation.status(name).allocation
     return [] if allocation is None else [str(part) for part in allocation.by_pool]
-
-
-def objects(simulation: Simulation) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(TrainingJobs, ClusterPolicies)."""
-    return list(simulation.world.items(JOB)), list(simulation.world.items(POLICY))
 
 
 def node_with(name: str, pool: str, allocatable: dict[str, str]) -> dict[str, Any]:
@@ -83,7 +71,7 @@ async def test_a_gang_that_no_pool_holds_runs_in_two_with_stages_that_suit_their
     """A fast GPU does four times as much, and has five of twelve layers; each rank knows its GPU's type."""
     simulation = await in_both()
     assert parts_of(simulation) == BOTH
-    assert layers_of(simulation) == [5, 5, 1, 1]
+    assert simulation.cut("wide") == (5, 5, 1, 1)
     assert [rank.gpu_type for rank in simulation.plan("wide").ranks] == ["fast", "fast", "slow", "slow"]
     assert (
         "2 x fast of pool fast and 2 x slow of pool slow" in simulation.condition("wide", "Admitted").message
@@ -100,7 +88,7 @@ async def test_a_plan_has_its_gpus_in_its_order_and_its_layers():
         two_pools(fast=4, slow=4), plan=planned(slow=3, fast=1), repack={"enabled": False}
     )
     assert parts_of(simulation) == ["3 x slow of pool slow", "1 x fast of pool fast"]
-    assert layers_of(simulation) == [1, 2, 4, 5]
+    assert simulation.cut("wide") == (1, 2, 4, 5)
 
 
 async def test_a_plan_of_one_gpu_type_is_launched_there():
@@ -108,7 +96,7 @@ async def test_a_plan_of_one_gpu_type_is_launched_there():
         two_pools(fast=4, slow=4), plan=planned(slow=4), mixedPools="Never", repack={"enabled": False}
     )
     assert parts_of(simulation) == ["4 x slow of pool slow"]
-    assert layers_of(simulation) == [1, 2, 4, 5]
+    assert simulation.cut("wide") == (1, 2, 4, 5)
 
 
 async def test_a_plan_for_gpus_that_there_are_not_is_refused_with_what_there_is():
@@ -146,28 +134,19 @@ async def test_the_pods_of_each_part_ask_for_the_resource_of_their_pool():
     assert sorted(asked.values()) == [("fast-0", "nvidia.com/gpu")] * 2 + [("slow-0", "amd.com/gpu")] * 2
 
 
-@pytest.fixture
-def measured(monkeypatch):
-    """Trainers report twelve layers of 1 GB each."""
-    report = Trainer._report
-
-    def with_bytes(trainer, plan):
-        return report(trainer, plan).replace(layer_bytes=(10**9,) * 12, layer_seconds=(0.1,) * 12)
-
-    monkeypatch.setattr(Trainer, "_report", with_bytes)
-
-
 @pytest.mark.slow
-async def test_the_memory_of_each_pool_limits_its_own_stages(measured):
+async def test_the_memory_of_each_pool_limits_its_own_stages():
     """GPUs of equal speed, a slow one with room for one layer of 1 GB: it has no more at the next launch."""
     pools = {"fast": {"memoryPerGpu": "5500M"}, "slow": {"memoryPerGpu": "1500M"}}
     simulation = await in_both(
-        two_pools(pools=pools), throughput=[{**one, "stepsPerSecond": 1.0} for one in speeds(4)]
+        two_pools(pools=pools),
+        throughput=[{**one, "stepsPerSecond": 1.0} for one in speeds(4)],
+        trainer={"pace": 1, "layers": (0.1,) * 12, "layer_bytes": (10**9,) * 12},
     )
-    assert layers_of(simulation) == [3, 3, 3, 3]
+    assert simulation.cut("wide") == (3, 3, 3, 3)
     await simulation.tick()
     await simulation.relaunched("wide")
-    assert layers_of(simulation) == [5, 5, 1, 1]
+    assert simulation.cut("wide") == (5, 5, 1, 1)
 
 
 @pytest.mark.slow
@@ -191,11 +170,10 @@ async def test_costs_are_kept_by_part_and_add_up_to_the_bill():
 async def test_explain_top_and_metrics_show_both_parts():
     simulation = await in_both()
     await simulation.tick()
-    jobs, policies = objects(simulation)
-    told = as_text(explanation(jobs[0], [], policies, []))
-    assert "holds    2 x fast of pool fast and 2 x slow of pool slow since" in told
-    assert list(overview(jobs, policies).jobs[0].parts) == BOTH
-    assert {line.pool: line.held for line in overview(jobs, policies).pools} == {"fast": 2, "slow": 2}
+    assert "holds    2 x fast of pool fast and 2 x slow of pool slow since" in simulation.explained("wide")
+    found = overview([simulation.item("wide")], [simulation.policy()])
+    assert list(found.jobs[0].parts) == BOTH
+    assert {line.pool: line.held for line in found.pools} == {"fast": 2, "slow": 2}
     for name in ("fast", "slow"):
         labels = {"pool": name, "gpu_type": name}
         assert simulation.metrics.registry.get_sample_value("ballast_gpus_allocated", labels) == 2.0
@@ -278,7 +256,7 @@ async def test_a_part_waits_for_the_nodes_of_its_own_pool():
     await autoscaler.until(lambda: simulation.state("wide") == "Running")
     assert parts_of(simulation) == BOTH
     assert sorted(simulation.status("wide").allocation.nodes) == ["fast-0", "fast-0", "new-0", "new-0"]
-    assert layers_of(simulation) == [5, 5, 1, 1]
+    assert simulation.cut("wide") == (5, 5, 1, 1)
     assert [rank.gpu_type for rank in simulation.plan("wide").ranks] == ["fast", "fast", "slow", "slow"]
     assert (simulation.status("wide").launches, autoscaler.made) == (1, 1)
 
@@ -341,20 +319,12 @@ async def test_a_gang_in_two_pools_gives_back_what_a_job_needs_and_grows_again_w
 
 
 @pytest.mark.slow
-async def test_a_gang_in_two_pools_moves_into_one_that_becomes_free(monkeypatch):
+async def test_a_gang_in_two_pools_moves_into_one_that_becomes_free():
     """Four fast GPUs, at 4 steps/s, win more over the 2.5 that it reports than the restart costs."""
-    report = Trainer._report
-    slow = {"wide": 2.5}
-
-    def at_its_speed(trainer, plan):
-        found = report(trainer, plan)
-        return found.replace(steps_per_second=slow.get(plan.job, found.steps_per_second))
-
-    monkeypatch.setattr(Trainer, "_report", at_its_speed)
     simulation = two_pools(fast=4, roundSeconds=60)
     add_small(simulation, "first", gpuTypes=["fast"])
     await simulation.running("first")
-    add_wide(simulation)
+    add_wide(simulation, trainer={"pace": 1, "speed": 2.5})
     await simulation.running("wide")
     assert parts_of(simulation) == BOTH
     simulation.change("first", suspend=True)

@@ -1,12 +1,9 @@
 """Jobs with ``planner`` in several pools: each mix of GPUs has the degrees that are planned for it."""
 
 import itertools
-import json
 
 import pytest
-from ballast_operator.cli.live.explain import as_text
-from ballast_operator.kube.kinds import JOB, POD
-from ballast_operator.report.explanation import explanation
+from ballast_operator.kube.kinds import JOB
 from ballast_operator.views.spec import read_spec
 from ballast_policies.contract.messages import Stage
 
@@ -53,8 +50,7 @@ def has_the_degrees_of(simulation: Simulation, *gpus: tuple[str, int]) -> None:
     assert allocation.degrees == planned
     assert (config.parallelism.tensor, config.parallelism.data) == (planned.tensor, planned.data)
     assert config.plan.layers == planned.layers
-    cut = sorted(simulation.plan("wide").stages, key=lambda stage: stage.first_layer)
-    assert tuple(stage.end_layer - stage.first_layer for stage in cut) == planned.layers
+    assert simulation.cut("wide") == planned.layers
     assert str(planned) in simulation.condition("wide", "Admitted").message
 
 
@@ -65,8 +61,7 @@ async def test_a_gang_that_no_pool_holds_has_the_degrees_of_its_mix():
     await simulation.running("wide")
     assert parts_of(simulation) == ["2 x fast of pool fast", "2 x slow of pool slow"]
     has_the_degrees_of(simulation, ("fast", 2), ("slow", 2))
-    item, pods = simulation.world.get(JOB, NAMESPACE, "wide"), simulation.world.items(POD)
-    text = as_text(explanation(json.loads(json.dumps(item)), pods, [], []))
+    text = simulation.explained("wide")
     assert f"planned  {simulation.status('wide').allocation.degrees}" in text
     assert "2 x fast of pool fast and 2 x slow of pool slow" in text
 

@@ -28,10 +28,6 @@ def told(simulation: Simulation) -> str:
     return "" if found is None else found["message"]
 
 
-async def running(simulation: Simulation, *names: str) -> None:
-    await simulation.running(*names)
-
-
 def fail(simulation: Simulation, name: str, reason: ExitReason = ExitReason.FAILED) -> None:
     for pod in simulation.pods(name):
         message = TerminationMessage(reason=reason, message="CUDA error: uncorrectable ECC error")
@@ -60,7 +56,7 @@ async def test_nothing_is_started_on_a_node_with_a_condition_of_broken_gpus(cond
     simulation = Simulation(nodes={"fast-0": ("fast", 1)}, **spec)
     conditions(simulation, "fast-0", (condition[0], {"True": "False", "False": "True"}[condition[1]]))
     simulation.add_job("one", stages=(1, 1), totalSteps=400)
-    await running(simulation, "one")
+    await simulation.running("one")
     assert not told(simulation)
     conditions(simulation, "fast-0", condition)
     simulation.add_job("two", stages=(1, 1))
@@ -88,7 +84,7 @@ async def test_a_node_on_which_two_jobs_failed_is_avoided_for_a_time():
     there = on_first(simulation)
     for name in ("a", "b"):
         simulation.add_job(name, **LONG, template=there)
-    await running(simulation, "a", "b")
+    await simulation.running("a", "b")
     await fail_again(simulation, "a")
     assert not told(simulation)
     await fail_again(simulation, "b")
@@ -112,7 +108,7 @@ async def avoided_then_used_again(simulation: Simulation) -> None:
         assert simulation.now < START + datetime.timedelta(hours=1)
         await simulation.tick(seconds=5)
     assert used == {"fast-1"}
-    await running(simulation, "c", "d")
+    await simulation.running("c", "d")
     assert simulation.nodes("c") | simulation.nodes("d") == {"fast-0", "fast-1"}
 
 
@@ -122,22 +118,22 @@ async def test_a_node_is_not_avoided_for_one_job_that_fails(others: str):
     simulation = Simulation(nodes={"fast-0": ("fast", 2), "fast-1": ("fast", 1)}, nodeHealth=HEALTH)
     there = on_first(simulation)
     simulation.add_job("a", **LONG, template=there, backoffLimit=10)
-    await running(simulation, "a")
+    await simulation.running("a")
     for _ in range(3):
         await fail_again(simulation, "a")
     if others == "own fault":
         simulation.add_job("b", **LONG, template=there)
-        await running(simulation, "b")
+        await simulation.running("b")
         await fail_again(simulation, "b", ExitReason.CONFIGURATION)
     if others == "other node":
         other = {**there["spec"], "nodeSelector": {"name": "fast-1"}}
         simulation.world.patch(NODE, "", "fast-1", {"metadata": {"labels": {"name": "fast-1"}}})
         simulation.add_job("b", **LONG, template={"spec": other})
-        await running(simulation, "b")
+        await simulation.running("b")
         fail(simulation, "b")
         await simulation.until(lambda: bool(simulation.status("b").restarts))
         simulation.change("b", template=there)
-        await running(simulation, "b")
+        await simulation.running("b")
         await fail_again(simulation, "b")
     assert not told(simulation)
     assert "SickNodes" not in simulation.world.events
@@ -150,7 +146,7 @@ async def two_measure(
     simulation = Simulation(nodes=nodes, nodeHealth={**HEALTH, "avoidSeconds": avoid_seconds})
     for name in ("a", "b"):
         simulation.add_job(name, **LONG, template=on_first(simulation))
-    await running(simulation, "a", "b")
+    await simulation.running("a", "b")
     simulation.trainers["a"].slow = slow
     await simulation.ticks(40, seconds=5)
     assert not told(simulation)
@@ -193,8 +189,7 @@ async def test_a_policy_that_turns_avoiding_off_avoids_no_node():
     simulation = await two_measure({"fast-0": ("fast", 2)}, slow, avoid_seconds=0)
     simulation.trainers["b"].slow = (slow,)
     for _ in range(60):
-        simulation.asked_to_decide()
-        await simulation.tick(seconds=0.7)
+        await simulation.tick(decides=True, seconds=0.7)
         assert not told(simulation)
 
 
@@ -215,7 +210,7 @@ async def test_a_node_is_not_avoided_for_what_one_trainer_says(lie: str, monkeyp
         simulation.world.drop(JOB, NAMESPACE, "a")
         await simulation.until(lambda: not simulation.pods("a"))
         simulation.add_job("a", **LONG, template=on_first(simulation), trainer={"slow": (slow,)})
-        await running(simulation, "a")
+        await simulation.running("a")
     if lie == "no such rank":
         simulation.trainers["b"].slow = (SlowRank(rank=1, factor=1e9), SlowRank(rank=65_536, factor=1e9))
     if lie == "of another plan":
@@ -232,7 +227,7 @@ async def test_no_clock_of_a_node_says_where_a_pod_failed_first(apart: int, accu
     simulation = Simulation(nodes={"fast-0": ("fast", 1), "fast-1": ("fast", 1)}, nodeHealth=HEALTH)
     for name in ("a", "b"):
         simulation.add_script(name, totalSteps=100_000)
-        await running(simulation, name)
+        await simulation.running(name)
         pods = {pod["spec"]["nodeName"]: pod["metadata"]["name"] for pod in simulation.pods(name)}
         simulation.trainers[name].silent = True
         end_pod(simulation.world, NAMESPACE, pods["fast-1"], 1, at=simulation.now)
@@ -252,7 +247,7 @@ async def test_a_node_that_loses_gpus_under_a_gang_is_told_and_takes_no_other(le
     monkeypatch.setattr(World, "checked", lambda self: None)  # pods of GPUs that the node does not offer now
     simulation = Simulation(nodes={"fast-0": ("fast", 2)})
     simulation.add_job("one", stages=(2, 2), totalSteps=1_500)
-    await running(simulation, "one")
+    await simulation.running("one")
     simulation.world.patch(NODE, "", "fast-0", {"status": {"allocatable": {"nvidia.com/gpu": str(left)}}})
     simulation.add_job("two", stages=(1, 1), totalSteps=20)
     why = f"offers {left} GPUs, and gangs hold 2"

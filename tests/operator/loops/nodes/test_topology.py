@@ -77,8 +77,7 @@ async def test_a_gang_stays_when_its_level_is_taken_out_of_the_policy():
     await simulation.ticks(130)
     status = simulation.status("near")
     assert (status.state, status.launches, status.allocation.nodes) == ("Running", 1, before)
-    simulation.change("near", suspend=True)
-    await simulation.until(lambda: simulation.state("near") == "Suspended")
+    await simulation.suspended("near")
     simulation.change("near", suspend=False)
     words = f"topology.required={RACK} is none of the ClusterPolicy's topology.levels (it has none)"
     await simulation.until(lambda: waits(simulation, "near", words))
@@ -89,13 +88,11 @@ async def test_a_level_that_no_node_has_is_told():
     simulation = Simulation(nodes={"a": ("fast", 1)}, **LEVELS)
     simulation.world.patch(NODE, "", "a", {"metadata": {"labels": {BLOCK: "b0"}}})
 
-    def said() -> str:
-        conditions = simulation.policy().get("status", {}).get("conditions", ())
-        return next((one["message"] for one in conditions if one["type"] == "Valid"), "")
-
-    await simulation.until(lambda: said() == f"no node has label {RACK} of topology.levels")
+    await simulation.tick()
+    assert simulation.policy_condition("Valid")["message"] == f"no node has label {RACK} of topology.levels"
     simulation.world.patch(NODE, "", "a", {"metadata": {"labels": {RACK: "r0"}}})
-    await simulation.until(lambda: said() == "1 pools, 1 nodes")
+    await simulation.tick(decides=True)
+    assert simulation.policy_condition("Valid")["message"] == "1 pools, 1 nodes"
 
 
 async def test_a_gang_waits_until_a_rack_is_free():

@@ -118,9 +118,11 @@ class Trainer:
     """All ranks of one job, as far as the operator can see them.
 
     Attributes:
+        speed: steps/s, unless it ``scales``.
         spread: its speed on several nodes over that on one.
         beside: its speed while a pod of another job runs on its node, over that alone.
         layers: seconds of each layer for a sample on one GPU; empty: they are not reported.
+        layer_bytes: of each; empty: not reported.
         stages: in which it has them by now; empty: not reported.
         slow: ranks that it reports as slow.
         start_seconds: from its plan to its first step.
@@ -131,6 +133,7 @@ class Trainer:
     job: str
     total: int = 100
     pace: int = 10
+    speed: float = 5.0
     spread: float = 1.0
     beside: float = 1.0
     shares: bool = False
@@ -141,6 +144,7 @@ class Trainer:
     saves: bool = True
     scales: bool = False
     layers: tuple[float, ...] = ()
+    layer_bytes: tuple[int, ...] = ()
     stages: tuple[Stage, ...] = ()
     growth_pause_ms: float | None = None
     handover_seconds: float = 15.0
@@ -280,7 +284,7 @@ class Trainer:
         return tuple(samples * repeated * seconds for seconds in self.layers)
 
     def _report(self, plan: Plan) -> Report:
-        speed = 2.5 * len(plan.ranks) ** 0.8 if self.scales else 5.0
+        speed = 2.5 * len(plan.ranks) ** 0.8 if self.scales else self.speed
         speed *= self.beside if self.shares else 1.0
         return Report(
             epoch=plan.epoch,
@@ -289,6 +293,7 @@ class Trainer:
             steps_per_second=speed * (self.spread if self.nodes > 1 else 1.0),
             checkpoint_step=self.saved,
             slow_ranks=self.slow,
+            layer_bytes=self.layer_bytes,
         )
 
     def _write(self, world: World, now: Time, **messages: Any) -> None:

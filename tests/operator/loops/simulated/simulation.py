@@ -16,6 +16,7 @@ from ballast_operator.allocator.solver import Solve
 from ballast_operator.api.conditions import PolicyReason
 from ballast_operator.api.read import read_job_status
 from ballast_operator.api.training_job_status import TrainingJobStatus
+from ballast_operator.cli.live.explain import as_text
 from ballast_operator.errors import ActionRefused, Conflict, NotFound, Unavailable
 from ballast_operator.history.recent import Recent
 from ballast_operator.history.writer import HistoryWriter, Keep
@@ -291,8 +292,9 @@ class Simulation:
     def _epoch(self) -> float:
         return self.now.timestamp()
 
-    async def tick(self, *, seconds: float = 1.0, operator: bool = True) -> None:
-        """Time passes; machines and the operator do what they do in it."""
+    async def tick(self, *, seconds: float = 1.0, operator: bool = True, decides: bool = False) -> None:
+        """Time passes; machines and the operator do what they do in it; ``decides``: due or not."""
+        self.asked = self.asked or decides
         self.now += datetime.timedelta(seconds=seconds)
         run_pods(self.world, self.now)
         for trainer in self.trainers.values():
@@ -408,10 +410,14 @@ class Simulation:
         for _ in range(count):
             await self.tick(**how)
 
-    def status(self, name: str) -> TrainingJobStatus:
+    def item(self, name: str) -> dict[str, Any]:
+        """The TrainingJob as it is stored."""
         item = self.world.get(JOB, NAMESPACE, name)
         assert item is not None
-        return read_job_status(item)
+        return item
+
+    def status(self, name: str) -> TrainingJobStatus:
+        return read_job_status(self.item(name))
 
     def condition(self, name: str, kind: str) -> Any:
         """Of the job; None: it has none of the kind."""
@@ -425,20 +431,25 @@ class Simulation:
         assert all(part in found.message for part in words), found.message
 
     def explained(self, name: str) -> str:
-        """The job in one sentence, as ``ballast explain`` has it."""
-        (item,) = (each for each in self.world.items(JOB) if each["metadata"]["name"] == name)
-        return explanation(item, self.pods(name), [self.policy()], []).answer
+        """The job as ``ballast explain`` tells of it."""
+        return as_text(explanation(self.item(name), self.pods(name), [self.policy()], []))
 
     def plan(self, name: str) -> Plan:
-        item = self.world.get(CONFIG_MAP, NAMESPACE, plan_config_map_name(name))
-        assert item is not None
-        return Plan.from_json(item["data"][PLAN_KEY])
+        return Plan.from_json(self._planned(name)[PLAN_KEY])
+
+    def cut(self, name: str) -> tuple[int, ...]:
+        """Layers of each stage of the job's plan, in the model's order."""
+        stages = sorted(self.plan(name).stages, key=lambda stage: stage.first_layer)
+        return tuple(stage.end_layer - stage.first_layer for stage in stages)
 
     def configuration(self, name: str) -> JobConfig:
         """What the ranks of the job's launch read."""
+        return JobConfig.from_json(self._planned(name)[CONFIG_KEY])
+
+    def _planned(self, name: str) -> dict[str, str]:
         item = self.world.get(CONFIG_MAP, NAMESPACE, plan_config_map_name(name))
         assert item is not None
-        return JobConfig.from_json(item["data"][CONFIG_KEY])
+        return item["data"]
 
     def never_restarted(self, *names: str) -> bool:
         """Whether each of the jobs has had one launch, and lost no step."""
@@ -478,9 +489,7 @@ class Simulation:
         self.world.after_write = die
 
     def state(self, name: str) -> str:
-        item = self.world.get(JOB, NAMESPACE, name)
-        assert item is not None
-        return item.get("status", {}).get("state", "")
+        return self.item(name).get("status", {}).get("state", "")
 
     def all_statuses(self) -> dict[str, Any]:
         return {item["metadata"]["name"]: item.get("status") for item in self.world.items(JOB)}

@@ -24,8 +24,7 @@ async def running():
     """A gang that a decision has seen on its machines."""
     simulation = cluster()
     await simulation.running("a")
-    simulation.asked_to_decide()
-    await simulation.tick()
+    await simulation.tick(decides=True)
     return simulation
 
 
@@ -67,9 +66,7 @@ async def test_a_machine_that_goes_before_the_next_decision_counts(notice: bool)
         simulation.set_node_ready(first, False)
     simulation.asked_to_decide()
     await simulation.until(lambda: hazard(simulation).get("preemptions", 0) == 1, ticks=60)
-    for _ in range(30):
-        simulation.asked_to_decide()
-        await simulation.tick()
+    await simulation.ticks(30, decides=True)
     assert hazard(simulation)["preemptions"] == 1
 
 
@@ -79,13 +76,10 @@ async def test_a_machine_that_is_about_to_go_is_counted_by_one_operator_alone():
     simulation = await running()
     first = on(simulation)[-1]
     simulation.world.patch(NODE, "", first, {"spec": {"taints": [ITN]}})
-    simulation.asked_to_decide()
-    await simulation.tick()
+    await simulation.tick(decides=True)
     assert hazard(simulation)["preemptions"] == 1
     simulation.start_operator()
-    for _ in range(20):
-        simulation.asked_to_decide()
-        await simulation.tick()
+    await simulation.ticks(20, decides=True)
     assert hazard(simulation)["preemptions"] == 1
 
 

@@ -32,8 +32,7 @@ async def test_a_gang_starts_on_nodes_that_did_not_exist_when_it_was_made():
 
     simulation.add_job("a", stages=(4, 4), totalSteps=100_000)
     await autoscaler.until(lambda: simulation.status("a").allocation is not None)
-    simulation.asked_to_decide()
-    await simulation.tick()
+    await simulation.tick(decides=True)
     assert gpus("capacity", "allocated") == {0.0}
     assert simulation.policy_condition("Valid")["reason"] == PolicyReason.VALID
     assert set(simulation.status("a").allocation.nodes) == {"spot/new-0", "spot/new-1"}
@@ -41,8 +40,7 @@ async def test_a_gang_starts_on_nodes_that_did_not_exist_when_it_was_made():
     assert set(simulation.status("a").allocation.nodes) == {"new-0", "new-1"}
     assert (simulation.status("a").launches, simulation.status("a").restarts) == (1, {})
     assert autoscaler.made == 2
-    simulation.asked_to_decide()
-    await simulation.tick()
+    await simulation.tick(decides=True)
     assert gpus("capacity", "allocated") == {4.0}
     waited = simulation.status("a").pool_costs
     assert sum(entry.gpu_seconds for entry in waited) < 4 * 10  # nothing is paid for nodes that do not exist

@@ -79,7 +79,7 @@ async def test_a_job_waits_for_its_machines_while_others_are_free():
     simulation = cluster(nodes={"a": ("sure", 1), "b": ("spot", 4)})
     add(simulation, "one", spot="Forbid")
     await simulation.tick()
-    await simulation.refused("one", JobReason.EXCEEDS_CAPACITY)
+    await simulation.refused("one", JobReason.EXCEEDS_CAPACITY, "its pools have: sure 1. To fix: ")
 
 
 @pytest.mark.slow
