@@ -565,6 +565,33 @@ def test_lines_of_several_pods_are_one_log_by_time(answers):
     assert asyncio.run(read()) == ["zero", "one", "no time", "\ufffd three", "four"]
 
 
+@pytest.mark.parametrize("follow", [False, True])
+def test_a_pod_whose_trainer_waits_beside_another_container_hides_no_log(answers, follow):
+    """That of a service mesh runs while the trainer's image is pulled; the kubelet refuses its log then."""
+
+    def pod(rank, state):
+        containers = [{"name": "mesh"}, {"name": "c", "env": [{"name": "BALLAST_POD_IP"}]}]
+        statuses = [{"name": "mesh", "state": {"running": {}}}, {"name": "c", "state": state}]
+        return {
+            "metadata": {"namespace": "default", "name": f"p-{rank}", "uid": f"u-{rank}", "labels": {}},
+            "spec": {"containers": containers},
+            "status": {"phase": "Running", "containerStatuses": statuses},
+        }
+
+    pods = [pod(0, {"terminated": {}}), pod(1, {"waiting": {"reason": "ContainerCreating"}})]
+    refusal = {"message": 'container "c" in pod "p-1" is waiting to start: ContainerCreating'}
+
+    def answer(path):
+        if "/log" in path:
+            return (b"step 1\n", 200) if "/p-0/" in path else (json.dumps(refusal).encode(), 400)
+        return json.dumps(
+            {"items": pods} if "/pods" in path else {"status": {"state": "Failed"}}
+        ).encode(), 200
+
+    with Client(answers(answer)) as client:
+        assert [line.text for line in client.logs("one", follow=follow)] == ["step 1"]
+
+
 def test_a_closed_client_and_a_wrong_timeout_say_so(answers):
     """And a client that nobody closes ends with the program."""
     client = Client(answers(b"{}"))

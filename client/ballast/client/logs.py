@@ -70,15 +70,20 @@ class Pod:
     def of(cls, item: Mapping[str, Any]) -> "Pod":
         """Pod from the API server's object."""
         metadata, status = item["metadata"], item.get("status") or {}
-        labels = metadata.get("labels") or {}
+        labels, container = metadata.get("labels") or {}, _trainers(item["spec"]["containers"])
+        # Another container of the pod may run before it.
+        waits = any(
+            one.get("name") == container and "waiting" in (one.get("state") or {})
+            for one in status.get("containerStatuses") or ()
+        )
         return cls(
             namespace=metadata["namespace"],
             name=metadata["name"],
             uid=metadata["uid"],
             launch=_whole(labels.get(LAUNCH_LABEL)),
             rank=_whole(labels.get(RANK_LABEL)),
-            container=_trainers(item["spec"]["containers"]),
-            started=status.get("phase") in ("Running", "Succeeded", "Failed"),
+            container=container,
+            started=status.get("phase") in ("Running", "Succeeded", "Failed") and not waits,
         )
 
     async def read(
