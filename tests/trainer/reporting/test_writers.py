@@ -210,19 +210,29 @@ def test_metrics_that_cannot_work_are_refused_with_their_field(metrics, field, w
     assert caught.value.field == field
 
 
-def test_the_line_on_a_terminal_moves_and_events_stay():
+class NarrowTerminal(Terminal):
+    encoding = "ascii"
+
+
+def test_the_line_on_a_terminal_moves_and_events_stay(monkeypatch):
     """Bar, loss, speed, layers of each stage and what is left, in place; events on lines of their own."""
+    monkeypatch.setenv("COLUMNS", "120")
     out = Terminal()
     clock = itertools.count(0.0, 1.0)
-    line = ProgressLine(60, out, width=120, clock=lambda: next(clock))
+    line = ProgressLine(60, out, clock=lambda: next(clock))
     for step in (10, 20):
         line.show(fields(step))
     shown = out.getvalue().split(ERASE)
     assert "\n" not in out.getvalue()
-    assert "━" in shown[2]
+    assert shown[2].startswith("━" * 8 + " " * 17 + "step")
     assert "step 20/60 loss 2.5000 50 ms layers 3,5,1 0:04 left" in shown[2]
     line.show(fields(5))  # after the loss of a rank
     assert "left" not in out.getvalue().split(ERASE)[3]
+
+    monkeypatch.setenv("COLUMNS", "40")
+    out = NarrowTerminal()
+    ProgressLine(60, out).show(fields(60))
+    assert out.getvalue() == ERASE + "=" * 24 + " step 60/60 los"
 
     out = Terminal()
     reporter = TextReporter(60, out)

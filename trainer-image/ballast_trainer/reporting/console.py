@@ -1,9 +1,9 @@
 """Reporters: print each step and event on rank 0's standard output."""
 
-import io
 import json
 import logging
 import math
+import shutil
 import sys
 import time
 from collections import deque
@@ -27,24 +27,13 @@ def step_words(fields: Mapping[str, Any]) -> list[str]:
 
 
 class ProgressLine:
-    """Drawn with rich, in place; nothing is left behind when the process ends at once."""
+    """Drawn in place; nothing is left behind when the process ends at once."""
 
-    def __init__(
-        self,
-        total_steps: int,
-        out: TextIO,
-        *,
-        width: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        from rich.console import Console
-
+    def __init__(self, total_steps: int, out: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._total = total_steps
         self._lines = _Lines(out)
+        self._mark = "━" if (out.encoding or "utf-8").lower().startswith("utf") else "="
         self._clock = clock
-        # To the output itself it would write in the middle of drawing, and fail where that is closed.
-        drawn = io.TextIOWrapper(io.BytesIO(), encoding=out.encoding)
-        self._console = Console(file=drawn, force_terminal=True, width=width)
         self._done: deque[tuple[float, int]] = deque(maxlen=32)
         self._shown = float("-inf")
 
@@ -68,18 +57,10 @@ class ProgressLine:
         return f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left"
 
     def _drawn(self, step: int, fields: Mapping[str, Any]) -> str:
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-
-        line = Table.grid(padding=(0, 1))
-        left = self.left()
+        bar, left = self._mark * (_BAR * step // self._total), self.left()
         words = [f"step {step}/{self._total}", *step_words(fields), *([left] if left else [])]
-        for _ in range(1 + len(words)):
-            line.add_column(no_wrap=True)
-        line.add_row(ProgressBar(total=self._total, completed=step, width=_BAR), *words)
-        with self._console.capture() as capture:
-            self._console.print(line, end="")
-        return capture.get().rstrip("\n")
+        # What does not fit would begin another line.
+        return " ".join([bar.ljust(_BAR), *words])[: shutil.get_terminal_size().columns - 1]
 
 
 logger = logging.getLogger(__name__)
