@@ -1,14 +1,22 @@
-"""Reading of the ``--config`` file, with the overrides of ``--set``."""
+"""Options ``--config`` and ``--set`` of the commands, and the reading of the file that they name."""
 
 import sys
 from pathlib import Path
 from typing import Any
 
+import click
 from ballast_policies.contract.errors import ContractError, camel, shown
 from ballast_policies.contract.limits import OBJECT
 from ballast_policies.contract.yaml_text import parse_yaml
 
 from ballast_trainer.errors import ConfigurationError
+
+CONFIG = click.option(
+    "--config", "config_path", type=click.Path(path_type=Path), required=True, help="YAML or JSON file."
+)
+ASSIGNMENTS = click.option(
+    "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Override a field, e.g. totalSteps=20."
+)
 
 
 def read_config(path: Path, assignments: tuple[str, ...]) -> dict[str, Any]:

@@ -5,14 +5,12 @@ from pathlib import Path
 import click
 from ballast_policies.contract.job.output import ExportFormat
 
-from ballast_trainer.cli.config_file import read_config
+from ballast_trainer.cli.config_file import ASSIGNMENTS, CONFIG, read_config
 
 
 @click.command()
-@click.option(
-    "--config", "config_path", type=click.Path(path_type=Path), required=True, help="The job's YAML or JSON."
-)
-@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Override a field.")
+@CONFIG
+@ASSIGNMENTS
 @click.option(
     "--checkpoint",
     type=click.Path(path_type=Path),

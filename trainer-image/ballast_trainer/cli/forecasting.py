@@ -17,7 +17,7 @@ from ballast_policies.planning.schedules.costs import even_costs
 from ballast_policies.planning.schedules.exports import chrome_trace, schedule_csv, schedule_svg, timeline
 from ballast_policies.planning.schedules.simulate import simulate as simulate_schedule
 
-from ballast_trainer.cli.config_file import read_config
+from ballast_trainer.cli.config_file import ASSIGNMENTS, CONFIG, read_config
 from ballast_trainer.config import read_job_config
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.errors import ConfigurationError
@@ -124,10 +124,8 @@ def forecast_options(command: Callable[..., Any]) -> Callable[..., Any]:
     found: Callable[..., Any] = with_input
     for option in reversed(
         [
-            click.option("--config", "config_path", type=_PATH, required=True, help="YAML or JSON file."),
-            click.option(
-                "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Override a field."
-            ),
+            CONFIG,
+            ASSIGNMENTS,
             click.option(
                 "--profile",
                 "profile_path",
@@ -274,9 +272,8 @@ def trace(given: ForecastInput, even: bool, out: Path | None) -> None:
         ".svg": lambda: schedule_svg(played),
         ".csv": lambda: schedule_csv(played.schedule),
     }.get(out.suffix if out is not None else "", lambda: timeline(played) + "\n")()
-    if out is not None:
-        out.write_text(text)
     if out is None:
         click.echo(text, nl=False)
     else:
+        out.write_text(text)
         click.echo(f"{out}: {played.schedule.name}, {played.makespan * 1e3:.1f} ms, simulated")

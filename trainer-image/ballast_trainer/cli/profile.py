@@ -5,14 +5,12 @@ from pathlib import Path
 
 import click
 
-from ballast_trainer.cli.config_file import read_config
+from ballast_trainer.cli.config_file import ASSIGNMENTS, CONFIG, read_config
 
 
 @click.command()
-@click.option(
-    "--config", "config_path", type=click.Path(path_type=Path), required=True, help="YAML or JSON file."
-)
-@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Override a field.")
+@CONFIG
+@ASSIGNMENTS
 @click.option("--steps", type=click.IntRange(1), default=8, show_default=True, help="Steps to measure.")
 @click.option(
     "--at-step", type=click.IntRange(0), default=0, show_default=True, help="Changes as of this step."

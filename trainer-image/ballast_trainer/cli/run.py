@@ -17,7 +17,7 @@ from ballast_policies.contract.messages import RANK_RESTARTS, ExitCode, ExitReas
 from ballast_policies.contract.plan import Directive, Plan
 
 from ballast_trainer.causes import describe, explains_itself
-from ballast_trainer.cli.config_file import read_config
+from ballast_trainer.cli.config_file import ASSIGNMENTS, CONFIG, read_config
 from ballast_trainer.cli.local_ranks import attempt_prefix, run_local_ranks
 from ballast_trainer.distributed.stopping import StopSignal, stop_seconds
 from ballast_trainer.environment import DeviceChoice, TorchrunRank
@@ -187,12 +187,8 @@ def _run(config: dict[str, Any], options: _Options, log: Path | None) -> int:
 
 
 @click.command()
-@click.option(
-    "--config", "config_path", type=click.Path(path_type=Path), required=True, help="YAML or JSON file."
-)
-@click.option(
-    "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Override a field, e.g. totalSteps=20."
-)
+@CONFIG
+@ASSIGNMENTS
 @click.option("--log", type=click.Choice(["text", "json"]), default="text", help="What rank 0 prints.")
 @click.option("--single-process", is_flag=True, help="Run unpartitioned in this process, for comparison.")
 @click.option(

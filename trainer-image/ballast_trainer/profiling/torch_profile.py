@@ -29,7 +29,6 @@ class StepProfiler:
         self._config, self._rank, self._device = config, rank, device
         self._running: Any = None
         self._began = 0
-        self._snapshots = False
         if config is None:
             return
         if config.memory_snapshot and device.type != "cuda":
@@ -45,7 +44,6 @@ class StepProfiler:
             raise ConfigurationError("profiling.path", reason) from error
         if config.memory_snapshot:
             torch.cuda.memory._record_memory_history(max_entries=_ALLOCATIONS)
-            self._snapshots = True
 
     def before_step(self, step: int) -> None:
         """Step ``step``, from 0, comes next: begin the trace if it is its first."""
@@ -71,7 +69,7 @@ class StepProfiler:
         try:
             yield
         except Exception as error:
-            if self._snapshots and self._config is not None and _ran_out(error):
+            if self._config is not None and self._config.memory_snapshot and _ran_out(error):
                 path = Path(self._config.path) / f"rank-{self._rank}.memory.pickle"
                 try:
                     torch.cuda.memory._dump_snapshot(str(path))

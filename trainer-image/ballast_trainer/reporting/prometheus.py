@@ -101,7 +101,7 @@ class PrometheusWriter:
         for metric, value in fields.get("metrics", {}).items():
             if value is not None:
                 self._metrics.labels(metric).set(value)
-        if isinstance(fields.get("pause_ms"), int | float):
+        if "pause_ms" in fields:
             self._pauses.labels(name).observe(fields["pause_ms"] / 1000)
 
     def close(self) -> None:

@@ -120,7 +120,7 @@ class TensorBoardWriter:
     def event(self, name: str, step: int, fields: Mapping[str, Any]) -> None:
         """A text at the step, and the pause as a curve."""
         self._writer.add_text(name, json.dumps(fields), step)
-        if isinstance(fields.get("pause_ms"), int | float):
+        if "pause_ms" in fields:
             self._writer.add_scalar(f"pause_ms/{name}", fields["pause_ms"], step)
 
     def close(self) -> None:
@@ -167,8 +167,7 @@ class WandbWriter:
 
     def event(self, name: str, step: int, fields: Mapping[str, Any]) -> None:
         """Its pause as a curve, or a mark."""
-        pause = fields.get("pause_ms")
-        self._run.log({"step": step, f"event/{name}": pause if isinstance(pause, int | float) else 1})
+        self._run.log({"step": step, f"event/{name}": fields.get("pause_ms", 1)})
 
     def close(self) -> None:
         """Send what is buffered."""
@@ -207,9 +206,7 @@ class MlflowWriter:
 
     def event(self, name: str, step: int, fields: Mapping[str, Any]) -> None:
         """Its pause as a curve, or a mark."""
-        pause = fields.get("pause_ms")
-        value = float(pause) if isinstance(pause, int | float) else 1.0
-        self._mlflow.log_metric(f"event/{name}", value, step=step)
+        self._mlflow.log_metric(f"event/{name}", float(fields.get("pause_ms", 1)), step=step)
 
     def close(self) -> None:
         """End the run."""
