@@ -166,22 +166,23 @@ def assignments_of(
     Raises:
         JobFaults: jobs for which none can be made.
     """
+    jobs = {job_id(one.key): one for one in snapshot.admitted}
     try:
-        wanted = assign(snapshot, decision)
+        wanted = assign(
+            snapshot,
+            decision,
+            advice={name: advice[one.key] for name, one in jobs.items() if one.key in advice},
+            layers={name: profiles.layers(one.key, one.spec) for name, one in jobs.items()},
+        )
     except JobFaults as faults:
-        by_name = {job_id(one.key): one.key for one in snapshot.admitted}
-        raise JobFaults({by_name[name]: error for name, error in faults.by_job.items()}) from faults
+        raise JobFaults({jobs[name].key: error for name, error in faults.by_job.items()}) from faults
     found: dict[Key, Assignment] = {}
     for admitted, job in zip(snapshot.admitted, snapshot.jobs, strict=True):
-        one, key = wanted[job.name], admitted.key
-        held = admitted.view.held_placement if one.kept_ranks else None
-        pods = () if held is None else (held.pods[rank // job.asks.per_pod] for rank in one.kept_ranks)
-        found[key] = dataclasses.replace(
-            one,
-            kept_pods=tuple(dict.fromkeys(pods)),
-            advice=advice.get(key, ()),
-            layers=profiles.layers(key, admitted.spec),
-        )
+        one = wanted[job.name]
+        if one.kept_ranks and (held := admitted.view.held_placement) is not None:
+            pods = (held.pods[rank // job.asks.per_pod] for rank in one.kept_ranks)
+            one = dataclasses.replace(one, kept_pods=tuple(dict.fromkeys(pods)))
+        found[admitted.key] = one
     for refused in snapshot.refused:
         found[refused.view.key] = Assignment(
             action=Action.RELEASE,
@@ -380,7 +381,7 @@ class Decider:
         self.measurements.keep(view.key for view in jobs)
 
     def _record(self, views: Sequence[JobView]) -> None:
-        for view in views:
+        for view in (view for view in views if view.lease is not None):
             with self._taken_in("job=%s/%s report not used", *view.key):
                 record(view, self.measurements, self._partners)
 

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from ballast_policies.allocation.policy import Reads
@@ -67,8 +68,20 @@ class Assignment:
     layers: MeasuredLayers | None = None
 
 
-def assign(state: ClusterState, decision: Decision) -> dict[str, Assignment]:
-    """An assignment for each job of ``state``. Raises JobFaults: jobs for which none can be made."""
+def assign(
+    state: ClusterState,
+    decision: Decision,
+    *,
+    advice: Mapping[str, tuple[Verdict, ...]] = MappingProxyType({}),
+    layers: Mapping[str, MeasuredLayers | None] = MappingProxyType({}),
+) -> dict[str, Assignment]:
+    """An assignment for each job of ``state``.
+
+    ``advice``: job -> conditions that the decision sets on it. ``layers``: job -> measured ones.
+
+    Raises:
+        JobFaults: jobs for which none can be made.
+    """
     speeds = isolated_speeds(state, state.problem, state.running)
     # The fallback is no policy, and reads no prices.
     shares = decision.allocation
@@ -79,6 +92,8 @@ def assign(state: ClusterState, decision: Decision) -> dict[str, Assignment]:
             "launches": job.launches,
             "plan_id": decision.plan_id,
             "isolated_speed": speeds.get(job.name, 0.0),
+            "advice": advice.get(job.name, ()),
+            "layers": layers.get(job.name),
             **_sharing(state, job, decision),
             **_gpus_of(state, job, decision.round.placements.get(job.name) or job.placement),
         }
