@@ -48,6 +48,24 @@ class _Version(NamedTuple):
     measured: tuple[MeasuredOnType, ...]
 
 
+class _ToPlan(NamedTuple):
+    """Spec that is to be planned; the first three fields are its place in the order, False first.
+
+    Attributes:
+        goes_on: its job goes on by degrees of measured layers.
+        waits: it has no degrees yet.
+        ended: its job has.
+        measured: nobody has edited what it is planned from: if it cannot be planned, it stays as it is.
+        tries: so far.
+    """
+
+    goes_on: bool
+    waits: bool
+    ended: bool
+    measured: bool
+    tries: int = 0
+
+
 class DecodedJobs:
     """Jobs, decoded when asked for or ahead; ``listeners`` hear of planned degrees."""
 
@@ -55,9 +73,7 @@ class DecodedJobs:
         """``read_planned``: reads specs with ``planner`` elsewhere, while :meth:`plan` runs; None: here."""
         self.listeners: list[Callable[[Key], None]] = []
         self._read_planned = read_planned
-        self._to_plan: dict[Key, int] = {}
-        self._measured: set[Key] = set()
-        self._goes_on: set[Key] = set()
+        self._to_plan: dict[Key, _ToPlan] = {}
         self._turns: dict[str, int] = {}
         self._asked = asyncio.Event()
         self._caches = caches
@@ -96,8 +112,6 @@ class DecodedJobs:
     def _read_spec(self, key: Key, item: Object, before: JobSpec | None) -> tuple[JobSpec | None, str]:
         name, text = item["metadata"]["name"], spec_text(item)
         self._to_plan.pop(key, None)
-        self._measured.discard(key)
-        self._goes_on.discard(key)
         if not meta.is_job_name(name) or name == meta.LEADER_LEASE:
             return read_spec(item)  # refused for its name
         shared = self._shared.get(_digest(text))
@@ -105,19 +119,17 @@ class DecodedJobs:
             return shared, ""
         if self._read_planned is None or not _has_planner(item):
             return self._share(text, read_spec(item))
-        status, spec = self.status(key, item), before
+        status, measured = self.status(key, item), False
         if before is None:
             spec = spec_until_planned(item, status.allocation)
-            if spec is not None and status.measured_layers:
-                self._goes_on.add(key)  # a new operator: its launch has degrees of measured layers
+            # A new operator: its launch has degrees of measured layers.
+            goes_on = spec is not None and bool(status.measured_layers)
         else:
-            spec, whole = spec_as_edited(item, before)
-            if whole and before.is_planned_by(status.measured_layers):
+            spec, measured = spec_as_edited(item, before)
+            if measured and before.is_planned_by(status.measured_layers):
                 return self._share(text, (spec, ""))
-            if whole:
-                self._measured.add(key)
-                self._goes_on.add(key)
-        self._to_plan[key] = 0
+            goes_on = measured
+        self._to_plan[key] = _ToPlan(goes_on, spec is None, status.finished, measured)
         self._asked.set()
         return spec, "" if spec is not None else BEING_PLANNED
 
@@ -141,7 +153,7 @@ class DecodedJobs:
         """
         while True:
             while self._to_plan:
-                key = min(self._to_plan, key=self._turn)
+                key = min(self._to_plan, key=lambda key: (self._to_plan[key][:3], self._turns.get(key[0], 0)))
                 self._turns[key[0]] = max(self._turns.values(), default=0) + 1
                 await self._plan(key)
                 await asyncio.sleep(0)
@@ -151,7 +163,7 @@ class DecodedJobs:
 
     async def _plan(self, key: Key) -> None:
         assert self._read_planned is not None
-        tries, version, item = self._to_plan.pop(key) + 1, self._specs[key][0], self._caches[JOB].get(key)
+        asked, version, item = self._to_plan.pop(key), self._specs[key][0], self._caches[JOB].get(key)
         if item is None:
             return
         text = spec_text(item)
@@ -161,20 +173,20 @@ class DecodedJobs:
             if same is None:
                 found = await self._read_planned(item["metadata"]["name"], text)
         except (TimeoutError, ConnectionError) as error:
-            if tries < MOST_TRIES:
-                self._ask_again(key, version, tries)
+            if asked.tries + 1 < MOST_TRIES:
+                self._ask_again(key, version, asked._replace(tries=asked.tries + 1))
                 return
             late = "spec.planner: planning takes too long. To fix: fewer profiles, gpus or layers"
             found = None, late if isinstance(error, TimeoutError) else _cannot_be_planned(error)
         except OSError as error:
-            self._ask_again(key, version, tries - 1)
+            self._ask_again(key, version, asked)
             self._tell_waiting(f"{BEING_PLANNED}, which waits: {error}")
             raise
         except Exception as error:  # whatever it is, the job is told, and the others have their turn
             found = None, _cannot_be_planned(error)
         if self._still(key, version):  # else it was edited or deleted meanwhile
-            if found[0] is None and key in self._measured:
-                found = self._specs[key][1]  # nobody has edited what it is planned from
+            if found[0] is None and asked.measured:
+                found = self._specs[key][1]
             self._specs[key] = version, self._share(text, found)
             for hear in self.listeners:
                 hear(key)
@@ -188,15 +200,9 @@ class DecodedJobs:
                 for hear in self.listeners:
                     hear(key)
 
-    def _turn(self, key: Key) -> tuple[bool, bool, bool, int]:
-        item = self._caches[JOB].get(key) or {}
-        ended = bool((item.get("status") or {}).get("finishedAt"))
-        used = self._specs[key][1][0] is not None
-        return key in self._goes_on, not used, ended, self._turns.get(key[0], 0)
-
-    def _ask_again(self, key: Key, version: _Version, tries: int) -> None:
+    def _ask_again(self, key: Key, version: _Version, asked: _ToPlan) -> None:
         if self._still(key, version):
-            self._to_plan[key] = tries
+            self._to_plan[key] = asked
 
     def _still(self, key: Key, version: _Version) -> bool:
         return key in self._specs and self._specs[key][0] == version
@@ -234,8 +240,6 @@ class DecodedJobs:
             key = key_of(old)
             for kept in (self._specs, self._statuses, self._waiting, self._to_plan):
                 kept.pop(key, None)
-            self._measured.discard(key)
-            self._goes_on.discard(key)
 
 
 def _has_planner(item: Object) -> bool:
