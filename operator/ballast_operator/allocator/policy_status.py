@@ -287,15 +287,15 @@ def _status(
         return api.ClusterPolicyStatus(observed_generation=generation, conditions=conditions)
     policy, jobs, allocation = made.of.policy, made.of.seen.jobs, made.decision.allocation
     capacity = _capacity(policy, made.of.snapshot.capacity, jobs)
-    present = [view for view in jobs if not view.status.finished and not view.deleting]
+    present = [view.status for view in jobs if not view.deleting]
     return api.ClusterPolicyStatus(
         observed_generation=generation,
         conditions=conditions,
         capacity=capacity,
         gpus=sum(entry.gpus for entry in capacity),
         gpus_held=sum(entry.gpus_held for entry in capacity),
-        jobs_running=sum(view.status.allocation is not None for view in present),
-        jobs_waiting=sum(view.status.summary_state is JobState.WAITING for view in present),
+        jobs_running=sum(status.allocation is not None and not status.finished for status in present),
+        jobs_waiting=sum(status.summary_state is JobState.WAITING for status in present),
         last_round=api.Round(
             plan_id=made.decision.plan_id,
             time=made.of.seen.now,

@@ -239,7 +239,10 @@ Conditions = Annotated[tuple[Condition, ...], listed(32, "type")]
 
 def find_condition(conditions: Iterable[Condition], kind: str) -> Condition | None:
     """The condition of type ``kind``; None where there is none."""
-    return next((condition for condition in conditions if condition.type == kind), None)
+    for condition in conditions:
+        if condition.type == kind:
+            return condition
+    return None
 
 
 def set_condition(
