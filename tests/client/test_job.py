@@ -210,6 +210,15 @@ def test_a_job_leaves_where_it_cannot_hear_of_the_operator(operator, plan):
         job.finish(next(step))
 
 
+def test_a_signal_after_the_end_of_a_job_is_the_scripts_own(operator):
+    """It may go on without the job, and ends as if there were none."""
+    heard = []
+    signal.signal(signal.SIGTERM, lambda *_: heard.append("own"))
+    a_job(operator).finish(1)
+    signal.raise_signal(signal.SIGTERM)
+    assert heard == ["own"]
+
+
 def test_a_job_that_resumes_reports_the_checkpoint_that_it_has(operator):
     """Until it saves the next one; a speed it has once it has made steps of its own."""
     job = a_job(operator)

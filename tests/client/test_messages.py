@@ -70,6 +70,8 @@ def test_the_newest_is_found_and_older_ones_go(tmp_path):
     """By number, not by name: step-10 is newer than step-9."""
     checkpoints = Checkpoints(tmp_path / "c", keep=2)
     assert checkpoints.newest() is None
+    with pytest.raises(ValueError, match="keep=0: the newest checkpoint is always kept"):
+        Checkpoints(tmp_path, keep=0)
     for step in (8, 9, 10):
         checkpoints.save(step, lambda path, step=step: path.write_text(str(step)))
     step, path = checkpoints.newest()

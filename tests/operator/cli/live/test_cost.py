@@ -112,6 +112,15 @@ def test_data_as_a_newer_release_has_it_is_left_out_of_the_forecast():
     assert found.jobs[0] == found.jobs[1]
 
 
+@pytest.mark.parametrize("price", [1.0, 0.0])
+def test_gpu_hours_are_up_to_now_whatever_they_cost(price):
+    """Two were written; two GPUs are held for another hour since."""
+    pools = [{**pool, "pricePerGpuHour": price} for pool in POLICY["spec"]["nodePools"]]
+    (job,) = costs([JOB], [{"metadata": POLICY["metadata"], "spec": {"nodePools": pools}}], now=NOW).jobs
+    assert (job.gpu_hours, job.cost) == pytest.approx((4.0, 2.0 + 2 * price))
+    assert (job.gpu_hours_by_pool, job.by_pool) == ({"spot": 4.0}, {"spot": 2.0 + 2 * price})
+
+
 @pytest.mark.parametrize("by", ["job", "team", "pool"])
 def test_csv_is_one_table_with_the_names_of_its_columns(call, by):
     rows = list(csv.DictReader(io.StringIO(call("--output", "csv", "--by", by).stdout)))
