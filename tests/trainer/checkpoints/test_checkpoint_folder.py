@@ -5,6 +5,7 @@ import datetime
 import errno
 import os
 import resource
+import shutil
 import threading
 
 import pytest
@@ -38,10 +39,9 @@ def checkpoints_in(folder, keep=2, **options):
     return Checkpoints(str(folder), keep=keep, job=JOB, **options)
 
 
-def save(checkpoints, layers, step, world=ALONE, **more):
+def save(checkpoints, layers, step, world=ALONE):
     """Save the layers after ``step`` steps."""
-    manifest = dataclasses.replace(JOB, step=step, **more)
-    checkpoints.save(world, tensors.stored(world, layers), manifest)
+    checkpoints.save(world, tensors.stored(world, layers), dataclasses.replace(JOB, step=step))
 
 
 @pytest.fixture
@@ -264,8 +264,10 @@ def test_a_note_that_cannot_be_written_stays_as_it_was(tmp_path, monkeypatch):
     assert (tmp_path / "note").read_text() == "first"
 
 
-def test_the_fp16_loss_scale_is_part_of_a_checkpoint(store):
-    """Factor and steps since it changed."""
-    make, layers, _ = store
-    save(make(), layers, 5, loss_scale=(1024.0, 7))
-    assert tuple(make().newest(ALONE).loss_scale) == (1024.0, 7)
+def test_of_checkpoints_that_have_vanished_the_newest_one_before_counts(store):
+    """What a job that cannot save is told to have."""
+    make, _, folder = saved(store, 5, 10, 15)
+    shutil.rmtree(step_folder(folder, 10))
+    assert [make().newest_left(ALONE, step) for step in (None, 15, 10)] == [None, 15, 5]
+    shutil.rmtree(folder)
+    assert make().newest_left(ALONE, 15) is None

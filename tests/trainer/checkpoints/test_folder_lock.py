@@ -146,19 +146,29 @@ def test_a_run_that_has_lost_its_lock_writes_no_checkpoint(tmp_path):
     assert Owner.read(tmp_path / LOCK) == ELSEWHERE
 
 
-def test_a_folder_that_was_removed_while_the_job_runs_is_made_again(tmp_path, caplog):
-    """With the lock: the job trains on and says so, rather than taking itself for another run."""
+LOST = {
+    "the folder": (shutil.rmtree, "it was removed, with its checkpoints, and is made again", {10}),
+    "its lock": (lambda folder: (folder / LOCK).unlink(), "its lock was removed", {5, 7, 10}),
+}
+
+
+@pytest.mark.parametrize(("remove", "told", "left"), LOST.values(), ids=LOST)
+def test_what_was_removed_while_the_job_runs_is_made_again(tmp_path, caplog, remove, told, left):
+    """The job, which has resumed, trains on and says so, rather than taking its own for another run's."""
     folder = tmp_path / "saved"
+    for step in (5, 7):
+        save(checkpoints_in(folder), one_layer(), step)
+    (folder / "step-00000007/manifest.json").unlink()
     checkpoints = checkpoints_in(folder)
     checkpoints.open(ALONE)
-    save(checkpoints, one_layer(), 5)
-    shutil.rmtree(folder)
+    assert checkpoints.newest(ALONE).step == 5
+    remove(folder)
     save(checkpoints, one_layer(), 10)
-    assert "saved: it was removed, with its checkpoints, and is made again" in caplog.text
+    assert f"saved: {told}" in caplog.text
     with pytest.raises(CheckpointError, match="in use by another run"):
         checkpoints_in(folder).open(ALONE)
     checkpoints.close()
-    assert [path.name for path in folder.iterdir()] == ["step-00000010"]
+    assert {path.name for path in folder.iterdir()} == {f"step-{step:08}" for step in left}
 
 
 def test_a_folder_that_vanishes_during_a_checkpoint_costs_that_one_alone(tmp_path, monkeypatch):
