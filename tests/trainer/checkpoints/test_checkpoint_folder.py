@@ -114,7 +114,7 @@ def test_a_folder_with_nothing_but_corrupt_checkpoints_is_not_taken_for_an_empty
     assert caplog.text.count("skipping the corrupt checkpoint") == 1
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "__0_0.distcp"])
+@pytest.mark.parametrize("name", ["manifest.json", "__0_0.distcp", ".metadata"])
 def test_a_pipe_in_the_place_of_a_file_is_damage_and_is_not_waited_for(store, name):
     """To open it would wait for its writer."""
     make, _, folder = saved(store, 5, 10)

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from ballast_policies.contract.messages import Stage
-from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import ValidatedJob
 
@@ -11,6 +9,7 @@ from tests.support.examples import first_daily
 from tests.support.gang import assert_same_curve
 from tests.support.held_data import Gates
 from tests.support.one_process import train_here
+from tests.support.replans import replan, stages_at
 from tests.trainer.models import families
 
 pytestmark = pytest.mark.slow
@@ -171,15 +170,10 @@ def test_tokens_of_a_models_own_experts_are_counted_where_its_layers_are(gang, t
     config = job("mixtral with its routers' loss", pipeline={"microbatches": 4, "globalBatchSize": 4})
     config["model"]["args"] |= {"tie_word_embeddings": True}
     gates = Gates(tmp_path / "gates", 2)
-    held, channel = gates.hold_own(config), DirectoryChannel(tmp_path / "channel")
+    held = gates.hold_own(config)
     running = gang(held, ranks=3, options=["--channel", str(tmp_path / "channel")])
-    running.wait_for_step(1)
-    stages = (
-        Stage(rank=rank, first_layer=a, end_layer=b) for rank, a, b in [(0, 0, 3), (1, 3, 4), (2, 4, 5)]
-    )
-    channel.publish(channel.read_plan().replace(epoch=2, stages=tuple(stages)))
-    running.wait_for_plan(2)
-    gates.open()
+    moved = stages_at((0, 3, 4, 5), range(3))
+    replan(running, tmp_path, gates, lambda plan: plan.replace(epoch=2, stages=moved))
     running.succeeded()
     assert running.events("migrate")
     alone = train_here(held)

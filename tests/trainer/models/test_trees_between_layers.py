@@ -1,13 +1,10 @@
 """Layers hand on tuples, dicts and dataclasses of tensors, and the curve is that of one process."""
 
 import dataclasses
-import itertools
 import pickle
 
 import pytest
 import torch
-from ballast_policies.contract.messages import Stage
-from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.layers.boundaries import Boundary, wire
 from ballast_trainer.seeding import host_seeded
 from ballast_trainer.trees import flatten, mapped, tensors_of, unflatten
@@ -17,6 +14,7 @@ from tests.support.examples import first_daily
 from tests.support.gang import assert_same_curve
 from tests.support.held_data import Gates
 from tests.support.one_process import train_here
+from tests.support.replans import replan, stages_at
 from tests.trainer.models import tree_models
 
 MODULE = "tests.trainer.models.tree_models"
@@ -162,22 +160,13 @@ def test_layers_move_and_a_rank_leaves_as_in_one_process(gang, tmp_path, name, r
     data = {"name": f"{MODULE}:data_of", "args": {"name": name}}
     config = job(name, steps=12, data=data, evaluation={"everySteps": 4, "batches": 1, "data": data})
     config["training"]["recompute"] = recompute
-    channel = DirectoryChannel(tmp_path / "channel")
     gates = Gates(tmp_path / "gates", 3, 7)
     held = gates.hold_own(config)
     running = gang(held, ranks=3, options=["--channel", str(tmp_path / "channel")])
-    running.wait_for_step(2)
     layers = getattr(tree_models, name)().layer_count
-    for epoch, bounds in ((2, (0, layers - 2, layers - 1, layers)), (3, (0, 2, layers))):
-        plan = channel.read_plan()
-        if len(bounds) == 3:
-            plan = plan.keep(plan.pods[:2], "another job waits")
-        else:
-            stages = (Stage(rank=rank, first_layer=a, end_layer=b) for rank, (a, b) in cuts(bounds))
-            plan = plan.replace(epoch=epoch, stages=tuple(stages))
-        channel.publish(plan)
-        running.wait_for_plan(epoch)
-        gates.open()
+    moved = stages_at((0, layers - 2, layers - 1, layers), range(3))
+    replan(running, tmp_path, gates, lambda plan: plan.replace(epoch=2, stages=moved))
+    replan(running, tmp_path, gates, lambda plan: plan.keep(plan.pods[:2], "another job waits"))
     running.succeeded()
     assert running.events("migrate")
     plain = train_here(held)
@@ -185,10 +174,6 @@ def test_layers_move_and_a_rank_leaves_as_in_one_process(gang, tmp_path, name, r
     found = {event["step"]: event["validation_loss"] for event in running.events("evaluation")}
     assert found == pytest.approx(plain.evaluations(), abs=1e-5)
     assert sorted(found) == [4, 8, 12]
-
-
-def cuts(bounds):
-    return enumerate(itertools.pairwise(bounds))
 
 
 def test_a_tree_comes_back_as_it_was_taken_apart():

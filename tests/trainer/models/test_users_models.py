@@ -1,6 +1,6 @@
 """Models, optimizers and data that users bring: one curve and one data order, whatever the ranks do."""
 
-import itertools
+import functools
 import re
 import shutil
 from pathlib import Path
@@ -10,8 +10,6 @@ import torch
 import yaml
 from ballast_policies.contract.job.model import DataConfig, ModelConfig
 from ballast_policies.contract.job.training import TrainingConfig
-from ballast_policies.contract.messages import Ack, Stage
-from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.data.sources import ShuffledDataset
 from ballast_trainer.errors import ConfigurationError, DataError, TrainerError
@@ -25,7 +23,7 @@ from tests.support.examples import first_daily
 from tests.support.gang import assert_same_curve
 from tests.support.held_data import Gates
 from tests.support.one_process import train_here
-from tests.support.waiting import eventually
+from tests.support.replans import has_acked, replan, stages_at, until
 
 EXAMPLE = Path(__file__).parents[3] / "examples/trainer/hugging_face_decoder"
 CPU = torch.device("cpu")
@@ -65,24 +63,6 @@ def run(gang, tmp_path):
     return start
 
 
-def lopsided(channel, folder, running, cuts, gates):
-    """Publish partitions of six layers over the ranks, after the last is in force; each opens a gate."""
-    eventually((folder / "ack.json").exists, "the ranks train", running.errors)
-    for epoch, bounds in enumerate(cuts, start=2):
-        stages = tuple(
-            Stage(rank=rank, first_layer=first, end_layer=end)
-            for rank, (first, end) in enumerate(itertools.pairwise(bounds))
-        )
-        channel.publish(channel.read_plan().replace(epoch=epoch, stages=stages))
-        running.wait_for_plan(epoch)
-        gates.open()
-        eventually(
-            lambda epoch=epoch: Ack.from_json((folder / "ack.json").read_text()).epoch >= epoch,
-            f"epoch {epoch} is in force",
-            running.errors,
-        )
-
-
 @pytest.mark.processes
 def test_each_step_sees_the_same_samples_whatever_ranks_replans_and_restarts(run, users_module, tmp_path):
     """What the ends of the pipeline ask for, in order, is what the step calls for: one rank, three, resumed.
@@ -98,11 +78,14 @@ def test_each_step_sees_the_same_samples_whatever_ranks_replans_and_restarts(run
         return users_module(data={"name": "users_module:Recorded", "args": args}, **fields)
 
     saved = {"path": str(tmp_path / "saved"), "everySteps": 13}
-    folder, cuts = tmp_path / "channel", [(0, 4, 5, 6), (0, 1, 2, 6), (0, 2, 5, 6)]
+    cuts = [(0, 4, 5, 6), (0, 1, 2, 6), (0, 2, 5, 6)]
     gates = Gates(tmp_path / "gates", 3, 7, 11)
     held = gates.hold_own(config("three", totalSteps=13, checkpoint=saved))
-    running = run(held, ranks=3, options=["--channel", str(folder)])
-    lopsided(DirectoryChannel(folder), folder, running, cuts, gates)
+    running = run(held, ranks=3, options=["--channel", str(tmp_path / "channel")])
+    for epoch, bounds in enumerate(cuts, start=2):
+        change = {"epoch": epoch, "stages": stages_at(bounds, range(3))}
+        replan(running, tmp_path, gates, lambda plan, change=change: plan.replace(**change))
+        until(running, functools.partial(has_acked, tmp_path, epoch))
     single = run(config("one", totalSteps=20), ranks=1)
     for one in (running, single):
         one.succeeded()

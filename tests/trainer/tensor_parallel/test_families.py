@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from ballast_policies.contract.messages import Stage
-from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import ValidatedJob
@@ -16,6 +14,7 @@ from tests.support.examples import first_daily
 from tests.support.gang import assert_same_curve
 from tests.support.held_data import Gates
 from tests.support.one_process import train_here
+from tests.support.replans import replan, stages_at
 from tests.trainer.models import families
 from tests.trainer.models.test_hugging_face_families import batch_of, job
 from tests.trainer.tensor_parallel.ranks import on_ranks
@@ -151,13 +150,9 @@ def test_layers_that_are_cut_move_and_continue_whole_from_a_checkpoint(gang, tmp
     config["training"]["recompute"] = name in ("mamba2", GPT_OSS)
     gates = Gates(tmp_path / "gates", 2)
     held = gates.hold_own({**config, "totalSteps": 4, "parallelism": {"tensor": 2}})
-    channel = DirectoryChannel(tmp_path / "channel")
     running = gang(held, ranks=4, options=["--channel", str(tmp_path / "channel")])
-    running.wait_for_step(1)
-    stages = (Stage(rank=rank, first_layer=a, end_layer=b) for rank, a, b in [(0, 0, 1), (1, 1, 5)])
-    channel.publish(channel.read_plan().replace(epoch=2, stages=tuple(stages)))
-    running.wait_for_plan(2)
-    gates.open()
+    moved = stages_at((0, 1, 5), range(2))
+    replan(running, tmp_path, gates, lambda plan: plan.replace(epoch=2, stages=moved))
     running.succeeded()
     assert running.events("migrate")
     after = train_here(config)

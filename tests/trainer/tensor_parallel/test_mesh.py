@@ -1,8 +1,9 @@
 """Tensor, pipeline and data axes on one mesh: the loss curve is that of one process."""
 
+import functools
+
 import pytest
 import torch
-from ballast_policies.contract.messages import Ack, Stage
 from ballast_policies.contract.plan import Directive
 from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.distributed.mesh import Mesh, Place
@@ -15,7 +16,7 @@ from tests.support.examples import first_daily
 from tests.support.gang import assert_same_curve
 from tests.support.held_data import Gates
 from tests.support.one_process import train_here
-from tests.support.waiting import eventually
+from tests.support.replans import has_acked, replan, stages_at, until
 from tests.trainer.tensor_parallel.ranks import DIM, on_ranks, pipelined_step
 
 MESHES = {
@@ -43,11 +44,6 @@ def test_a_mesh_learns_as_one_process_does(gang, small_config, same_curve, mesh)
     same_curve(gang({**config, "parallelism": parallelism}, ranks=ranks), config)
 
 
-def acked(folder):
-    path = folder / "ack.json"
-    return Ack.from_json(path.read_text()).epoch if path.exists() else 0
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "column", first_daily([{"data": 2, "zeroStage": 3}, {"tensor": 2}, {"data": 2}]), ids=str
@@ -58,28 +54,21 @@ def test_layers_move_and_ranks_leave_by_whole_columns(gang, small_config, same_c
     A plan that tears a position's ranks apart is not followed, and training continues.
     """
     config = with_heads(small_config(totalSteps=16))
-    folder = tmp_path / "channel"
-    channel = DirectoryChannel(folder)
     gates = Gates(tmp_path / "gates", 3, 7, 11)
     held = gates.hold({**config, "parallelism": {**column, "gpusPerPod": 1}})
-    running = gang(held, ranks=4, options=["--channel", str(folder)])
-    eventually(lambda: acked(folder) >= 1, "the ranks train", running.errors)
-    first = channel.read_plan()
-    moved = tuple(
-        Stage(rank=rank, first_layer=begin, end_layer=end) for rank, begin, end in ((0, 0, 6), (1, 6, 8))
-    )
-    channel.publish(first.replace(epoch=2, stages=moved))
-    running.wait_for_plan(2)
-    gates.open()
-    eventually(lambda: acked(folder) >= 2, "the layers have moved", running.errors)
-    torn = tuple(first.ranks[old].replace(rank=new) for new, old in enumerate((0, 2)))
-    channel.publish(first.replace(epoch=3, directive=Directive.SHRINK, ranks=torn))
-    running.wait_for_plan(3)
-    gates.open()
-    eventually(lambda: "position 0 together" in running.errors(), "it is refused", running.errors)
-    channel.publish(first.replace(epoch=4, directive=Directive.SHRINK, ranks=first.ranks[:2]))
-    running.wait_for_plan(4)
-    gates.open()
+    running = gang(held, ranks=4, options=["--channel", str(tmp_path / "channel")])
+    moved = stages_at((0, 6, 8), range(2))
+    replan(running, tmp_path, gates, lambda plan: plan.replace(epoch=2, stages=moved))
+    until(running, functools.partial(has_acked, tmp_path, 2))
+
+    def shrunk(plan, epoch, kept):
+        ranks = tuple(plan.ranks[old].replace(rank=new) for new, old in enumerate(kept))
+        return plan.replace(epoch=epoch, directive=Directive.SHRINK, ranks=ranks, stages=())
+
+    whole = DirectoryChannel(tmp_path / "channel").read_plan()
+    replan(running, tmp_path, gates, lambda plan: shrunk(plan, 3, (0, 2)))
+    until(running, lambda: "position 0 together" in running.errors())
+    replan(running, tmp_path, gates, lambda _: shrunk(whole, 4, (0, 1)))
     same_curve(running, config)
     (repacked,) = running.events("repack")
     assert repacked["released"] == ["rank-2", "rank-3"]
