@@ -198,6 +198,7 @@ RESUMED = {
     "none goes before enough are whole": ([], [], {"keep": 2}, None, (15,), ["10", "15", "5"]),
     "those of before go then": ([], [], {"keep": 2}, None, (15, 20), ["15", "20"]),
     "a corrupt one is written again": ([], [10], {"keep": 2}, 5, (10,), ["10", "10.corrupt", "5"]),
+    "one that was not read is looked at": ([], [10], {"keep": 2}, None, (10,), ["10", "10.corrupt", "5"]),
     "a corrupt one takes no whole one's place": ([], [10], {"keep": 2}, 5, (15,), ["10.corrupt", "15", "5"]),
     "nine digits come after eight": ([], [], {"keep": 1}, 10, (99_999_999, 100_000_000), ["100000000"]),
     "the job starts over": ([5], [10], START_OVER, 0, (5, 10, 15), ["10.corrupt", "15", "5.unreadable"]),

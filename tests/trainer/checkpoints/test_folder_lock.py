@@ -104,7 +104,7 @@ def test_of_two_that_find_the_same_stale_lock_one_gets_it(tmp_path):
     assert Owner.read(tmp_path / LOCK) == rival
 
 
-JOB = {"run": "team/job"}
+JOB = {"run": Owner.this_process(1, {"BALLAST_NAMESPACE": "team", "BALLAST_JOB": "job"}).run}
 PASSING = {
     "a process that is gone": (HERE, {"pid": 2**22 + 1}, {}, "which has ended"),
     "a process whose number belongs to another now": (HERE, {"started": "0"}, {}, "which has ended"),
@@ -126,12 +126,13 @@ def test_a_lock_whose_owner_is_known_to_be_gone_passes_at_once(tmp_path, caplog,
     lock.release()
 
 
-def test_a_launch_that_is_over_cannot_take_the_lock_back(tmp_path):
-    """Its pods were cut off when the next launch began."""
-    held_by(tmp_path, dataclasses.replace(ELSEWHERE, run="team/job", launch=4))
+@pytest.mark.parametrize(("run", "launch"), [("team/job", 3), ("team/other", 9)])
+def test_neither_a_launch_that_is_over_nor_another_job_takes_the_lock(tmp_path, run, launch):
+    """Its pods were cut off when the next launch began; launches of two jobs say nothing of each other."""
+    held_by(tmp_path, dataclasses.replace(ELSEWHERE, **JOB, launch=4))
     time = Time(lambda now: os.utime(tmp_path / LOCK, (now, now)))
     with pytest.raises(CheckpointError, match="team/job, launch 4"):
-        lock_of(tmp_path, mine(run="team/job", launch=3), time).acquire()
+        lock_of(tmp_path, mine(run=run, launch=launch), time).acquire()
 
 
 def test_a_run_that_has_lost_its_lock_writes_no_checkpoint(tmp_path):

@@ -6,6 +6,7 @@ import logging
 import mmap
 import shutil
 import threading
+import types
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from ballast_trainer.checkpoints.staging import BesideSteps, StagedCopy, Staging
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.errors import CheckpointError, CheckpointNotWritten
+from ballast_trainer.loop import saving
 from ballast_trainer.loop.saving import Saver
 from ballast_trainer.loop.state import ModelState
 from ballast_trainer.models.protocol import Model
@@ -330,6 +332,26 @@ def test_a_checkpoint_that_storage_refuses_is_told_and_tried_again(small_config,
     assert saved_steps(told)[-1] == 7
     assert (told.reason, sorted(told.losses)) == (ExitReason.FINISHED, list(range(1, 8)))
     assert not Report.from_json((channel / "report.json").read_text()).not_saved
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("failures", "pauses"), [(2, [0.25, 0.5]), (99, [0.25, 0.5, 1.0, 2.0])])
+def test_a_job_has_finished_once_its_last_state_is_saved(
+    small_config, tmp_path, monkeypatch, failures, pauses
+):
+    """Where storage refuses it that is tried again, for ``retrySeconds``; then the job ends as failed."""
+    slept = []
+    monkeypatch.setattr(saving, "time", types.SimpleNamespace(sleep=slept.append))
+    Held(monkeypatch, failures=failures)
+    saved = {"path": str(tmp_path), "everySteps": 100, "retrySeconds": 3}
+    config = job(small_config, tmp_path, checkpoint=saved)
+    if failures > len(pauses):
+        with pytest.raises(CheckpointNotWritten, match=r"the state is not saved, there is none: .*No space"):
+            train_here(config)
+    else:
+        assert train_here(config).reason is ExitReason.FINISHED
+    assert slept == pauses
+    assert [path.name for path in tmp_path.glob("*step*")] == ["step-00000007"] * (failures < len(pauses) + 1)
 
 
 @pytest.mark.slow
