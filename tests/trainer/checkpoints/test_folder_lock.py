@@ -9,6 +9,7 @@ import pytest
 from ballast_trainer.checkpoints.folder_lock import LOCK, FolderLock, Owner
 from ballast_trainer.errors import CheckpointError, CheckpointNotWritten
 
+from tests.support.waiting import eventually
 from tests.trainer.checkpoints.test_checkpoint_folder import checkpoints_in, one_layer, save
 from tests.trainer.layers.trained_layers import ALONE
 
@@ -74,6 +75,24 @@ def test_a_lock_that_is_not_touched_any_more_is_taken_over(tmp_path, caplog):
     assert time.now >= 30
     lock.release()
     assert not list(tmp_path.iterdir())
+
+
+def without_links(*_):
+    raise PermissionError
+
+
+@pytest.mark.parametrize("link", [os.link, without_links])
+def test_a_lock_is_touched_while_it_is_held(tmp_path, monkeypatch, link):
+    """Or another machine would take it over; on storage with and without hard links."""
+    monkeypatch.setattr("ballast_trainer.checkpoints.folder_lock.TOUCH_SECONDS", 0.01)
+    monkeypatch.setattr(os, "link", link)
+    lock = lock_of(tmp_path, mine())
+    lock.acquire()
+    os.utime(tmp_path / LOCK, (0, 0))
+    eventually(lambda: (tmp_path / LOCK).stat().st_mtime)
+    assert Owner.read(tmp_path / LOCK) == mine()
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK]
+    lock.release()
 
 
 def test_what_a_killed_process_has_left_of_its_lock_is_removed(tmp_path):
@@ -145,6 +164,17 @@ def test_a_run_that_has_lost_its_lock_writes_no_checkpoint(tmp_path):
     checkpoints.close()
     assert [path.name for path in tmp_path.iterdir()] == [LOCK]
     assert Owner.read(tmp_path / LOCK) == ELSEWHERE
+
+
+def test_a_lock_that_cannot_be_read_counts_as_held(tmp_path):
+    """Storage that fails for a moment does not end the job as another run in its folder would."""
+    checkpoints = checkpoints_in(tmp_path)
+    checkpoints.open(ALONE)
+    (tmp_path / LOCK).unlink()
+    (tmp_path / LOCK).mkdir()
+    save(checkpoints, one_layer(), 5)
+    checkpoints.close()
+    assert (tmp_path / "step-00000005").exists()
 
 
 LOST = {

@@ -47,15 +47,16 @@ def test_clipping_is_torch_clipping_over_all_layers():
 def test_clipping_rounds_neither_the_norm_nor_the_factor(dtype):
     """Torch's norm of bf16 numbers is off by up to 1/512, and differs for parts of a gradient."""
     config = TrainingConfig(optimizer="sgd", clip_norm=0.7, weight_decay=0.0, learning_rate=1.0)
-    layers = all_layers(Model.from_layers([nn.Linear(64, 8).to(dtype)], loss=nn.functional.mse_loss), config)
+    modules = [nn.Linear(64, 8).to(dtype), nn.Linear(8, 8)]
+    layers = all_layers(Model.from_layers(modules, loss=nn.functional.mse_loss), config)
     before, gradients = weights(layers), [torch.randn_like(p) for p in layers.parameters()]
     for parameter, gradient in zip(layers.parameters(), gradients, strict=True):
         parameter.grad = gradient.clone()
     norm = squared_gradient_norm(layers.parameters())
     assert norm == pytest.approx(sum(float(one.double().square().sum()) for one in gradients), rel=1e-5)
-    optimizer_step(layers, config, Meter(1, CPU, None), step=0, total_steps=1, squared_norm=norm)
+    optimizer_step(layers, config, Meter(2, CPU, None), step=0, total_steps=1, squared_norm=norm)
     for mine, old, gradient in zip(weights(layers), before, gradients, strict=True):
-        assert torch.equal(mine, old - (gradient.float() * (0.7 / (norm**0.5 + 1e-6))).to(dtype))
+        assert torch.equal(mine, old - (gradient.float() * (0.7 / (norm**0.5 + 1e-6))).to(old.dtype))
 
 
 @pytest.mark.parametrize("decay", ["constant", "linear", "cosine"])
