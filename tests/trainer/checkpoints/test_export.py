@@ -18,31 +18,14 @@ from torch import nn
 
 from tests.support.examples import first_daily
 from tests.support.one_process import train_here
+from tests.trainer.models import families
 
 PRUNED = {"kind": "pruning", "startStep": 1, "endStep": 3, "everySteps": 1, "target": 0.95}
 SLIGHTLY = PRUNED | {"target": 0.5}
 FROZEN = {"kind": "freezing", "everySteps": 1, "target": 0.5, "freezing": {"criterion": "plasticity"}}
 TEXT = {"name": "tests.support.held_data:text", "args": {"context": 8}}
-LLAMA = {
-    "model_type": "llama",
-    "vocab_size": 256,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
-GPT2 = {"model_type": "gpt2", "vocab_size": 256, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16}
-
-ROBERTA = {
-    "model_type": "roberta",
-    "vocab_size": 256,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 32,
-}
+LLAMA, GPT2 = (families.arguments(name) | {"vocab_size": 256} for name in ("llama", "gpt2"))
+ROBERTA = families.arguments("bert") | {"model_type": "roberta", "vocab_size": 256, "pad_token_id": 1}
 """Its head has one bias under two names."""
 
 
@@ -406,8 +389,8 @@ def test_cut_maps_of_gpt2_are_exported_as_it_has_them(job, tmp_path):
     change = SLIGHTLY | {"pruning": {"structure": "neurons"}}
     train_here(job(**hugging_face(GPT2), dynamics=[change], export={"path": str(tmp_path / "model")}))
     found = load_file(tmp_path / "model")
-    for block in range(2):
+    for block in range(3):
         into = found[f"transformer.h.{block}.mlp.c_fc.weight"].shape
         away = found[f"transformer.h.{block}.mlp.c_proj.weight"].shape
         assert into == away[::-1]
-        assert into[0] == 16 and into[1] < 64
+        assert into[0] == 32 and into[1] < 128

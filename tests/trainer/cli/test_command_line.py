@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from tests.support.examples import first_daily
 from tests.support.held_data import Gates
+from tests.support.jobs import small_job
 from tests.support.waiting import eventually, is_alive
 
 UNDER_NOHUP = pytest.mark.skipif(
@@ -32,16 +33,9 @@ IN_BACKGROUND = pytest.mark.skipif(
 def test_profile_gives_each_layer_in_the_planners_form(tmp_path):
     """Frozen layers have no backward; every layer has seconds and bytes."""
     path = tmp_path / "config.yaml"
-    path.write_text(
-        json.dumps(
-            {
-                "totalSteps": 10,
-                "model": {"name": "gpt", "layers": 5, "args": {"dim": 16, "heads": 2, "context": 8}},
-                "pipeline": {"microbatches": 2, "globalBatchSize": 4},
-                "dynamics": [{"kind": "freezing", "startStep": 2, "endStep": 4, "target": 0.4}],
-            }
-        )
-    )
+    model = {"name": "gpt", "layers": 5, "args": {"dim": 16, "heads": 2, "context": 8}}
+    freezing = {"kind": "freezing", "startStep": 2, "endStep": 4, "target": 0.4}
+    path.write_text(json.dumps(small_job(model, steps=10, dynamics=[freezing])))
     arguments = ["profile", "--config", str(path), "--steps", "2", "--at-step", "4", "--output", "json"]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.output
@@ -81,12 +75,7 @@ def test_profile_measures_layers_that_take_no_smaller_microbatches(tmp_path, mon
         "def data():\n"
         "    return lambda seed, step, size: (torch.randn(size, 4), torch.randn(size, 4))\n"
     )
-    config = {
-        "totalSteps": 10,
-        "model": {"name": "of_pairs:model"},
-        "data": {"name": "of_pairs:data"},
-        "pipeline": {"microbatches": 2, "globalBatchSize": 4},
-    }
+    config = small_job("of_pairs:model", data="of_pairs:data")
     (tmp_path / "config.yaml").write_text(json.dumps(config))
     monkeypatch.syspath_prepend(tmp_path)
     arguments = ["--config", str(tmp_path / "config.yaml"), "--steps", "1", "--output", "json"]
@@ -99,11 +88,7 @@ def test_profile_measures_layers_that_take_no_smaller_microbatches(tmp_path, mon
 
 def test_what_profile_prints_is_what_ballast_plan_reads(tmp_path):
     """As it is, without a key changed: every layer is on a GPU, at the measured seconds."""
-    config = {
-        "totalSteps": 10,
-        "model": {"name": "recurrent", "layers": 5, "args": {"dim": 8, "context": 4}},
-        "pipeline": {"microbatches": 2, "globalBatchSize": 4},
-    }
+    config = small_job({"name": "recurrent", "layers": 5, "args": {"dim": 8, "context": 4}})
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "cluster.yaml").write_text("gpus: [{type: a100, count: 2, memoryBytes: 1.0e+10}]")
     arguments = ["profile", "--config", str(tmp_path / "config.json"), "--steps", "2", "--output", "json"]

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
+from tests.support.jobs import small_job
 from tests.trainer.cli.profiled_layer import LAYER
 
 
@@ -286,11 +287,7 @@ def test_a_configuration_that_cannot_be_forecast_is_refused_with_the_reason(
 @pytest.mark.slow
 def test_without_a_profile_the_layers_are_measured_first(tmp_path):
     """Seconds and bytes of a small model; with recomputation one layer at a time has its activations."""
-    config = {
-        "totalSteps": 10,
-        "model": {"name": "gpt", "layers": 5, "args": {"dim": 16, "heads": 2, "context": 8}},
-        "pipeline": {"microbatches": 2, "globalBatchSize": 4},
-    }
+    config = small_job({"name": "gpt", "layers": 5, "args": {"dim": 16, "heads": 2, "context": 8}})
     (tmp_path / "config.yaml").write_text(json.dumps(config))
     kept = {}
     for recompute in ("false", "true"):

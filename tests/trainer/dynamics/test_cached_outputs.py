@@ -9,6 +9,7 @@ from torch import nn
 
 from tests.support.examples import first_daily
 from tests.support.gang import assert_same_curve
+from tests.support.jobs import small_job
 
 HERE = "tests.trainer.dynamics.test_cached_outputs"
 SAMPLES, CONTEXT = 16, 8
@@ -35,16 +36,10 @@ def with_statistics():
 
 def job(*, dropout=0.0, data="windows", freezing=None, **fields):
     freezing = {"cacheBytes": 10**8, **(freezing or {})}
+    arguments = {"dim": 16, "heads": 2, "context": CONTEXT, "dropout": dropout}
     steps = {"startStep": 2, "endStep": 2, "target": 0.7}
-    return {
-        "totalSteps": 10,
-        "model": {
-            "name": "gpt",
-            "layers": 8,
-            "args": {"dim": 16, "heads": 2, "context": CONTEXT, "dropout": dropout},
-        },
-        "data": {"name": f"{HERE}:{data}"},
-        "pipeline": {"microbatches": 4, "globalBatchSize": 8},
+    given = {"data": f"{HERE}:{data}", "steps": 10, "microbatches": 4, "batch": 8}
+    return small_job({"name": "gpt", "layers": 8, "args": arguments}, **given) | {
         "dynamics": [{"kind": "freezing", **steps, "freezing": freezing}],
         "rebalance": {"everySteps": 3, "minGain": 0.99},
         **fields,

@@ -36,12 +36,16 @@ from hypothesis import strategies as st
 
 from tests.support.examples import first_daily
 from tests.support.gang import assert_same_curve
+from tests.support.jobs import small_job
 from tests.trainer.distributed.waits import Waits
 from tests.trainer.layers.trained_layers import ALONE, all_layers
 from tests.trainer.models import families
 from tests.trainer.tensor_parallel.ranks import on_ranks
 
+OWN = "qwen3_moe with its routers' loss"
 EXPERTS = {"count": 5, "topK": 2, "everyBlocks": 1, "parallel": True}
+
+GPT = {"name": "gpt", "layers": 4, "args": {"dim": 24, "heads": 2, "context": 6}}
 
 
 def experts(**fields):
@@ -164,7 +168,7 @@ def layers_of(kind, replicas, axis, **shared):
     if kind == "own":
         from ballast_trainer.models.hugging_face import from_config
 
-        model = from_config(**families.arguments("qwen3_moe with its routers' loss"))
+        model = from_config(**families.arguments(OWN))
     else:
         model = build_gpt(layers=4, dim=8, heads=2, context=4)
     change = build_dynamic(DynamicConfig(kind="mixtureOfExperts", experts=ExpertsSettings(parallel=True)), 4)
@@ -271,10 +275,7 @@ def test_a_job_goes_on_with_another_number_of_replicas(gang, small_config, tmp_p
     alone, shared = experts(parallel=False, balance="none"), experts(balance="none")
     if kind == "own":
         pytest.importorskip("transformers")
-        config["model"] = {
-            "name": "ballast_trainer.models.hugging_face:from_config",
-            "args": families.arguments("qwen3_moe with its routers' loss"),
-        }
+        config["model"] = families.model(OWN)
         config["data"] = {"name": "tests.trainer.models.families:batches"}
         alone, shared = [], [{"kind": "mixtureOfExperts", "experts": {"parallel": True}}]
     config["pipeline"] |= {"microbatches": 4, "globalBatchSize": 8}
@@ -295,13 +296,8 @@ def test_a_job_goes_on_with_another_number_of_replicas(gang, small_config, tmp_p
 @pytest.mark.parametrize(("stage", "count"), [(0, 8), (1, 8), (0, 6)])
 def test_a_forecast_has_the_bytes_of_a_rank_with_its_experts(stage, count):
     """What `simulate` prints as held is within 5 % of the fullest replica's, and far below all experts'."""
-    config = {
-        "totalSteps": 1,
-        "model": {"name": "gpt", "layers": 4, "args": {"dim": 24, "heads": 2, "context": 6}},
-        "pipeline": {"microbatches": 4, "globalBatchSize": 4},
-        "parallelism": {"data": 4, "zeroStage": stage},
-        "dynamics": experts(count=count),
-    }
+    shared = {"parallelism": {"data": 4, "zeroStage": stage}, "dynamics": experts(count=count)}
+    config = small_job(GPT, microbatches=4, **shared)
     job = read_job_config(config)
     rows = ForecastInput(config_path=Path()).layers(config, job)
     (forecast, *_) = forecasts(job, rows, ranks=4)
@@ -339,13 +335,8 @@ def test_a_profile_has_the_bytes_that_experts_exchange():
     # A replica sends its tokens there, and back as many as came to its experts.
     measured, profiled = map(sum, zip(*on_ranks(exchanged_by_experts, 2, mesh=Mesh(data=2)), strict=True))
     assert measured == profiled > 0
-    config = {
-        "totalSteps": 1,
-        "model": {"name": "gpt", "layers": 4, "args": {"dim": 24, "heads": 2, "context": 6}},
-        "pipeline": {"microbatches": 4, "globalBatchSize": 8},
-        "parallelism": {"data": 2},
-        "dynamics": experts(count=3),
-    }
+    shared = {"parallelism": {"data": 2}, "dynamics": experts(count=3)}
+    config = small_job(GPT, microbatches=4, batch=8, **shared)
     job = read_job_config(config)
     rows = ForecastInput(config_path=Path()).layers(config, job)
     # Two samples of six tokens, two experts each; not of the embedding, nor of the head.
@@ -370,18 +361,15 @@ def test_a_profile_has_the_bytes_that_experts_exchange():
 def test_experts_that_replicas_cannot_share_are_refused(data, optimizer, words):
     """Before a rank starts: each needs one, and of a tensor of all experts an optimizer gets rows."""
     pytest.importorskip("transformers")
-    config = {
-        "totalSteps": 1,
-        "model": {
-            "name": "ballast_trainer.models.hugging_face:from_config",
-            "args": families.arguments("qwen3_moe with its routers' loss"),
-        },
-        "data": {"name": "tests.trainer.models.families:batches"},
-        "pipeline": {"microbatches": 8, "globalBatchSize": 8},
-        "parallelism": {"data": data},
-        "training": {"optimizer": optimizer},
-        "dynamics": [{"kind": "mixtureOfExperts", "experts": {"parallel": True}}],
-    }
+    config = small_job(
+        families.model(OWN),
+        data="tests.trainer.models.families:batches",
+        microbatches=8,
+        batch=8,
+        parallelism={"data": data},
+        training={"optimizer": optimizer},
+        dynamics=[{"kind": "mixtureOfExperts", "experts": {"parallel": True}}],
+    )
     with pytest.raises(ConfigurationError, match=words):
         ValidatedJob.from_mapping(config)
 

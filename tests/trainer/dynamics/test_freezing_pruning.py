@@ -22,8 +22,10 @@ from ballast_trainer.models.protocol import Model
 from torch import nn
 
 from tests.support.examples import first_daily
+from tests.support.jobs import small_job
 from tests.support.one_process import train_here
 from tests.trainer.layers.trained_layers import ALONE, all_layers
+from tests.trainer.models import families
 
 
 def prepared(dynamic, layers=6):
@@ -334,34 +336,17 @@ def test_what_plasticity_keeps_travels_with_the_layer():
     plain[1].load(as_remembered(dict(layers[1].state()), plain[1].module))
 
 
-GPT2 = {
-    "model_type": "gpt2",
-    "vocab_size": 256,
-    "n_embd": 16,
-    "n_layer": 2,
-    "n_head": 2,
-    "n_positions": 16,
-    "tie_word_embeddings": False,
-}
 FAMILIES = {
     "gpt": {"model": {"name": "gpt", "layers": 4, "args": {"dim": 16, "heads": 2, "context": 8}}},
-    "gpt2": {
-        "model": {"name": "ballast_trainer.models.hugging_face:from_config", "args": GPT2},
-        "data": {"name": "tests.support.held_data:text", "args": {"context": 8}},
-    },
+    "gpt2": {"model": families.model("gpt2"), "data": "tests.trainer.models.families:batches"},
 }
+FAMILIES["gpt2"]["model"]["args"]["tie_word_embeddings"] = False
 CASES = [("gpt", "neurons"), ("gpt2", "heads"), ("gpt2", "weights"), ("gpt", "heads"), ("gpt2", "neurons")]
 
 
 def job(family, folder, steps, change=None):
-    return {
-        "totalSteps": steps,
-        **FAMILIES[family],
-        "pipeline": {"microbatches": 2, "globalBatchSize": 4},
-        "rebalance": {"enabled": False},
-        "checkpoint": {"path": str(folder)},
-        "dynamics": [change] if change else [],
-    }
+    changes = [change] if change else []
+    return small_job(**FAMILIES[family], steps=steps, checkpoint={"path": str(folder)}, dynamics=changes)
 
 
 def pruning(structure, **steps):

@@ -25,6 +25,7 @@ from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.tensor_parallel.layers import split_layer
 
 from tests.support.examples import first_daily
+from tests.support.jobs import small_job
 from tests.trainer.layers.trained_layers import CPU, all_layers, one_stage
 from tests.trainer.models import families
 from tests.trainer.tensor_parallel.ranks import on_ranks
@@ -169,13 +170,9 @@ def with_state(layers):
 )
 def test_a_forecast_has_the_bytes_of_a_rank(stage, types):
     """What `simulate` prints as held is within 5 % of parameters, gradients and optimizer state, counted."""
-    config = {
-        "totalSteps": 1,
-        "model": {"name": "gpt", "layers": 4, "args": {"dim": 24, "heads": 2, "context": 6}},
-        "pipeline": {"microbatches": 4, "globalBatchSize": 4},
-        "parallelism": {"data": 4, "zeroStage": stage},
-        "training": types,
-    }
+    model = {"name": "gpt", "layers": 4, "args": {"dim": 24, "heads": 2, "context": 6}}
+    replicas = {"data": 4, "zeroStage": stage}
+    config = small_job(model, microbatches=4, parallelism=replicas, training=types)
     job = read_job_config(config)
     rows = ForecastInput(config_path=Path()).layers(config, job)
     (forecast, *_) = forecasts(job, rows, ranks=4)
@@ -247,6 +244,7 @@ def test_replicas_share_gradients_after_each_backward():
 
 
 WIDER = {"dim": 64, "heads": 2, "context": 32}
+WIDE = {"name": "gpt", "layers": 6, "args": WIDER}
 
 
 def most_allocated(run):
@@ -286,12 +284,8 @@ def test_a_forecast_has_a_steps_fullest_moment():
     """What `simulate` prints for a rank is within 5 % of what the allocator counts, with each ZeRO stage."""
     ranks = on_ranks(peaks, 2, mesh=Mesh(data=2))
     for stage in range(4):
-        config = {
-            "totalSteps": 1,
-            "model": {"name": "gpt", "layers": 6, "args": WIDER},
-            "pipeline": {"microbatches": 8, "globalBatchSize": 16},
-            "parallelism": {"data": 2, "zeroStage": stage},
-        }
+        replicas = {"data": 2, "zeroStage": stage}
+        config = small_job(WIDE, microbatches=8, batch=16, parallelism=replicas)
         job = read_job_config(config)
         rows = ForecastInput(config_path=Path()).layers(config, job)
         (forecast, *_) = forecasts(job, rows, ranks=2)
@@ -315,13 +309,12 @@ def peak_of_a_part(world, config):
 @pytest.mark.parametrize("family", first_daily(["gpt", "llama"]))
 def test_a_forecast_has_the_fullest_moment_of_a_rank_of_a_tensor_group(family):
     """Within 5 % of what the allocator counts on each of two ranks, from one rank's part measured alone."""
-    config = {"totalSteps": 1, "model": {"name": "gpt", "layers": 6, "args": WIDER}}
+    model, data = WIDE, None
     if family == "llama":
         pytest.importorskip("transformers")
-        arguments = families.arguments("llama") | {"hidden_size": 64, "intermediate_size": 192}
-        config["model"] = {"name": "ballast_trainer.models.hugging_face:from_config", "args": arguments}
-        config["data"] = {"name": "tests.trainer.models.families:batches"}
-    config |= {"pipeline": {"microbatches": 4, "globalBatchSize": 8}, "parallelism": {"tensor": 2}}
+        model, data = families.model("llama"), "tests.trainer.models.families:batches"
+        model["args"] |= {"hidden_size": 64, "intermediate_size": 192}
+    config = small_job(model, data=data, microbatches=4, batch=8, parallelism={"tensor": 2})
     job = read_job_config(config)
     rows = ForecastInput(config_path=Path()).layers(config, job)
     (forecast, *_) = forecasts(job, rows, ranks=2)

@@ -16,6 +16,7 @@ from ballast_trainer.pipeline.trial import TrialFailed, checked_loss
 from ballast_trainer.process_exit import end
 
 from tests.support.examples import first_daily
+from tests.support.jobs import small_job
 from tests.support.one_process import train_here
 
 pytestmark = pytest.mark.processes
@@ -92,13 +93,7 @@ def config(tmp_path):
     (tmp_path / "users_failures.py").write_text(MODEL)
 
     def make(data, model="build"):
-        return {
-            "totalSteps": 20,
-            "model": {"name": f"users_failures:{model}"},
-            "data": {"name": f"users_failures:{data}"},
-            "pipeline": {"microbatches": 2, "globalBatchSize": 4},
-            "rebalance": {"enabled": False},
-        }
+        return small_job(f"users_failures:{model}", data=f"users_failures:{data}", steps=20)
 
     return make
 
@@ -240,17 +235,9 @@ def test_deterministic_training_uses_no_other_kernels_and_names_a_layer_that_nee
     """The switch is off again afterwards; without it the same layer trains."""
 
     def train(deterministic, scatters):
-        here = "tests.trainer.loop.test_causes"
-        return train_here(
-            {
-                "totalSteps": 2,
-                "model": {"name": f"{here}:of_deterministic", "args": {"scatters": scatters}},
-                "data": {"name": f"{here}:of_ones"},
-                "pipeline": {"microbatches": 1, "globalBatchSize": 2},
-                "training": {"deterministic": deterministic},
-                "rebalance": {"enabled": False},
-            }
-        ).losses
+        model = {"name": f"{__name__}:of_deterministic", "args": {"scatters": scatters}}
+        given = {"data": f"{__name__}:of_ones", "training": {"deterministic": deterministic}}
+        return train_here(small_job(model, microbatches=1, batch=2, **given)).losses
 
     assert train(True, False) != train(False, False) == train(False, True)
     with pytest.raises(Exception) as caught:

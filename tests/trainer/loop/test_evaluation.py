@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from ballast_policies.contract.messages import ExitReason
+from ballast_trainer.causes import describe
 from ballast_trainer.channel.base import DirectoryChannel
 from ballast_trainer.data.corpus import text_batch
 from ballast_trainer.errors import TrainerError
@@ -14,6 +15,7 @@ from torch import nn
 
 from tests.support.changes import SHORT, change
 from tests.support.examples import first_daily
+from tests.support.jobs import small_job
 from tests.support.one_process import train_here
 from tests.support.plans import local_plan
 from tests.trainer.layers.trained_layers import all_layers
@@ -41,7 +43,7 @@ def job(small_config):
     return make
 
 
-def saved(folder):
+def tensors_in(folder):
     """Bytes of the tensors in a checkpoint."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.glob("step-*/*.distcp")}
 
@@ -55,7 +57,7 @@ def test_training_does_not_notice_evaluations(job, tmp_path, case):
         path = tmp_path / name
         config = job(dynamics=CHANGES[case], checkpoint={"path": str(path)}, **fields)
         told = train_here(config)
-        runs[name] = told.losses, saved(path)
+        runs[name] = told.losses, tensors_in(path)
     assert len(runs["with"][1]) == 1
     assert runs["with"] == runs["without"]
     assert sorted(told.evaluations()) == list(range(1, 9))
@@ -94,14 +96,9 @@ def test_buffers_and_attributes_of_a_layer_come_back(tmp_path):
     found = []
     for evaluation in (None, {"everySteps": 2, "batches": 3}):
         path = tmp_path / str(len(found))
-        config = {
-            "totalSteps": 6,
-            "model": {"name": "tests.trainer.loop.test_evaluation:noisy"},
-            "pipeline": {"microbatches": 2, "globalBatchSize": 8},
-            "checkpoint": {"path": str(path)},
-        }
-        told = train_here(config | ({"evaluation": evaluation} if evaluation else {}))
-        found.append((told.losses, saved(path)))
+        saved = {"checkpoint": {"path": str(path)}, "evaluation": evaluation}
+        told = train_here(small_job(f"{__name__}:noisy", steps=6, batch=8, **saved))
+        found.append((told.losses, tensors_in(path)))
     assert found[0] == found[1]
     assert sorted(told.evaluations()) == [2, 4, 6]
 
@@ -178,14 +175,7 @@ def failing():
 
 
 def test_a_layer_that_fails_in_an_evaluation_is_named():
-    from ballast_trainer.causes import describe
-
-    config = {
-        "totalSteps": 2,
-        "model": {"name": "tests.trainer.loop.test_evaluation:failing"},
-        "pipeline": {"microbatches": 2, "globalBatchSize": 8},
-        "evaluation": {"everySteps": 1, "batches": 1},
-    }
+    config = small_job(f"{__name__}:failing", batch=8, evaluation={"everySteps": 1, "batches": 1})
     with pytest.raises(ValueError, match="only trained") as caught:
         train_here(config)
     said, _, fix = describe(caught.value).partition(". To fix: ")

@@ -15,6 +15,7 @@ from ballast_trainer.models.registry import build_model
 
 from tests.support.examples import first_daily
 from tests.support.gang import assert_same_curve
+from tests.support.jobs import small_job
 from tests.support.plans import local_plan
 from tests.support.replans import stages_at
 from tests.support.waiting import eventually
@@ -104,13 +105,9 @@ def picky(pods, tmp_path):
     def start(names, *, network):
         refusing, folder = tmp_path / "refusing", tmp_path / "channel"
         refusing.touch()
-        config = {
-            "totalSteps": 100_000,
-            "model": {"name": "tests.trainer.models.picky_model:build", "args": {"refusing": str(refusing)}},
-            "data": {"name": "tests.trainer.models.picky_model:batches"},
-            "pipeline": {"microbatches": 4, "globalBatchSize": 8},
-            "rebalance": {"enabled": False},
-        }
+        module = "tests.trainer.models.picky_model"
+        model = {"name": f"{module}:build", "args": {"refusing": str(refusing)}}
+        config = small_job(model, data=f"{module}:batches", steps=100_000, microbatches=4, batch=8)
         plan = local_plan(names, network=network)
         channel = pods.start_job(folder, config, plan)
         pods.wait_for_step(3, names[0])

@@ -8,6 +8,7 @@ from ballast_trainer.errors import ConfigurationError
 
 from tests.support.examples import first_daily
 from tests.support.held_data import Gates
+from tests.support.jobs import small_job
 from tests.support.one_process import train_here
 from tests.support.replans import has_acked, replan, stages_at, until
 from tests.trainer.layers.trained_layers import saved_layers
@@ -18,14 +19,11 @@ MODELS = "tests.trainer.models.awkward_models"
 
 
 def job(model, *, schedule="1F1B", args=None, pipeline=None, **fields):
-    return {
-        "totalSteps": 6,
-        "model": {"name": f"{MODELS}:{model}", "args": args or {}},
-        "pipeline": {"microbatches": 4, "globalBatchSize": 16, "schedule": schedule, **(pipeline or {})},
-        "training": {"optimizer": "sgd", "learningRate": 0.02, **fields.pop("training", {})},
-        "rebalance": {"enabled": False},
-        **fields,
-    }
+    named = {"name": f"{MODELS}:{model}", "args": args or {}}
+    pipeline = {"schedule": schedule, **(pipeline or {})}
+    training = {"optimizer": "sgd", "learningRate": 0.02, **fields.pop("training", {})}
+    given = {"steps": fields.pop("totalSteps", 6), "microbatches": 4, "batch": 16, "training": training}
+    return small_job(named, pipeline=pipeline, **given, **fields)
 
 
 def whole_state(config):
@@ -34,13 +32,17 @@ def whole_state(config):
     return {f"{layer.index}.{name}": value for layer in layers for name, value in layer.state().items()}
 
 
+def alone(config):
+    """The same job without replicas."""
+    plain = {key: value for key, value in config.items() if key != "parallelism"}
+    return plain | {"pipeline": {k: v for k, v in config["pipeline"].items() if k != "replicas"}}
+
+
 def states(gang, config, tmp_path, ranks):
     """The whole state after a run on one process, and after one on ``ranks``."""
     found = []
     for name, count, options in (("one", 1, ["--single-process"]), ("many", ranks, [])):
-        plain = config if count > 1 else {key: value for key, value in config.items() if key != "parallelism"}
-        if count == 1:
-            plain = {**plain, "pipeline": {k: v for k, v in plain["pipeline"].items() if k != "replicas"}}
+        plain = alone(config) if count == 1 else config
         saving = {**plain, "checkpoint": {"path": str(tmp_path / name), "everySteps": 100}}
         gang(saving, ranks=count, options=options).succeeded()
         found.append(whole_state(saving))
@@ -178,9 +180,7 @@ SHARED = {"parallelism": {"data": 2, "zeroStage": 3}}
 )
 def test_layers_of_any_kind_train_as_in_one_process(gang, same_curve, kind, ranks, change):
     config = job("of_one_kind", args={"kind": kind}, **change)
-    alone = {key: value for key, value in config.items() if key != "parallelism"}
-    alone["pipeline"] = {key: value for key, value in config["pipeline"].items() if key != "replicas"}
-    same_curve(gang(config, ranks=ranks), alone)
+    same_curve(gang(config, ranks=ranks), alone(config))
 
 
 @pytest.mark.parametrize("model", ["of_a_loss_that_notes", "of_a_loss_that_averages"])

@@ -140,6 +140,11 @@ def arguments(name):
     return {"model_type": name.split()[0], **FAMILIES[name]}
 
 
+def model(name):
+    """Of a configuration."""
+    return {"name": "ballast_trainer.models.hugging_face:from_config", "args": arguments(name)}
+
+
 def batches(kind="next"):
     """Text to continue (``next``) or to repeat (``same``), 16 tokens a sample."""
     import torch

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.examples import first_daily
 from tests.support.gang import Gang
+from tests.support.jobs import small_job
 from tests.trainer.models import families, large_models
 
 SEED = 5
@@ -433,13 +434,9 @@ WHOLE_BYTES = 200e6
 
 def config(name, args):
     text = {"name": "tests.support.held_data:text", "args": {"context": 8}}
-    return {
-        "totalSteps": 1,
-        "model": {"name": f"{MODULE}:{name}", "args": args},
-        "pipeline": {"microbatches": 4, "globalBatchSize": 4},
-        "training": {"optimizer": f"{MODULE}:noting_sgd"},
-        **({} if name == "modules" else {"data": text}),
-    }
+    model, training = {"name": f"{MODULE}:{name}", "args": args}, {"optimizer": f"{MODULE}:noting_sgd"}
+    data = None if name == "modules" else text
+    return small_job(model, data=data, steps=1, microbatches=4, training=training)
 
 
 @pytest.mark.slow
@@ -462,5 +459,4 @@ def test_each_of_four_ranks_stays_far_below_the_whole_model(tmp_path, name):
         gang.close()
     grown = [int((tmp_path / str(rank)).read_text()) for rank in range(4)]
     # A quarter of the layers, and some megabytes for others.
-    print(grown)
     assert max(grown) < 0.45 * WHOLE_BYTES

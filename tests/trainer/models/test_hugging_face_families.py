@@ -8,6 +8,7 @@ from ballast_trainer.launch import ValidatedJob
 from tests.support.examples import first_daily
 from tests.support.gang import assert_same_curve
 from tests.support.held_data import Gates
+from tests.support.jobs import small_job
 from tests.support.one_process import train_here
 from tests.support.replans import replan, stages_at
 from tests.trainer.models import families
@@ -88,22 +89,10 @@ def job(name, **fields):
         data = {"name": f"{module}.test_hugging_face_families:pairs", "args": {"kind": PAIRS[name]}}
     if batch_of(name) is images:
         data = {"name": f"{module}.test_hugging_face_families:image_batches"}
-    return {
-        "totalSteps": 4,
-        "model": {
-            "name": "ballast_trainer.models.hugging_face:from_config",
-            "args": families.arguments(name),
-        },
-        "data": data,
-        "pipeline": {"microbatches": 1, "globalBatchSize": 4},
-        "rebalance": {"enabled": False},
-        "training": {
-            "optimizer": f"{module}.test_hugging_face_families:sgd",
-            "learningRate": 0.1,
-            "clipNorm": 0.0,
-        },
-        **fields,
-    }
+    optimizer = f"{module}.test_hugging_face_families:sgd"
+    training = {"optimizer": optimizer, "learningRate": 0.1, "clipNorm": 0.0}
+    given = {"data": data, "steps": 4, "microbatches": 1, "training": training}
+    return small_job(families.model(name), **given) | fields
 
 
 def test_labels_that_transformers_would_shift_are_shifted_where_the_job_says_so_else_refused():

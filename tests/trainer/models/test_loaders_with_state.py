@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Su
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from tests.support.gang import assert_same_curve
+from tests.support.jobs import small_job
 from tests.support.one_process import train_here
 from tests.trainer.models.users_module import Recorded
 
@@ -43,17 +44,14 @@ class Streamed(IterableDataset):
 
 def a_job(folder, name, **args):
     (folder / "notes").mkdir(exist_ok=True)
-    return {
-        "totalSteps": STEPS,
-        "model": {"name": "tests.trainer.models.users_module:regression"},
-        "data": {
-            "name": f"tests.trainer.models.test_loaders_with_state:{name}",
-            "args": {"notes": str(folder / "notes"), **args},
-        },
-        "pipeline": {"microbatches": 4, "globalBatchSize": 8},
-        "training": {"learningRate": 0.05},
-        "rebalance": {"enabled": False},
-    }
+    return small_job(
+        "tests.trainer.models.users_module:regression",
+        data={"name": f"{__name__}:{name}", "args": {"notes": str(folder / "notes"), **args}},
+        steps=STEPS,
+        microbatches=4,
+        batch=8,
+        training={"learningRate": 0.05},
+    )
 
 
 def read_by(folder):

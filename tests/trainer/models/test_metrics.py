@@ -9,6 +9,7 @@ from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.reporting.prometheus import PrometheusWriter
 from ballast_trainer.seeding import host_seeded
 
+from tests.support.jobs import small_job
 from tests.support.one_process import train_here
 from tests.support.ports import free_port
 from tests.trainer.models import tied_models
@@ -17,14 +18,8 @@ MODULE = "tests.trainer.models.tied_models"
 
 
 def job(steps=2, metrics=None, **fields):
-    return {
-        "totalSteps": steps,
-        "model": {"name": f"{MODULE}:measured", "args": metrics or {}},
-        "pipeline": {"microbatches": 4, "globalBatchSize": 8},
-        "rebalance": {"enabled": False},
-        "evaluation": {"everySteps": 1, "batches": 3},
-        **fields,
-    }
+    model, evaluation = {"name": f"{MODULE}:measured", "args": metrics or {}}, {"everySteps": 1, "batches": 3}
+    return small_job(model, steps=steps, microbatches=4, batch=8, evaluation=evaluation, **fields)
 
 
 def measured_in(events):

@@ -4,6 +4,7 @@ import pytest
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import ValidatedJob
 
+from tests.support.jobs import small_job
 from tests.trainer.models import families
 
 pytestmark = pytest.mark.slow
@@ -11,14 +12,6 @@ pytest.importorskip("transformers")
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 FIX = "To fix: give the layers to Model.from_layers (docs/trainer-models.md, A model of your own)"
-
-
-def job(**args):
-    return {
-        "totalSteps": 2,
-        "model": {"name": "ballast_trainer.models.hugging_face:from_config", "args": args},
-        "pipeline": {"microbatches": 2, "globalBatchSize": 2},
-    }
 
 
 ENCODER = {"model_type": "bert", **SIZES, "intermediate_size": 32}
@@ -77,7 +70,7 @@ ENCODER = {"model_type": "bert", **SIZES, "intermediate_size": 32}
 def test_what_is_no_chain_of_decoder_layers_is_refused_with_one_thing_to_do(args, reason):
     """Not with the text that transformers has for those who load models by themselves."""
     with pytest.raises(ConfigurationError) as refused:
-        ValidatedJob.from_mapping(job(**args))
+        ValidatedJob.from_mapping(small_job(families.model("llama") | {"args": args}, batch=2))
     text = str(refused.value)
     assert text.startswith("model.args: ") and reason in text
     assert text.count("To fix: ") == 1

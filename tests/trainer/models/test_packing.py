@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from tests.support.examples import first_daily
 from tests.support.gang import assert_same_curve
+from tests.support.jobs import small_job
 from tests.support.one_process import train_here
 from tests.trainer.models import families
 
@@ -32,19 +33,16 @@ class Texts(torch.utils.data.Dataset):
 
 def job(name="llama", packing=True, microbatches=2, **fields):
     data = {"name": f"{MODULE}:Texts", "padToMultipleOf": 8, "packing": packing}
-    return {
-        "totalSteps": STEPS,
-        "model": {
-            "name": "ballast_trainer.models.hugging_face:from_config",
-            "args": families.arguments(name),
-        },
-        "data": data,
-        "evaluation": {"everySteps": 3, "batches": 2, "data": data},
-        "pipeline": {"microbatches": microbatches, "globalBatchSize": 8, **fields.pop("pipeline", {})},
-        "training": {"optimizer": "sgd", "learningRate": 0.2, **fields.pop("training", {})},
-        "rebalance": {"enabled": False},
+    return small_job(
+        families.model(name),
+        data=data,
+        evaluation={"everySteps": 3, "batches": 2, "data": data},
+        steps=STEPS,
+        microbatches=microbatches,
+        batch=8,
+        training={"optimizer": "sgd", "learningRate": 0.2, **fields.pop("training", {})},
         **fields,
-    }
+    )
 
 
 def test_rows_hold_whole_samples_and_are_about_equally_long():

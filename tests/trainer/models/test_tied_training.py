@@ -13,6 +13,7 @@ from torch.distributed import checkpoint
 from tests.support.examples import first_daily
 from tests.support.gang import assert_same_curve
 from tests.support.held_data import Gates
+from tests.support.jobs import small_job
 from tests.support.one_process import train_here
 from tests.support.plans import local_plan
 from tests.support.replans import grow, replan_at_random
@@ -22,16 +23,9 @@ MODULE = "tests.trainer.models.tied_models"
 TRAINING = {"learningRate": 0.02, "weightDecay": 0.1, "clipNorm": 0.5}
 
 
-def job(name, steps=8, **fields):
+def job(name, steps=8):
     """A model of this folder, its norms clipped."""
-    return {
-        "totalSteps": steps,
-        "model": {"name": f"{MODULE}:{name}"},
-        "pipeline": {"microbatches": 4, "globalBatchSize": 8},
-        "rebalance": {"enabled": False},
-        "training": TRAINING,
-        **fields,
-    }
+    return small_job(f"{MODULE}:{name}", steps=steps, microbatches=4, batch=8, training=TRAINING)
 
 
 def losses_without_ballast(name, steps=8):

@@ -16,6 +16,7 @@ from ballast_trainer.models.ties import merged
 from ballast_trainer.tied_model import check_ties, find_ties, tied_model, with_ties
 from torch import nn
 
+from tests.support.jobs import small_job
 from tests.trainer.layers.trained_layers import all_layers
 from tests.trainer.models import tied_models
 
@@ -28,12 +29,7 @@ def cached_but_apart():
 
 
 def job(**fields):
-    value = {
-        "totalSteps": 3,
-        "model": {"name": "tests.trainer.models.tied_models:of_modules"},
-        "pipeline": {"microbatches": 2, "globalBatchSize": 4},
-    }
-    return {**value, **fields}
+    return small_job("tests.trainer.models.tied_models:of_modules", steps=3, **fields)
 
 
 @pytest.mark.parametrize("build", [b for b in tied_models.BUILDERS if b is not tied_models.one_block])
@@ -208,9 +204,7 @@ PRUNING = {"kind": "pruning", "startStep": 1, "endStep": 2, "everySteps": 1, "ta
 )
 def test_what_cannot_be_right_with_tied_weights_is_refused(fields, field, reason):
     """With the field, both layers and what to change, before the first step."""
-    value = job()
-    value["pipeline"] |= fields.get("pipeline", {})
-    validated = ValidatedJob.from_mapping({**value, **{k: v for k, v in fields.items() if k != "pipeline"}})
+    validated = ValidatedJob.from_mapping(job(**fields))
     with pytest.raises(ConfigurationError, match=reason) as refused:
         validated.with_ties()
     assert str(refused.value).startswith(field)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from tests.support.examples import first_daily
 from tests.support.gang import assert_same_curve
 from tests.support.held_data import Gates
+from tests.support.jobs import small_job
 from tests.support.one_process import train_here
 from tests.support.replans import replan, stages_at
 from tests.trainer.models import tree_models
@@ -21,14 +22,8 @@ MODULE = "tests.trainer.models.tree_models"
 
 
 def job(name, steps=8, **fields):
-    return {
-        "totalSteps": steps,
-        "model": {"name": f"{MODULE}:{name}"},
-        "pipeline": {"microbatches": 4, "globalBatchSize": 8},
-        "rebalance": {"enabled": False},
-        "training": {"learningRate": 0.02, "clipNorm": 0.5},
-        **fields,
-    }
+    training = {"learningRate": 0.02, "clipNorm": 0.5}
+    return small_job(f"{MODULE}:{name}", steps=steps, microbatches=4, batch=8, training=training, **fields)
 
 
 def losses_of_plain_modules(name, steps=8):

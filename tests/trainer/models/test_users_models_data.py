@@ -25,8 +25,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
 
+from tests.support.jobs import small_job
 from tests.support.one_process import train_here
 from tests.support.waiting import eventually
+
+USERS = "tests.trainer.models.users_module"
+REGRESSION = f"{USERS}:regression"
 
 
 @given(length=st.integers(1, 50), size=st.integers(1, 20), seed=st.integers(0, 9), epochs=st.integers(1, 4))
@@ -181,13 +185,9 @@ def test_data_that_fails_names_its_field_value_batch_and_place(source, words):
 def test_samples_that_the_model_cannot_take_are_told_with_their_range(changes, words):
     """A vocabulary or a context that is too small, found in a later step."""
     args = {"step": 2, "vocabulary": 64, "length": 8, **changes}
-    config = {
-        "totalSteps": 4,
-        "model": {"name": "tests.trainer.models.small_vocabulary:build"},
-        "data": {"name": "tests.trainer.models.small_vocabulary:batches", "args": args},
-        "pipeline": {"microbatches": 1, "globalBatchSize": 4},
-        "rebalance": {"enabled": False},
-    }
+    module = "tests.trainer.models.small_vocabulary"
+    data = {"name": f"{module}:batches", "args": args}
+    config = small_job(f"{module}:build", data=data, steps=4, microbatches=1)
     with pytest.raises(Exception) as caught:
         train_here(config)
     assert re.search(words + r"\. To fix: data.name and model.args", describe(caught.value))
@@ -646,15 +646,11 @@ class Texts:
 @pytest.mark.parametrize("known", ["column", "attribute"])
 def test_samples_of_about_one_length_are_in_a_batch(known):
     """All of them once an epoch, in another order in each; little is padded."""
-    config = {
-        "totalSteps": 2,
-        "model": {"name": "tests.trainer.models.users_module:regression"},
-        "data": {"name": f"{__name__}:Texts", "args": {"known": known}, "padToMultipleOf": 1},
-        "pipeline": {"microbatches": 3, "globalBatchSize": 3},
-    }
 
     def batches(**training):
-        job = ValidatedJob.from_mapping({**config, "training": training})
+        data = {"name": f"{__name__}:Texts", "args": {"known": known}, "padToMultipleOf": 1}
+        config = small_job(REGRESSION, data=data, microbatches=3, batch=3, training=training)
+        job = ValidatedJob.from_mapping(config)
         return [job.model.batch(0, step, 3)[0] for step in range(402)]
 
     grouped, drawn = batches(groupByLength=True), batches()
@@ -680,13 +676,9 @@ def test_an_epoch_sorted_by_length_goes_on_as_it_was_begun(launches, caplog):
     """Resumed within it with other batches it has each sample once, as the next one; else that is told."""
     position, found = "", []
     for (size, grouped), until in zip(launches, (54, 270, 1206), strict=True):
-        config = {
-            "totalSteps": 2,
-            "model": {"name": "tests.trainer.models.users_module:regression"},
-            "data": {"name": f"{__name__}:Texts", "args": {"known": "column"}, "padToMultipleOf": 1},
-            "pipeline": {"microbatches": size, "globalBatchSize": size},
-            "training": {"groupByLength": grouped},
-        }
+        data = {"name": f"{__name__}:Texts", "args": {"known": "column"}, "padToMultipleOf": 1}
+        training = {"groupByLength": grouped}
+        config = small_job(REGRESSION, data=data, microbatches=size, batch=size, training=training)
         job = ValidatedJob.from_mapping(config)
         batches, source = Batches(job.config, job.model, torch.device("cpu")), job.model.batch
         batches.continue_from(0, position)
@@ -703,7 +695,7 @@ def test_an_epoch_sorted_by_length_goes_on_as_it_was_begun(launches, caplog):
     ("data", "training", "words"),
     [
         (
-            {"name": "tests.trainer.models.users_module:loader", "args": {"size": 8}},
+            {"name": f"{USERS}:loader", "args": {"size": 8}},
             {"dataloaderNumWorkers": 2},
             r"dataloaderNumWorkers: 2, .*To fix: 0, and num_workers",
         ),
@@ -726,12 +718,9 @@ def test_an_epoch_sorted_by_length_goes_on_as_it_was_begun(launches, caplog):
 )
 def test_data_that_cannot_be_read_so_are_refused(data, training, words):
     """A loader is read in its own order, by its own workers; a batch function chooses its samples."""
-    config = {"totalSteps": 2, "model": {"name": "gpt", "layers": 4}, "training": training}
-    if data is not None:
-        config |= {"data": data, "model": {"name": "tests.trainer.models.users_module:regression"}}
-        config["pipeline"] = {"microbatches": 4, "globalBatchSize": 8}
+    model = {"name": "gpt", "layers": 4} if data is None else REGRESSION
     with pytest.raises(ConfigurationError, match=words):
-        train_here(config)
+        train_here(small_job(model, data=data, microbatches=4, batch=8, training=training))
 
 
 def halves(*, second):
@@ -743,14 +732,16 @@ def halves(*, second):
 
 def test_what_the_data_s_function_draws_is_the_same_in_each_process():
     """A split at random: by ``training.seed``, so a restart trains on no sample that was held out."""
-    config = {
-        "totalSteps": 4,
-        "model": {"name": "tests.trainer.models.users_module:regression"},
-        "data": {"name": f"{__name__}:halves", "args": {"second": 0}},
-        "evaluation": {"everySteps": 4, "data": {"name": f"{__name__}:halves", "args": {"second": 1}}},
-        "pipeline": {"microbatches": 4, "globalBatchSize": 8},
-        "training": {"seed": 3},
-    }
+    first, second = ({"name": f"{__name__}:halves", "args": {"second": at}} for at in range(2))
+    config = small_job(
+        REGRESSION,
+        data=first,
+        evaluation={"everySteps": 4, "data": second},
+        steps=4,
+        microbatches=4,
+        batch=8,
+        training={"seed": 3},
+    )
     found = []
     for process in range(2):
         torch.manual_seed(process)
@@ -758,6 +749,5 @@ def test_what_the_data_s_function_draws_is_the_same_in_each_process():
         told = train_here(config)
         found.append((told.losses, told.evaluations()))
     assert found[0] == found[1]
-    named = (DataConfig(**where["data"]) for where in (config, config["evaluation"]))
-    first, second = (data_source(data, seed=3)[:][0].tolist() for data in named)
-    assert not any(sample in second for sample in first)
+    trained, validated = (data_source(DataConfig(**data), seed=3)[:][0].tolist() for data in (first, second))
+    assert not any(sample in validated for sample in trained)

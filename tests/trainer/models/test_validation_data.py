@@ -8,6 +8,10 @@ from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.loop.validation_data import validation_data
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from tests.support.jobs import small_job
+
+MODEL = {"name": "gpt", "layers": 4}
+
 
 class Stream(IterableDataset):
     """An endless one would do as well: it has no length."""
@@ -39,16 +43,10 @@ def numbers(kind="dataset", length=10, size=4, **settings):
 
 
 def data_of(batches=None, **args):
-    config = {
-        "totalSteps": 1,
-        "model": {"name": "gpt", "layers": 4},
-        "pipeline": {"microbatches": 2, "globalBatchSize": 4},
-        "evaluation": {"data": {"name": "tests.trainer.models.test_validation_data:numbers", "args": args}},
-    }
+    evaluation = {"data": {"name": f"{__name__}:numbers", "args": args}}
     if batches is not None:
-        config["evaluation"]["batches"] = batches
-    job = ValidatedJob.from_mapping(config)
-    return job.validation
+        evaluation["batches"] = batches
+    return ValidatedJob.from_mapping(small_job(MODEL, evaluation=evaluation)).validation
 
 
 def read(data):
@@ -95,12 +93,7 @@ def test_a_stream_is_read_from_its_start_each_time():
 
 def test_the_model_s_own_data_is_drawn_by_another_seed():
     """So evaluations do not see the batches of the training."""
-    config = {
-        "totalSteps": 1,
-        "model": {"name": "gpt", "layers": 4},
-        "pipeline": {"microbatches": 2, "globalBatchSize": 4},
-        "evaluation": {"batches": 3},
-    }
+    config = small_job(MODEL, evaluation={"batches": 3})
     job = ValidatedJob.from_mapping(config)
     data = validation_data(JobConfig.from_mapping(config), job.model)
     assert (data.count, data.seed == job.config.training.seed) == (3, False)

@@ -6,6 +6,7 @@ from ballast_trainer.errors import TrainerError
 from ballast_trainer.models.loss_weights import weights_of
 
 from tests.support.examples import first_daily
+from tests.support.jobs import small_job
 from tests.support.one_process import train_here
 from tests.trainer.models import tied_models
 
@@ -33,21 +34,17 @@ def batches(name="uneven"):
 
 
 def job(data="uneven", microbatches=4, **fields):
-    pipeline = {"microbatches": microbatches, "globalBatchSize": 8, **fields.pop("pipeline", {})}
-    return {
-        "totalSteps": STEPS,
-        "model": {"name": "gpt", "args": {"layers": 6, "dim": 16, "context": 8, "dropout": 0.0}},
-        "data": {"name": f"{MODULE}:batches", "args": {"name": data}},
-        "pipeline": pipeline,
-        "training": {"optimizer": "sgd", "learningRate": 0.5},
-        "rebalance": {"enabled": False},
-        "evaluation": {
-            "everySteps": 1,
-            "batches": 2,
-            "data": {"name": f"{MODULE}:batches", "args": {"name": data}},
-        },
+    named = {"name": f"{MODULE}:batches", "args": {"name": data}}
+    return small_job(
+        {"name": "gpt", "args": {"layers": 6, "dim": 16, "context": 8, "dropout": 0.0}},
+        data=named,
+        evaluation={"everySteps": 1, "batches": 2, "data": named},
+        steps=STEPS,
+        microbatches=microbatches,
+        batch=8,
+        training={"optimizer": "sgd", "learningRate": 0.5},
         **fields,
-    }
+    )
 
 
 def evaluated(events):

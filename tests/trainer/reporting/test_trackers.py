@@ -10,6 +10,7 @@ from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.reporting.console import SilentReporter
 from ballast_trainer.reporting.writers import WritingReporter, writers_of
 
+from tests.support.jobs import small_job
 from tests.support.one_process import train_here
 
 
@@ -117,13 +118,8 @@ def test_a_tracker_that_fails_later_is_dropped(client, caplog):
 
 
 def small(**fields):
-    return {
-        "totalSteps": 5,
-        "model": {"name": "gpt", "layers": 4, "args": {"dim": 16, "heads": 2, "context": 8}},
-        "pipeline": {"microbatches": 2, "globalBatchSize": 4},
-        "rebalance": {"enabled": False},
-        **fields,
-    }
+    model = {"name": "gpt", "layers": 4, "args": {"dim": 16, "heads": 2, "context": 8}}
+    return small_job(model, steps=5, **fields)
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ from ballast_trainer.reporting.writers import (
 )
 from ballast_trainer.terminal import ERASE
 
+from tests.support.jobs import small_job
 from tests.support.one_process import train_here
 from tests.support.ports import free_port
 from tests.support.waiting import WAIT_SECONDS, eventually
@@ -332,14 +333,8 @@ def some_ignored():
 
 def test_training_continues_and_says_so_and_the_operator_still_hears_of_it(tmp_path, caplog):
     """Reports go on, without a loss where it is not a number."""
-    config = {
-        "totalSteps": 5,
-        "model": {"name": "tests.trainer.models.small_vocabulary:build"},
-        "data": {"name": f"{__name__}:some_ignored"},
-        "pipeline": {"microbatches": 2, "globalBatchSize": 4},
-        "rebalance": {"enabled": False},
-        "metrics": {"jsonLines": str(tmp_path / "lines")},
-    }
+    model, data = "tests.trainer.models.small_vocabulary:build", f"{__name__}:some_ignored"
+    config = small_job(model, data=data, steps=5, metrics={"jsonLines": str(tmp_path / "lines")})
     told = train_here(config, channel=DirectoryChannel(tmp_path))
     assert [math.isnan(told.losses[step]) for step in range(1, 6)] == [False, True, True, False, False]
     assert caplog.text.count("the loss of step 2 is nan; its gradients are finite") == 1
