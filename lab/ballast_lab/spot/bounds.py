@@ -59,10 +59,14 @@ def oracle_usd(
     slot_seconds: float,
     startup_seconds: float,
 ) -> float:
-    """A lower bound for the job's cost between two moments, all prices and preemptions known."""
+    """A lower bound for the job's cost between two moments, all prices and preemptions known.
+
+    In a slot machines count as there, at their least price, if they can be had at any moment of it: what a
+    job does between two moments of the grid is then a mixture of paths on it.
+    """
     slots = max(1, math.ceil((until - start) / slot_seconds))
     times = start + np.arange(slots) * slot_seconds
-    prices = np.stack([machines.price(k, times) for k in offers.tolist()], axis=1) * count
+    prices = np.stack([machines.lowest(k, times, slot_seconds) for k in offers.tolist()], axis=1) * count
     there = ~np.isnan(prices)
     steps = np.where(there, speed * slot_seconds, 0.0)
     usd = np.where(there, prices * slot_seconds / 3600.0, 0.0)

@@ -47,6 +47,16 @@ class Machines:
         found: np.ndarray = np.where(there, self.series[k].at(times), np.nan)
         return found
 
+    def lowest(self, k: int, times: np.ndarray, seconds: float) -> np.ndarray:
+        """(T,) least price of one offer in the ``seconds`` from each of ``times`` on; NaN: never to be had.
+
+        ``times``: one after the other, ``seconds`` apart.
+        """
+        changes = np.concatenate([times, self.series[k].times, self.starts[k]])
+        moments = np.unique(changes[(changes >= times[0]) & (changes < times[-1] + seconds)])
+        found: np.ndarray = np.fmin.reduceat(self.price(k, moments), moments.searchsorted(times))
+        return found
+
     def there_seconds(self, now: float, since: float) -> np.ndarray:
         """(K,) for how long machines could be had without a break from ``since`` on; infinite: no loss."""
         found = np.full(len(self.offers), np.inf)

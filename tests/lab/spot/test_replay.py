@@ -208,8 +208,9 @@ LEVELS = st.lists(st.floats(0.2, 2.9), min_size=1, max_size=4)
     st.floats(1, 40),
     st.one_of(st.none(), st.floats(1.0, 4.0)),
     st.integers(0, 3),
+    st.floats(0, HOUR),
 )
-def test_every_bill_is_between_its_bounds(zones, hours, slack, seed):
+def test_every_bill_is_between_its_bounds(zones, hours, slack, seed, arrival):
     """Never below what is possible, deadlines kept when on demand would keep them, the parts sum up."""
     spot = {
         offer(f"us-east-1{chr(97 + k)}"): prices(*((1 + 7 * HOUR * t, usd) for t, usd in enumerate(levels)))
@@ -217,7 +218,7 @@ def test_every_bill_is_between_its_bounds(zones, hours, slack, seed):
     }
     ups = [(k * 9000.0, k * 9000.0 + 8000.0) for k in range(500)]
     there = market(spot, logs={offer(): log(*ups, end=4.5e6)})
-    work = job(hours, None if slack is None else hours * slack + 0.5)
+    work = job(hours, None if slack is None else hours * slack + 0.5, arrival=arrival)
     for policy in ("min-cost-slo", "on-demand"):
         (outcome,) = run(there, work, policy=policy, seed=seed).outcomes
         stays = outcome.stays
@@ -227,8 +228,15 @@ def test_every_bill_is_between_its_bounds(zones, hours, slack, seed):
         assert outcome.gpu_seconds == pytest.approx(paid)
         assert paid >= work.steps
         assert outcome.in_time is not False or not outcome.on_demand.feasible
-        # The bound looks at prices on the grid of reviews.
-        assert outcome.oracle_usd <= outcome.usd * 1.02 + 2.9 * 600 / HOUR
+        assert outcome.oracle_usd <= outcome.usd * (1 + 1e-9)
+
+
+def test_the_bound_knows_a_price_that_falls_between_two_moments_of_its_grid():
+    """The job arrives between two reviews, and pays the least price from the next one on."""
+    there = market({offer(): prices((1, 2.9), (601, 0.1))})
+    (outcome,) = run(there, job(0.4, arrival=300.0), policy="min-cost").outcomes
+    assert outcome.usd == pytest.approx((300 * 2.9 + (outcome.finish - 601) * 0.1) / HOUR)
+    assert outcome.oracle_usd < outcome.usd
 
 
 def test_machines_that_go_while_the_job_saves_are_lost_at_once():
