@@ -9,7 +9,7 @@ from html import escape
 from ballast_policies.allocation.problem import Job
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.balancers.subset import RankSubsets
-from ballast_policies.planning.partition import Partition, even_partition
+from ballast_policies.planning.partition import even_partition
 from ballast_policies.planning.repack import repack
 from ballast_policies.planning.step_time import predict_step_seconds
 from ballast_policies.rounds.decide import decide_round
@@ -125,7 +125,7 @@ def repacked() -> str:
     after = [FROZEN_SECONDS] * FROZEN + [1.0] * (LAYERS - FROZEN)
     start = even_partition(LAYERS, RANKS)
     moved = exact_partition(after, RANKS)
-    pace = predict_step_seconds(_loads(start, before), MICROBATCHES)
+    pace = predict_step_seconds(start.loads(before), MICROBATCHES)
     kept = repack(RankSubsets(moved, after), microbatches=MICROBATCHES, reference_step_seconds=pace)
     parts: list[str] = []
     panels = (
@@ -149,10 +149,6 @@ def repacked() -> str:
             parts += _layers(left + 16, y, partition.bounds[place : place + 2], seconds)
     parts.append(_text(24, 258, "A row is a rank; a block is a layer, as wide as its seconds.", "dim"))
     return _svg(800, 276, "Layers move between ranks, and ranks are released", parts)
-
-
-def _loads(partition: Partition, seconds: Sequence[float]) -> list[float]:
-    return [sum(seconds[a:b]) for a, b in zip(partition.bounds, partition.bounds[1:], strict=False)]
 
 
 def _layers(x: float, y: float, bounds: Sequence[int], seconds: Sequence[float]) -> list[str]:

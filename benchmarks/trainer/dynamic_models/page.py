@@ -1,14 +1,10 @@
 # ruff: noqa: E501 - lines of the page are as long as those of other pages
 """The page on published dynamic models and stragglers, from what was recorded."""
 
+from ballast_lab.comparison import table
 from dynamic_models.balancing import CHANGED_EVERY, MIN_GAIN, PAUSE_STEPS, STEPS
 from load_curves import PUBLISHED
 from rebalanced.following import PAUSE_SECONDS
-
-
-def table(head, rows):
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows])
 
 
 def percent(ours, theirs):

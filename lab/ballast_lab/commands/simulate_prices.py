@@ -23,6 +23,7 @@ from ballast_operator.cli.simulate.input import (
 if TYPE_CHECKING:
     from ballast_policies.simulator.workloads import Workload
     from ballast_policies.throughput.table import ThroughputTable
+    from rich.table import Table
 
     from ballast_lab.prices.market import Market
     from ballast_lab.spot.result import SpotResult
@@ -111,24 +112,17 @@ def _jobs(
 
 def print_result(result: "SpotResult", *, per_job: bool) -> None:
     """The result as tables."""
+    from ballast_operator.cli.text_table import averages_table
     from rich.console import Console
-    from rich.table import Table
 
     console = Console()
     found = result.to_json(per_job=False)
     deadlines = found["deadlines"]
-    table = Table(
-        title=f"{found['policy']}, {found['start']} to {found['end']}",
-        show_header=False,
-        title_justify="left",
-    )
-    table.add_column(style="bold")
-    table.add_column(justify="right")
 
     def usd(value: float | None) -> str:
         return "-" if value is None else f"{value:,.2f} USD"
 
-    for name, value in (
+    rows = (
         ("jobs", f"{found['jobs_measured']}"),
         ("cost", usd(found["cost_usd"])),
         ("  on demand only", usd(found["on_demand_usd"])),
@@ -138,24 +132,20 @@ def print_result(result: "SpotResult", *, per_job: bool) -> None:
         ("steps done twice", f"{found['steps_done_twice_part']:.3%}"),
         ("deadlines kept", f"{deadlines['met']} of {deadlines['jobs']} ({deadlines['feasible']} feasible)"),
         ("average completion time", f"{found['average_jct_hours']:.2f} h"),
-    ):
-        table.add_row(name, value)
-    console.print(table)
+    )
+    console.print(averages_table(f"{found['policy']}, {found['start']} to {found['end']}", rows))
     for sentence in (*found["outliers"][:5], *found["ignored"][:5]):
-        console.print(f"left out: {sentence}", style="yellow", highlight=False)
+        console.print(f"left out: {sentence}", style="yellow", highlight=False, markup=False)
     if per_job:
         console.print(_rows(result))
 
 
-def _rows(result: "SpotResult") -> Any:
-    from rich.table import Table
+def _rows(result: "SpotResult") -> "Table":
+    from ballast_operator.cli.text_table import text_table
 
-    rows = Table(title="jobs")
-    rows.add_column("job")
-    for heading in ("h", "USD", "on demand", "future known", "preemptions", "moves", "deadline"):
-        rows.add_column(heading, justify="right")
-    for each in result.outcomes:
-        rows.add_row(
+    headings = ("job", "h", "USD", "on demand", "future known", "preemptions", "moves", "deadline")
+    rows = [
+        (
             each.job.name,
             f"{(each.finish - each.arrival) / 3600:.2f}",
             f"{each.usd:.2f}",
@@ -165,4 +155,6 @@ def _rows(result: "SpotResult") -> Any:
             f"{each.moves}",
             {None: "-", True: "kept", False: "missed"}[each.in_time],
         )
-    return rows
+        for each in result.outcomes
+    ]
+    return text_table("jobs", headings, rows, breaks=headings)

@@ -27,13 +27,11 @@ class AvailabilityLog:
     Attributes:
         start, end: of the observation.
         spans: in order of time, without overlap.
-        failed_requests: requests for a machine that were refused.
     """
 
     start: float
     end: float
     spans: tuple[Span, ...]
-    failed_requests: int = 0
 
     @property
     def preemptions(self) -> int:

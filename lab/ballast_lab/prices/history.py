@@ -1,4 +1,4 @@
-"""Prices over time: series of changes, the last good price with its age, and outliers."""
+"""Prices over time: series of changes, and outliers."""
 
 import dataclasses
 import math
@@ -27,26 +27,6 @@ class PriceRow:
     point: Point
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Quote:
-    """The last good price at a moment.
-
-    Attributes:
-        usd: per instance and hour; NaN: not offered, or no price was seen yet.
-        age: seconds since the price was observed; infinite where none was.
-        stale: older than the caller allows: still the best that is known.
-    """
-
-    usd: float
-    age: float
-    stale: bool
-
-    @property
-    def offered(self) -> bool:
-        """True if there is a price."""
-        return not math.isnan(self.usd)
-
-
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class PriceSeries:
     """A price that holds until the next change.
@@ -68,14 +48,6 @@ class PriceSeries:
         index = np.searchsorted(self.times, times, side="right") - 1
         found: np.ndarray = np.where(index >= 0, self.usd[np.maximum(index, 0)], np.nan)
         return found
-
-    def quote(self, now: float, *, stale_after: float = math.inf) -> Quote:
-        """The last good price at ``now``, with its age."""
-        index = int(self.times.searchsorted(now, side="right")) - 1
-        if index < 0:
-            return Quote(usd=math.nan, age=math.inf, stale=True)
-        age = now - float(self.times[index])
-        return Quote(usd=float(self.usd[index]), age=age, stale=age > stale_after)
 
     def usd_between(self, start: float, end: float) -> float:
         """USD for one instance from ``start`` to ``end``, by the second.

@@ -69,7 +69,7 @@ class Machines:
 
     def listed(self, now: float) -> np.ndarray:
         """(K,) USD per instance and hour, also where no machine can be had; NaN before the first price."""
-        return np.array([series.quote(now).usd for series in self.series])
+        return np.concatenate([series.at(np.array([now])) for series in self.series])
 
     def lost_at(self, k: int, granted: float) -> float:
         """Moment at which a machine granted then is taken away; infinite where it is not.

@@ -193,13 +193,10 @@ def test_what_is_no_aws_answer_is_refused(text):
         list(parse_aws_prices(text, source="f"))
 
 
-def test_the_last_good_price_stays_and_has_an_age():
-    """A feed that falls silent still has a price, and says how old it is."""
+def test_the_last_good_price_stays():
+    """Before the first one there is none."""
     prices, _ = series([Point(time=100.0, usd=1.0), Point(time=200.0, usd=2.0)])
-    quote = prices.quote(5000.0, stale_after=3600.0)
-    assert (quote.usd, quote.age, quote.stale) == (2.0, 4800.0, True)
-    assert not prices.quote(250.0, stale_after=3600.0).stale
-    assert not prices.quote(99.0).offered
+    np.testing.assert_equal(prices.at(np.array([99.0, 100.0, 250.0, 5000.0])), [np.nan, 1.0, 2.0, 2.0])
 
 
 def test_an_outlier_does_not_replace_the_price():
@@ -208,15 +205,14 @@ def test_an_outlier_does_not_replace_the_price():
         [Point(time=0.0, usd=1.0), Point(time=10.0, usd=100.0), Point(time=20.0, usd=0.001)],
         on_demand_usd=3.0,
     )
-    assert prices.quote(30.0).usd == 1.0
+    assert prices.at(np.array([30.0])) == 1.0
     assert [point.time for point in outliers] == [10.0, 20.0]
 
 
 def test_not_offered_is_a_price_of_none():
     """Azure leaves the cell empty; from then on there is nothing to rent."""
     prices, _ = series([Point(time=0.0, usd=1.0), Point(time=10.0, usd=None)])
-    assert prices.quote(5.0).offered
-    assert not prices.quote(10.0).offered
+    np.testing.assert_equal(prices.at(np.array([5.0, 10.0])), [1.0, np.nan])
     with pytest.raises(ValueError, match="no price"):
         prices.usd_between(5.0, 15.0)
 

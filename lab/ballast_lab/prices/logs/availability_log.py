@@ -23,8 +23,9 @@ _CREATED = re.compile(
     r"of type (?P<type>\S+) in zone (?P<zone>\S+)"
 )
 _SEEN = re.compile(r"Instance (?P<id>\S+) (?P<state>running|not running) in zone (?P<zone>\S+)")
-_FAILED = re.compile(r"Instance (?:(?P<id>\S+)|with \d+ GPU\(s\) of type \S+) creation failed")
-_DELETED = re.compile(r"Successfully deleted instance (?P<id>\S+)")
+_IGNORED = re.compile(
+    r"Instance (?:\S+|with \d+ GPU\(s\) of type \S+) creation failed|Successfully deleted instance \S+"
+)
 _AWS_ZONE = re.compile(r"[a-z]{2}(?:-[a-z]+){1,3}-\d(?:-[a-z]{3}-\d)?[a-z]")
 _GCP_ZONE = re.compile(r"[a-z]+(?:-[a-z]+)+\d+-[a-z]")
 GCP_PREFIX = "nvidia-tesla-"
@@ -55,8 +56,6 @@ def parse_availability(text: str, *, source: str) -> Mapping[Pool, AvailabilityL
     """
     running: dict[str, _Machine] = {}
     spans: dict[Pool, list[Span]] = {}
-    refused: dict[Pool, int] = {}
-    last_pool: dict[str, Pool] = {}
     first = now = None
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
@@ -78,27 +77,20 @@ def parse_availability(text: str, *, source: str) -> Mapping[Pool, AvailabilityL
             pool = _pool(created, where)
             _lost(running, spans, created["id"], now)
             running[created["id"]] = _Machine(pool, now, now)
-            last_pool[created["id"]] = pool
             spans.setdefault(pool, [])
         elif seen := _SEEN.fullmatch(event):
             if seen["state"] == "not running":
                 _lost(running, spans, seen["id"], now)
             elif seen["id"] in running:
                 running[seen["id"]].seen = now
-        elif failed := _FAILED.fullmatch(event):
-            asked = last_pool.get(failed["id"] or "")
-            if asked is not None:
-                refused[asked] = refused.get(asked, 0) + 1
-        elif not _DELETED.fullmatch(event):
+        elif not _IGNORED.fullmatch(event):
             raise PriceLogError(f"{where}: {event[:80]!r} is no event of an availability log")
     if first is None or now is None:
         raise PriceLogError(f"{source}: there is no line")
     for machine in running.values():
         spans[machine.pool].append(Span(start=machine.granted, end=machine.seen, preempted=False))
     return {
-        pool: AvailabilityLog(
-            start=first, end=now, spans=_any_running(lives), failed_requests=refused.get(pool, 0)
-        )
+        pool: AvailabilityLog(start=first, end=now, spans=_any_running(lives))
         for pool, lives in spans.items()
     }
 

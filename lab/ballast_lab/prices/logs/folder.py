@@ -239,5 +239,4 @@ def _joined(logs: list[AvailabilityLog]) -> AvailabilityLog:
         start=logs[0].start,
         end=max(log.end for log in logs),
         spans=tuple(spans),
-        failed_requests=sum(log.failed_requests for log in logs),
     )
