@@ -40,6 +40,13 @@ def pair(a, b, *rates):
     )
 
 
+def within_limits(instance, x):
+    """No negative share, no job with more than all of its time, no type that gives more than it has."""
+    assert (x >= 0).all()
+    assert (instance.time_used(x) <= 1 + 1e-9).all()
+    assert (instance.gpus_used(x) <= instance.capacity * (1 + 1e-9)).all()
+
+
 @st.composite
 def problems(draw, *, max_jobs=7, all_run=False, single=False):
     """Gangs, weights, types that a job cannot use, types without GPUs."""

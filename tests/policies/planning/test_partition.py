@@ -7,7 +7,6 @@ import pytest
 from ballast_lab.simulated_steps import simulated_step_seconds
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.balancers.fewest_moves import nearest_partition
-from ballast_policies.planning.balancers.subset import PlaceBytes, RankSubsets
 from ballast_policies.planning.diffusion import diffuse
 from ballast_policies.planning.launch import (
     first_stages,
@@ -24,7 +23,6 @@ from ballast_policies.planning.partition import (
     moved_layers,
 )
 from ballast_policies.planning.rank_capacity import RankCapacity
-from ballast_policies.planning.repack import repack
 from ballast_policies.planning.schedules.registry import DEFAULT_STAGES_PER_RANK, SCHEDULES, build_schedule
 from ballast_policies.planning.schedules.schedule import ScheduleError
 from ballast_policies.planning.step_time import predict_step_seconds
@@ -131,18 +129,6 @@ def test_the_layers_that_move_are_those_with_another_owner(layers, data):
     assert moved_layers(before, after) == tuple(n for n in range(layers) if first[n] != then[n])
 
 
-def test_fewer_layers_than_ranks_is_refused_with_the_numbers():
-    """The reader learns both counts."""
-    with pytest.raises(PlanningError, match="3 layers cannot be cut into 4 stages"):
-        even_partition(3, 4)
-
-
-def test_amp_step_time_of_equal_stages_is_the_1f1b_bubble():
-    """With equal stages and no communication T = (m + p - 1) t."""
-    p, m, t = 4, 8, 0.25
-    assert predict_step_seconds([m * t] * p, m) == pytest.approx((m + p - 1) * t)
-
-
 @given(t=st.lists(st.floats(0.1, 3.0), min_size=1, max_size=6), m=st.integers(1, 10))
 def test_the_simulated_step_is_never_longer_than_amps_closed_form(t, m):
     """The formula takes forward and backward for one task; 1F1B does no worse, and even stages equal it."""
@@ -158,35 +144,6 @@ def test_imbalance_is_largest_over_mean_less_one():
     """B2's definition."""
     assert imbalance([2.0, 1.0, 1.0]) == pytest.approx(0.5)
     assert imbalance([0.0, 0.0]) == 0.0
-
-
-@given(seconds=loads, data=st.data())
-def test_a_repack_never_passes_memory_pace_or_least_ranks(seconds, data):
-    """Either all three hold and rank 0 stays, or nothing changes and the reason is given."""
-    ranks = data.draw(st.integers(1, len(seconds)))
-    least = data.draw(st.integers(1, ranks))
-    memory = data.draw(st.lists(st.integers(1, 20), min_size=ranks, max_size=ranks))
-    partition = even_partition(len(seconds), ranks)
-    decision = repack(
-        RankSubsets(
-            partition,
-            seconds,
-            RankCapacity(memory=memory),
-            bytes_on=lambda count: PlaceBytes(rows=[[1] * len(seconds)] * count, reserved=[0] * count),
-        ),
-        microbatches=4,
-        min_ranks=least,
-        max_slowdown=0.5,
-    )
-    if not decision.repack:
-        assert decision.why.startswith("cannot do with fewer ranks")
-        assert decision.partition == partition
-        return
-    assert decision.kept_ranks[0] == 0
-    assert least <= len(decision.kept_ranks) < ranks
-    assert decision.step_seconds_after <= decision.step_seconds_before * 1.5 + 1e-9
-    kept_memory = [memory[rank] for rank in decision.kept_ranks]
-    assert (decision.partition.loads([1] * len(seconds)) <= np.array(kept_memory)).all()
 
 
 def test_equal_sums_that_differ_by_rounding_give_the_same_partition():

@@ -72,58 +72,6 @@ def test_sharing_incentive_beside_gangs():
     assert alone.levels == pytest.approx({"gang": 4.0, "elastic": 4.0, "gang-2": 4.0})
 
 
-@pytest.mark.parametrize("family", ["contended", "mixed types", "distinct jobs"])
-def test_another_gpu_never_hurts_and_another_job_never_helps(family):
-    """In units that do not change with the cluster: seconds, steps/s."""
-    for seed in SEEDS:
-        problem = problem_of(family, seed)
-        if not Book(problem).runs.all():
-            continue
-        makespan, speed = (allocate(policy, problem).objective for policy in ("makespan", "max-throughput"))
-        for gpu_type in problem.gpu_types:
-            more = {**problem.capacity, gpu_type: problem.capacity[gpu_type] + 1}
-            larger = dataclasses.replace(problem, capacity=more)
-            assert allocate("makespan", larger).objective <= makespan * (1 + 1e-8)
-            assert allocate("max-throughput", larger).objective >= speed * (1 - 1e-8)
-        fewer = dataclasses.replace(problem, jobs=problem.jobs[1:])
-        assert allocate("makespan", fewer).objective <= makespan * (1 + 1e-8)
-
-
-@pytest.mark.parametrize(
-    "policy", ["max-min-fairness", "water-filling", "makespan", "max-throughput", "min-cost"]
-)
-def test_gangs_written_as_configurations_run_as_gangs(policy):
-    """One configuration for each type, all of the gang's size, more jobs than GPUs: the same speeds."""
-    random = np.random.default_rng(7)
-    types, jobs = ("a", "b", "c"), []
-    for m in range(8):
-        speeds = random.uniform(1.0, 5.0, 3).tolist()
-        jobs.append(
-            Job(name=str(m), throughput=dict(zip(types, speeds, strict=True)), gpus=4, steps_remaining=100.0)
-        )
-    gangs = Problem(
-        gpu_types=types,
-        capacity={"a": 4, "b": 8, "c": 4},
-        jobs=tuple(jobs),
-        prices={"a": 1.0, "b": 2.0, "c": 4.0},
-    )
-    written = dataclasses.replace(
-        gangs,
-        jobs=tuple(
-            Job(
-                name=job.name,
-                configurations=tuple(Configuration.of_one_type(t, 4, v) for t, v in job.throughput.items()),
-                steps_remaining=100.0,
-            )
-            for job in jobs
-        ),
-    )
-    one, other = allocate(policy, gangs), allocate(policy, written)
-    assert other.throughput == pytest.approx(one.throughput, rel=1e-6)
-    # A level of an elastic job is 1 where a gang's is the GPUs of its part: 16 GPUs among 8 jobs.
-    assert {name: 2.0 * level for name, level in other.levels.items()} == pytest.approx(one.levels, rel=1e-6)
-
-
 def test_two_elastic_jobs_share_a_pool_side_by_side():
     """Each on half of the GPUs, where taking turns on all of them would be slower."""
     jobs = [Job(name=n, configurations=configurations(n2=1.0, n4=1.8, n8=3.0)) for n in ("one", "two")]

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tests.policies.allocation.configurations.instances import FAMILIES as SMALL
 from tests.policies.allocation.configurations.instances import problem_of
 from tests.policies.allocation.families import ELASTIC, FAMILIES
+from tests.policies.allocation.problems import within_limits
 from tests.support.examples import examples, first_daily, first_fast
 
 ROOTS = {"water-filling": flat, "hierarchical": tree}
@@ -65,8 +66,7 @@ def assert_levels_of_programs(instance, root):
         patch.setattr(methods, "STAGES", 0)
         found = fill(instance, root)
     x = found.answer.x
-    assert (instance.gpus_used(x) <= instance.capacity * (1 + 1e-9)).all()
-    assert (instance.time_used(x) <= 1 + 1e-9).all()
+    within_limits(instance, x)
     levels = instance.level_scale * instance.throughput(x)
     close = {"rel": 1e-6, "abs": 1e-6 * max(1.0, levels.max(initial=0.0))}
     assert levels == pytest.approx(found.levels, **close)
@@ -110,9 +110,7 @@ def test_every_family_is_certified_within_its_limits(name, policy, monkeypatch):
     filled = fill(instance, ROOTS[policy](instance))
     assert filled.answer.gap <= 1e-6
     assert filled.stages <= len(instance.capacity) + 1
-    x = filled.answer.x
-    assert (instance.time_used(x) <= 1 + 1e-9).all()
-    assert (instance.gpus_used(x) <= instance.capacity * (1 + 1e-9)).all()
+    within_limits(instance, filled.answer.x)
 
 
 @pytest.mark.slow
@@ -183,7 +181,7 @@ def test_hundreds_of_elastic_jobs_are_certified_without_a_program_of_all(name, m
     assert answer.gap <= 1e-6
     least = solve("max-min-fairness", real).objective
     assert answer.objective == pytest.approx(least, rel=1e-6)
-    assert (real.gpus_used(answer.x) <= real.capacity * (1 + 1e-9)).all()
+    within_limits(real, answer.x)
     # No job that is not at full speed has a configuration on GPUs that are idle.
     idle = real.capacity - real.gpus_used(answer.x) > 1e-6 * real.capacity
     slow = real.throughput(answer.x) < real.fastest * (1 - 1e-6)

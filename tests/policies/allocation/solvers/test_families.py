@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
 from tests.policies.allocation.families import FAMILIES
-from tests.policies.allocation.problems import problems, random_problem
+from tests.policies.allocation.problems import problems, random_problem, within_limits
 from tests.policies.allocation.textbook import Book
 from tests.support.examples import examples, first_daily, first_fast
 
@@ -89,12 +89,6 @@ def slopes(problem):
         out=np.zeros(len(problem.gpus)),
         where=problem.runnable,
     )
-
-
-def within_limits(instance, x):
-    assert (x >= 0).all()
-    assert (instance.time_used(x) <= 1 + 1e-9).all()
-    assert (instance.gpus_used(x) <= instance.capacity * (1 + 1e-9)).all()
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.policies.allocation.families import FAMILIES
-from tests.policies.allocation.problems import problem, problems
+from tests.policies.allocation.problems import problem, problems, within_limits
 from tests.policies.allocation.textbook import Book
 from tests.support.examples import examples, first_daily
 
@@ -167,8 +167,7 @@ def test_the_optimum_is_that_of_all_pairs_at_once(policy, contention, monkeypatc
         whole = solve(policy, problem)
     assert found.objective == pytest.approx(whole.objective, rel=1e-7)
     assert found.gap <= 1e-6
-    assert (problem.time_used(found.x) <= 1 + 1e-9).all()
-    assert (problem.gpus_used(found.x) <= problem.capacity * (1 + 1e-9)).all()
+    within_limits(problem, found.x)
 
 
 @pytest.mark.slow
