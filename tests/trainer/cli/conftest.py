@@ -22,7 +22,9 @@ def call(tmp_path):
         }
         (tmp_path / "config.yaml").write_text(json.dumps(config))
         (tmp_path / "profile.json").write_text(json.dumps({"tensor": measured_at, "layers": list(layers)}))
-        files = ["--config", str(tmp_path / "config.yaml"), "--profile", str(tmp_path / "profile.json")]
+        files = ["--config", str(tmp_path / "config.yaml")]
+        if not {"--even", "--loads"}.intersection(arguments):
+            files += ["--profile", str(tmp_path / "profile.json")]
         return CliRunner().invoke(main, [command, *files, *arguments])
 
     return call

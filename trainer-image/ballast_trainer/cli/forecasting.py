@@ -26,6 +26,7 @@ from ballast_trainer.replay import Replay, read_loads, replay
 
 _PATH = click.Path(path_type=Path)
 _USUAL_STAGES = 4
+_MEASURED = ("profile_path", "at_step", "bandwidth", "speeds", "action_seconds")
 
 
 def _speeds(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[float, ...]:
@@ -59,6 +60,17 @@ class ForecastInput:
         """Machines that the ranks run on."""
         return Machines(speeds=self.speeds, bandwidth=self.bandwidth, action_seconds=self.action_seconds)
 
+    def refuse(self, why: str, *names: str) -> None:
+        """Refuse those of the options that are given, since they would not be read.
+
+        Raises:
+            UsageError: there is one.
+        """
+        for name in names:
+            if getattr(self, name):
+                option = name.removesuffix("_path").replace("_", "-")
+                raise click.UsageError(f"--{option}: {why}. To fix: leave one of the two out")
+
     def layers(self, value: dict[str, Any], config: JobConfig) -> tuple[ProfiledLayer, ...]:
         """The layers of the profile in the file, or of one that is measured now.
 
@@ -68,6 +80,8 @@ class ForecastInput:
             ConfigurationError: the file is no profile, or a field cannot work.
         """
         path, of, microbatches = self.profile_path, config.parallelism, config.pipeline.microbatches
+        if path is not None:
+            self.refuse("--profile was measured before", "at_step")
 
         def shared(layer: ProfiledLayer) -> ProfiledLayer:
             return layer.shared_by(
@@ -214,6 +228,7 @@ def simulate(given: ForecastInput, loads_path: Path | None, output: str) -> None
     value = read_config(given.config_path, given.assignments)
     config = read_job_config(value)
     if loads_path is not None:
+        given.refuse("--loads has the seconds of ranks that are alike", *_MEASURED)
         looks = read_loads(loads_path)
         count = given.ranks_of(config, len(looks[0].seconds))
         replayed = replay(config, looks, ranks=count)
@@ -260,6 +275,7 @@ def trace(given: ForecastInput, even: bool, out: Path | None) -> None:
     value = read_config(given.config_path, given.assignments)
     config = read_job_config(value)
     if even:
+        given.refuse("--even measures nothing, and takes all stages and ranks alike", *_MEASURED)
         schedule = schedule_for(config, given.ranks_of(config, 4), steps=_FLOW_STEPS)
         played = simulate_schedule(schedule, even_costs(schedule.stages))
     else:
