@@ -29,6 +29,9 @@ class Client(types.ModuleType):
             if name == self.fails:
                 raise LookupError("no key")
             self.calls.append((name, *arguments, options) if options else (name, *arguments))
+            if name == "start_run":
+                info = types.SimpleNamespace(run_id=options.get("run_id", "r8"))
+                return types.SimpleNamespace(info=info)
             if name == "search_runs":
                 wanted = options["filter_string"].split("'")[1]
                 info = types.SimpleNamespace(run_id="r7")
@@ -74,19 +77,21 @@ def test_wandb_gets_the_job_its_curves_and_its_pauses(client):
 
 @pytest.mark.parametrize("runs", [(), ("first",)])
 def test_mlflow_continues_the_newest_run_of_the_name_or_begins_it(client, runs):
-    """With the job's configuration beside the curves of a new one."""
+    """With the job's configuration beside the curves of a new one; by its id, whichever thread trains."""
     mlflow = client("mlflow", runs=runs)
     config = MlflowConfig(tracking_uri="http://mlflow:5000", experiment="pipelines", name="first")
     report(MetricsConfig(mlflow=config))
     begins = [("start_run", {"run_name": "first"}), ("log_dict", {"totalSteps": 3}, "job.json")]
     names = [call[0] for call in mlflow.calls]
     assert names[:3] == ["set_tracking_uri", "set_experiment", "search_runs"]
+    run = "r7" if runs else "r8"
     assert mlflow.calls[3:] == [
         *([("start_run", {"run_id": "r7"})] if runs else begins),
-        ("log_metrics", {"loss": 2.5}, {"step": 1}),
-        ("log_metric", "event/checkpoint", 4.0, {"step": 1}),
-        ("log_metric", "event/launch", 1.0, {"step": 1}),
-        ("end_run",),
+        ("log_metrics", {"loss": 2.5}, {"step": 1, "run_id": run}),
+        ("log_metric", "event/checkpoint", 4.0, {"step": 1, "run_id": run}),
+        ("log_metric", "event/launch", 1.0, {"step": 1, "run_id": run}),
+        ("MlflowClient",),
+        ("set_terminated", run),
     ]
 
 

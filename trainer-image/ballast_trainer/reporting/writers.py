@@ -195,22 +195,25 @@ class MlflowWriter:
                 )
             )
             if known:
-                mlflow.start_run(run_id=known[0].info.run_id)
+                run = mlflow.start_run(run_id=known[0].info.run_id)
             else:
-                mlflow.start_run(run_name=config.name)
+                run = mlflow.start_run(run_name=config.name)
                 mlflow.log_dict(dict(job), "job.json")
+        # A client's active run is that of a thread; ranks that go on in place train on another one.
+        self._run_id = run.info.run_id
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """A point on each curve."""
-        self._mlflow.log_metrics(dict(values), step=step)
+        self._mlflow.log_metrics(dict(values), step=step, run_id=self._run_id)
 
     def event(self, name: str, step: int, fields: Mapping[str, Any]) -> None:
         """Its pause as a curve, or a mark."""
-        self._mlflow.log_metric(f"event/{name}", float(fields.get("pause_ms", 1)), step=step)
+        pause = float(fields.get("pause_ms", 1))
+        self._mlflow.log_metric(f"event/{name}", pause, step=step, run_id=self._run_id)
 
     def close(self) -> None:
         """End the run."""
-        self._mlflow.end_run()
+        self._mlflow.MlflowClient().set_terminated(self._run_id)
 
 
 def scalars_of(fields: Mapping[str, Any]) -> dict[str, float]:
