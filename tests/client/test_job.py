@@ -232,18 +232,51 @@ def test_a_job_that_resumes_reports_the_checkpoint_that_it_has(operator):
 
 
 def test_speed_is_measured_over_the_last_steps(operator, monkeypatch):
-    """Ten steps a second, by a clock of the test's."""
+    """Ten steps a second, after ten slow ones, by a clock of the test's."""
     now = [100.0]
     job = a_job(operator)
     monkeypatch.setattr(reporter, "monotonic", lambda: now[0])
     job.resumed(0)
     for step in range(1, 601):
-        now[0] += 0.1
+        now[0] += 7.0 if step < 10 else 0.1
         job.step(step)
     wait_for(operator / "ack.json", Ack.from_json, lambda ack: ack.epoch == 3)
     job.finish(600)
     report = Report.from_json((operator / "report.json").read_text())
     assert report.steps_per_second == pytest.approx(10.0)
+
+
+def test_a_script_that_makes_no_step_for_too_long_renews_its_lease_no_more(operator, monkeypatch):
+    """So that it is restarted; with the next step it is alive again."""
+    now = [100.0]
+    monkeypatch.setattr(reporter, "monotonic", lambda: now[0])
+
+    class Counted(Directory):
+        reads = writes = 0
+
+        def read(self, key):
+            self.reads += 1
+            return super().read(key)
+
+        def write(self, annotations, **how):
+            super().write(annotations, **how)
+            self.writes += 1
+
+    channel = Counted(operator)
+
+    def writes_within_three_looks():
+        looks, before = channel.reads + 3, channel.writes
+        eventually(lambda: channel.reads >= looks, "the plan is read")
+        return channel.writes - before
+
+    job = Job(channel=channel, environment={"BALLAST_POD_NAME": "job-1-0"}, hang_seconds=60.0)
+    job.step(1)
+    for seconds, alive in ((159.0, True), (160.0, False), (500.0, False)):
+        now[0] = seconds
+        assert bool(writes_within_three_looks()) == alive
+    job.step(2)
+    assert writes_within_three_looks()
+    job.finish(2)
 
 
 def test_away_from_ballast_the_script_runs_as_it_is(tmp_path):

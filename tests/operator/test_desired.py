@@ -331,18 +331,23 @@ def asking(count, part="limits"):
 
 
 @pytest.mark.parametrize(
-    ("given", "gpus_per_pod"),
+    ("given", "gpus_per_pod", "field"),
     [
-        (template(), 1),
-        (template(containers=[asking("1"), {}]), 1),
-        (template(containers=[asking(4)]), 4),
-        (template(containers=[asking(0), asking("0")]), 2),
-        ({}, 1),
+        (template(), 1, ""),
+        (template(containers=[asking("1"), {}]), 1, ""),
+        (template(containers=[asking(4)]), 4, ""),
+        (template(containers=[asking(0), asking("0")]), 2, ""),
+        ({}, 1, ""),
+        (template(containers=[asking(1)]), 4, f"containers[0].resources.limits[{GPU}]: '1'"),
+        (template(containers=[{}, asking(1)]), 1, f"containers[1].resources.limits[{GPU}]: '1'"),
+        (template(initContainers=[asking(1, "requests")]), 1, f"initContainers[0].resources.requests[{GPU}]"),
+        (template(containers=[{"resources": {"limits": {"amd.com/gpu": 1}}}, asking(0)]), 2, ""),
     ],
 )
-def test_gpus_of_the_ranks_or_none_may_be_stated(given, gpus_per_pod):
+def test_gpus_of_the_ranks_or_none_may_be_stated(given, gpus_per_pod, field):
     """In the first container, as the operator would set it."""
-    assert gpus_elsewhere(given, (GPU,), gpus_per_pod) == ""
+    found = gpus_elsewhere(given, (GPU,), gpus_per_pod)
+    assert found.startswith(f"spec.template.spec.{field}") and "To fix: " in found if field else found == ""
 
 
 TRAINER = {"name": "trainer", "image": "trainer:1"}

@@ -81,9 +81,33 @@ def test_a_bad_message_that_stays_is_shown_as_long_as_it_stays():
 def test_another_lease_of_the_name_starts_over():
     """A job that was made again does not inherit what the first one's trainer said."""
     reader = LeaseReader()
-    reader.read(lease(1, report=GOOD["report"], renewed="a"), now=0.0)
+    reader.read(lease(1, report=GOOD["report"], ack="[]", renewed="a"), now=0.0)
     view = reader.read(lease(2, uid="v", report="[]", renewed="a"), now=9.0)
     assert (view.report, view.quiet_seconds) == (None, 0.0)
+    assert "report: " in view.refused and "ack: " not in view.refused
+
+
+@pytest.mark.parametrize(
+    ("spec", "released"),
+    [
+        ({}, False),
+        ({"renewTime": "a"}, True),
+        ({"renewTime": "a", "holderIdentity": ""}, True),
+        ({"renewTime": "a", "holderIdentity": "job-1-0"}, False),
+    ],
+)
+def test_a_lease_that_its_holder_has_renewed_and_holds_no_more_is_given_up(spec, released):
+    """Nobody has held a new one yet."""
+    assert LeaseReader().read({**lease(1), "spec": spec}, now=0.0).released is released
+
+
+@pytest.mark.parametrize(
+    ("stated", "lasts"), [(None, 60.0), (0, 60.0), (-5, 60.0), ("90", 60.0), (90, 90.0), (10**9, 600.0)]
+)
+def test_a_lease_lasts_as_long_as_it_says_up_to_ten_times_what_a_new_one_says(stated, lasts):
+    """Its trainer was started with that."""
+    view = LeaseReader().read({**lease(1), "spec": {"leaseDurationSeconds": stated}}, now=0.0)
+    assert view.duration(60.0) == lasts
 
 
 def test_a_message_that_is_taken_back_is_gone():
