@@ -72,8 +72,8 @@ class TorchrunRank:
             if not environment.get(name):
                 raise ConfigurationError(name, f"not set, with WORLD_SIZE {ranks}. To fix: {_ADVICE}")
         port = count("MASTER_PORT", 0)
-        if not 1 <= port <= _MOST_PORT:
-            raise ConfigurationError("MASTER_PORT", f"{port} is not 1 to {_MOST_PORT}. To fix: {_ADVICE}")
+        if not 1 <= port <= MOST_PORT:
+            raise ConfigurationError("MASTER_PORT", f"{port} is not 1 to {MOST_PORT}. To fix: {_ADVICE}")
         return cls(
             rank=rank,
             ranks=ranks,
@@ -90,5 +90,5 @@ STORE_OUTLIVES_ENV = "BALLAST_STORE_OUTLIVES"
 """Set where the process that has started the ranks has another one serve their store."""
 RESTARTS_ENV = "BALLAST_RESTARTS"
 """Variable: how often the process that has started the rank had started it before."""
-_MOST_PORT = 65_535
+MOST_PORT = 65_535
 _ADVICE = "start with torchrun, which sets it, or with --ranks"

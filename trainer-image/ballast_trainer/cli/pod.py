@@ -29,7 +29,7 @@ from ballast_trainer.channel.base import Channel, DirectoryChannel, OperatorChan
 from ballast_trainer.channel.kubernetes import WatchingKubernetes
 from ballast_trainer.cli.local_ranks import run_pod_ranks
 from ballast_trainer.distributed.stopping import StopSignal, handover_seconds, stop_seconds
-from ballast_trainer.environment import RESTARTS_ENV
+from ballast_trainer.environment import MOST_PORT, RESTARTS_ENV
 from ballast_trainer.errors import ConfigurationError, PeerLost, Stopped
 from ballast_trainer.process_exit import end, end_on_lost_peer, leave, reason_of
 from ballast_trainer.warm_start import start_warm
@@ -108,18 +108,10 @@ def _check_address(plan: Plan, rank: int) -> None:
         )
 
 
-def _port(text: str) -> int:
-    if not text.isdecimal():
-        raise ConfigurationError(METRICS_PORT_ENV, f"{text!r} is not a port. To fix: 1 to 65535, or unset")
-    return int(text)
-
-
-def _count(name: str) -> int:
+def _count(name: str, most: int = MOST_RANKS) -> int:
     text = os.environ.get(name) or "1"
-    if not text.isdecimal() or not 1 <= int(text) <= MOST_RANKS:
-        raise ConfigurationError(
-            name, f"{text!r} is not a number from 1 to {MOST_RANKS}. To fix: one of these"
-        )
+    if not text.isdecimal() or not 1 <= int(text) <= most:
+        raise ConfigurationError(name, f"{text!r} is not a number from 1 to {most}. To fix: one of these")
     return int(text)
 
 
@@ -159,8 +151,8 @@ def _train(job_name: str, pod: str, local_rank: int, stop: StopSignal, log: Path
     value = {**value, **{name: {**(value.get(name) or {})} for name in ("checkpoint", "metrics")}}
     if path := os.environ.get("BALLAST_CHECKPOINT_PATH"):
         value["checkpoint"]["path"] = path
-    if port := os.environ.get(METRICS_PORT_ENV):
-        value["metrics"]["port"] = _port(port)
+    if os.environ.get(METRICS_PORT_ENV):
+        value["metrics"]["port"] = _count(METRICS_PORT_ENV, MOST_PORT)
     outlives = bool(os.environ.get(RANK_RESTARTS_ENV))
     if value["checkpoint"].get("inMemoryEverySteps") and not outlives:
         logger.warning(

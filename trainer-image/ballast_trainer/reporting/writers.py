@@ -94,20 +94,22 @@ class JsonLinesWriter:
         self._file.flush()
 
 
+def _client(name: str, module: str = "") -> Any:
+    """The module of a tracker's client. Raises ConfigurationError: its package is not installed."""
+    try:
+        return importlib.import_module(module or name)
+    except ImportError as error:
+        reason = f"needs a package that is not installed ({error}). To fix: pip install {name}"
+        raise ConfigurationError(f"metrics.{name}", reason) from error
+
+
 class TensorBoardWriter:
     """Scalars and events as TensorBoard reads them; needs the package ``tensorboard``."""
 
     def __init__(self, folder: Path) -> None:
+        client = _client("tensorboard", "torch.utils.tensorboard")
         try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            reason = (
-                f"{str(folder)!r} needs a package that is not installed ({error}). "
-                "To fix: install tensorboard, or use metrics.jsonLines"
-            )
-            raise ConfigurationError("metrics.tensorboard", reason) from error
-        try:
-            self._writer: Any = SummaryWriter(str(folder))
+            self._writer = client.SummaryWriter(str(folder))
         except OSError as error:
             reason = f"cannot write {folder}: {error}. To fix: a folder that rank 0 can write to"
             raise ConfigurationError("metrics.tensorboard", reason) from error
@@ -126,15 +128,6 @@ class TensorBoardWriter:
     def close(self) -> None:
         """Write the buffered points."""
         self._writer.close()
-
-
-def _client(name: str) -> Any:
-    """The module of a tracker's client. Raises ConfigurationError: it is not installed."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        reason = f"needs a package that is not installed ({error}). To fix: pip install {name}"
-        raise ConfigurationError(f"metrics.{name}", reason) from error
 
 
 @contextlib.contextmanager
