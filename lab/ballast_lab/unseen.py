@@ -262,7 +262,13 @@ def main(data: Path, output: str) -> None:
     for name, (path, read) in tables.items():
         for file in (path, data.parent / name / path.name):
             if file.is_file() and name not in found:
-                found[name] = figures(list(read(json.loads(file.read_text()))))
+                try:
+                    runs = list(read(json.loads(file.read_text())))
+                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                    raise click.ClickException(f"--data: {file} cannot be read: {error!r}") from error
+                if unknown := {run.gpu_type for run in runs} - GPUS.keys():
+                    raise click.ClickException(f"--data: {file}: {sorted(unknown)} are none of {list(GPUS)}")
+                found[name] = figures(runs)
     if not found:
         raise click.ClickException(
             f"{data} has none of {', '.join(str(path) for path, _ in tables.values())}"

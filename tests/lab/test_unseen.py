@@ -50,3 +50,19 @@ def test_the_command_prints_what_it_finds(tmp_path):
     found = json.loads(CliRunner().invoke(main, ["--data", str(tmp_path), "--output", "json"]).output)
     assert found["arena"]["runs"] == 80 and found["arena"]["median_error"] < 0.02
     assert found["estimator"]["median_error"] < 0.4 and found["estimator"]["covered"] >= 0.85
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('{"bert_1.3B_128": {"two": 1.0}}', "cannot be read: ValueError"),
+        ('{"bert_1.3B_128": {"1_tpu_1_n_1_d": 1.0}}', "['tpu'] are none of ['a100'"),
+        ("[1]", "cannot be read: AttributeError"),
+    ],
+)
+def test_a_table_that_is_none_is_refused_with_its_file(tmp_path, text, named):
+    (tmp_path / "arena").mkdir()
+    (tmp_path / "arena" / "optimal_iteration_seconds.json").write_text(text)
+    done = CliRunner().invoke(main, ["--data", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "optimal_iteration_seconds.json" in done.output and named in done.output
