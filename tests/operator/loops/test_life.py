@@ -94,28 +94,33 @@ async def test_failures_beyond_the_backoff_limit_end_the_job():
     assert simulation.pods("one") == []
 
 
-@pytest.mark.parametrize(("code", "evicted"), [(42, False), (42, True), (43, False)])
-async def test_exit_codes_end_the_job_or_do_not_count_as_it_says(code, evicted):
-    """The first ends it, though it has tries left; the other launches it again, though it has none.
-
-    What a pod that the cluster has evicted exits with says nothing of the job.
-    """
+@pytest.mark.parametrize(
+    ("codes", "evicted", "limit", "restarts"),
+    [
+        ((42, ExitCode.PEER_LOST), False, 3, {Cause.USER_ERROR: 1}),
+        ((43, ExitCode.PEER_LOST), False, 0, {Cause.POD_LOST: 1}),
+        ((42, ExitCode.ERROR), True, 1, {Cause.USER_ERROR: 1}),
+    ],
+    ids=["failOn", "ignore", "failOn, of a pod that the cluster has evicted"],
+)
+async def test_exit_codes_end_the_job_or_do_not_count_as_it_says(codes, evicted, limit, restarts):
+    """One ends it, though it has tries left; another launches it again, though it has none."""
     simulation = fast_and_slow()
     policy = {"failOn": [42], "ignore": [43]}
-    limit = 0 if evicted or code == 43 else 3
     await simulation.run_job("one", backoffLimit=limit, failurePolicy=policy, trainer={"pace": 5})
     if evicted:
         told = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
         simulation.world.patch(POD, NAMESPACE, "one-1-0", {"status": {"conditions": [told]}})
-    end_pod(simulation.world, NAMESPACE, "one-1-0", code)
-    end_pod(simulation.world, NAMESPACE, "one-1-1", ExitCode.PEER_LOST)
+    for rank, code in enumerate(codes):
+        end_pod(simulation.world, NAMESPACE, f"one-1-{rank}", code)
     await simulation.until(lambda: simulation.state("one") in ("Failed", "Succeeded"))
     status, failed = simulation.status("one"), simulation.condition("one", "Failed")
-    if code == 42 and not evicted:
+    assert status.restarts == restarts
+    if limit == 3:
         assert (status.launches, failed.reason) == (1, JobReason.FAILURE_POLICY)
         assert "failurePolicy.failOn: pod one-1-0 ended with exit code 42" in failed.message
     else:
-        assert (status.launches, status.restarts, failed) == (2, {Cause.POD_LOST: 1}, None)
+        assert (status.launches, failed) == (2, None)
 
 
 async def test_a_killed_rank_restarts_the_gang_without_counting_toward_the_limit():

@@ -104,7 +104,7 @@ async def test_what_the_cluster_does_not_allow_is_waited_for():
     simulation.add_job("one", backoffLimit=0)
     simulation.add_job("two", totalSteps=20, template=template(hostname="two"))
     await simulation.until(lambda: simulation.state("two") == "Succeeded")
-    await simulation.ticks(300)
+    await simulation.ticks(60, seconds=5.0)
     await simulation.refused("one", "NotAllowed", words, "; the operator asks again every 30 s")
     assert simulation.status("one").launches == 0
     assert simulation.world.dry_runs < 20
@@ -135,7 +135,7 @@ async def test_a_namespace_that_is_being_deleted_is_promised_no_gpus(caplog):
     await simulation.until(
         lambda: all(words in simulation.condition(name, "Admitted").message for name in names)
     )
-    await simulation.ticks(300)
+    await simulation.ticks(60, seconds=5.0)
     assert [simulation.status(name).launches for name in names] == [1, 1, 0, 0]
     told = [line for line in caplog.messages if "is being deleted" in line]
     assert len(told) == len(names) and NAMESPACE_ENDS not in caplog.text
@@ -249,7 +249,7 @@ async def test_a_gang_larger_than_a_quota_disturbs_nobody_again_and_goes_on_once
     await simulation.until(lambda: bool(simulation.status("wide").restarts))
     await simulation.running("small")
     launches = simulation.status("small").launches
-    await simulation.ticks(300)
+    await simulation.ticks(60, seconds=5.0)
     assert simulation.status("small").launches == launches
     status = simulation.status("wide")
     assert (status.launches, status.restarts, status.allocation) == (1, {"NotAllowed": 1}, None)
@@ -272,7 +272,7 @@ async def test_a_quota_that_others_use_up_before_the_launch_is_asked_again_befor
     simulation.world.admission = quota(simulation, "wide", 3)
     await simulation.until(lambda: simulation.status("wide").restarts.get("NotAllowed") == 2, ticks=200)
     launches = simulation.status("wide").launches
-    await simulation.ticks(300)
+    await simulation.ticks(60, seconds=5.0)
     assert simulation.status("wide").launches == launches
     simulation.world.admission = quota(simulation, "wide", 4)
     await simulation.running("wide", ticks=120)
@@ -301,7 +301,7 @@ async def test_a_quota_is_asked_about_what_a_limit_range_gives_each_pod_and_allo
     simulation.world.admission, limit = admission, 3
     simulation.add_job("one", stages=(4, 4), totalSteps=10**6)
     await simulation.until(lambda: bool(simulation.status("one").restarts))
-    await simulation.ticks(200)
+    await simulation.ticks(40, seconds=5.0)
     assert simulation.status("one").launches == 1
     await simulation.refused("one", "NotAllowed", "the job's 4 pods", "used: 0, limited: 3")
     limit = 4
@@ -316,7 +316,7 @@ async def test_a_quota_is_asked_about_the_least_gang_that_its_schedule_supports(
     sizes = {"minStages": 3, "maxStages": 4, "microbatches": 7, "globalBatchSize": 14}
     simulation.add_job("one", totalSteps=10**6, pipeline={**sizes, "schedule": "ZeroBubbleH1"})
     await simulation.until(lambda: bool(simulation.status("one").restarts))
-    await simulation.ticks(200)
+    await simulation.ticks(40, seconds=5.0)
     assert simulation.status("one").launches == 1
     await simulation.refused("one", "NotAllowed", "the job's 4 pods", "requested: 4, used: 0, limited: 3")
 
@@ -327,7 +327,7 @@ async def test_a_gang_of_several_sizes_is_launched_with_one_for_which_a_quota_ha
     simulation = Simulation(nodes={"fast-0": ("fast", 4)}, roundSeconds=20)
     simulation.world.admission = quota(simulation, "one", 2)
     await simulation.run_job("one", stages=(1, 4), totalSteps=10**6, grow=grow)
-    await simulation.ticks(300)
+    await simulation.ticks(60, seconds=5.0)
     status = simulation.status("one")
     assert (status.launches, status.restarts) == (2, {"NotAllowed": 1})
     assert (simulation.state("one"), status.allocation.gpus) == ("Running", 1)

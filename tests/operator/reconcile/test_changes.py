@@ -148,6 +148,7 @@ async def test_a_status_asks_for_nothing_while_the_pass_that_wrote_it_works(benc
     await bench.queue.take()
     bench.brings(JOB, {**training_job("j"), "status": {"state": "Waiting"}})
     bench.queue.done(KEY)
+    bench.clock.now += 1.0
     assert bench.asked() == (0, 0)
 
 

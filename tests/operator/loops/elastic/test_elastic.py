@@ -153,7 +153,7 @@ async def test_gpus_that_come_free_in_another_pool_are_taken_by_one_restart_with
         simulation.add_job(name, stages=(2, 8), throughput=known, trainer=trainer, **LONG)
     await simulation.running("one", "two")
     await simulation.until(lambda: simulation.state("third") == "Succeeded")
-    await simulation.ticks(130)
+    await simulation.ticks(26, seconds=5.0)
     chosen = [simulation.status(name).last_decision.chosen for name in ("one", "two")]
     assert sorted(chosen) == ["4 x fast of pool fast", "8 x slow of pool slow"]
     launches = {name: simulation.status(name).launches for name in ("one", "two")}

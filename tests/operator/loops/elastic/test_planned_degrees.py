@@ -206,7 +206,7 @@ async def test_a_relaunch_counts_as_a_move():
     planner = {**PLANNED["planner"], "gpus": [{"gpuType": "fast"}]}
     simulation.add_job("one", **{**PLANNED, "planner": planner})
     await simulation.until(lambda: simulation.state("two") == "Succeeded")
-    await simulation.ticks(300)
+    await simulation.ticks(60, seconds=5.0)
     status = simulation.status("one")
     assert (status.allocation.gpus, status.launches) == (4, 1)
 

@@ -158,7 +158,7 @@ async def test_a_mix_that_runs_goes_on_when_its_plan_turns_the_order_of_its_type
     simulation.change("wide", planner={**planner(), "gpus": turned})
     if through == "operator":
         simulation.start_operator()
-    await simulation.ticks(150)
+    await simulation.ticks(30, seconds=5.0)
     status = simulation.status("wide")
     assert (status.launches, status.allocation.parts, status.allocation.ending) == (1, before.parts, None)
     assert simulation.state("wide") == "Running"

@@ -209,7 +209,7 @@ async def test_a_pull_slower_than_the_limit_of_a_launch_keeps_it():
     await simulation.until(lambda: simulation.status("one").allocation is not None)
     (first,) = set(simulation.status("one").allocation.nodes)
     simulation.trainers["pulling"] = PullingNode(simulation, first)
-    await simulation.ticks(300)
+    await simulation.ticks(60, seconds=5.0)
     status = simulation.status("one")
     assert (status.launches, set(status.allocation.nodes), status.allocation.ending) == (1, {first}, None)
     assert "PullingImage" in status.condition("Running").message
@@ -224,7 +224,7 @@ async def test_nodes_that_a_job_avoids_are_better_than_none():
     simulation = Simulation(nodes={"fast-0": ("fast", 2)})
     simulation.add_job("one")
     simulation.trainers["broken"] = BrokenNode(simulation, "fast-0")
-    await simulation.ticks(700)
+    await simulation.ticks(140, seconds=5.0)
     status = simulation.status("one")
     assert 3 <= status.restarts["NotBound"] <= 6
     assert not status.is_true("Failed")

@@ -74,7 +74,7 @@ async def test_a_gang_stays_when_its_level_is_taken_out_of_the_policy():
     await simulation.until(lambda: len(simulation.status("near").allocation.nodes) == 4)
     before = simulation.status("near").allocation.nodes
     simulation.change_policy(topology=None)
-    await simulation.ticks(130)
+    await simulation.ticks(26, seconds=5.0)
     status = simulation.status("near")
     assert (status.state, status.launches, status.allocation.nodes) == ("Running", 1, before)
     await simulation.suspended("near")

@@ -190,7 +190,7 @@ async def test_a_notice_that_is_taken_back_changes_nothing_more():
     mark(simulation, "n0", ITN)
     await simulation.ticks(10)
     mark(simulation, "n0")
-    await simulation.ticks(150)
+    await simulation.ticks(30, seconds=5.0)
     status = simulation.status("a")
     assert (status.launches, status.restarts) == (1, {})
     assert status.condition("NodesStay").is_true

@@ -142,6 +142,7 @@ async def test_nodes_that_do_not_come_are_given_up_for_the_next_choice():
     await autoscaler.until(lambda: not simulation.pods("a"), ticks=10)
     await autoscaler.until(lambda: simulation.state("a") == "Running", ticks=300)
     assert simulation.status("a").allocation.nodes == ("slow-0", "slow-0")
+    assert simulation.status("a").restarts == {"NotBound": 1}
 
 
 async def test_a_gang_does_not_wait_for_nodes_that_its_pool_may_not_have_any_more():
