@@ -97,6 +97,15 @@ class Pods:
     def wait_for_log(self, name: str, line: str) -> None:
         eventually(lambda: line in self.logs(name), f"{line!r} in the log of {name}")
 
+    def wait_for_waiting(self, name: str, words: str, kind: str = "containerStatuses") -> None:
+        """Wait until the pod's only container of the kind waits, and says so."""
+
+        def look() -> bool:
+            states = [container["state"] for container in self.status(name).get(kind, [])]
+            return any(words in state.get("waiting", {}).get("message", "") for state in states)
+
+        eventually(look, f"pod {name} to wait: {words}")
+
     def wait_until_gone(self, name: str) -> None:
         eventually(lambda: self.get(name) is None, f"pod {name} to be gone")
 

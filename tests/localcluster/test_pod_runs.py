@@ -30,67 +30,44 @@ def test_a_pod_that_ends_well_succeeds_and_leaves_its_log_and_message(pods):
     }
 
 
-def test_a_pod_that_fails_shows_its_exit_code(pods):
-    """A process's exit code is the container's."""
-    assert pods.run("a", "exit 75")["exitCode"] == 75
+FALLS_BACK = {"terminationMessagePolicy": "FallbackToLogsOnError"}
+
+
+@pytest.mark.parametrize(
+    ("script", "container", "want"),
+    [
+        ("exit 75", {}, (75, "Error", "")),
+        ("kill -9 $$$$", {}, (137, "Error", "")),  # $$ is how a pod writes one $
+        ("", {"command": ["no-such-program"]}, (128, "StartError", "no-such-program")),
+        ("echo the reason; exit 3", FALLS_BACK, (3, "Error", "the reason\n")),
+        ("head -c 9000 /dev/zero | tr '\\0' x > /dev/termination-log; exit 1", {}, (1, "Error", "x" * 4096)),
+    ],
+    ids=["exit code", "signal", "no program", "end of its log", "long message"],
+)
+def test_a_pod_that_fails_says_how(pods, script, container, want):
+    """By exit code, 128 and its signal, or that it could not start, and 4096 bytes of words at most."""
+    ended = pods.run("a", script, container=container)
+    code, reason, message = want
+    assert (ended["exitCode"], ended["reason"]) == (code, reason)
+    assert message in ended.get("message", "") and len(ended.get("message", "")) <= 4096
     assert pods.status("a")["phase"] == "Failed"
 
 
-def test_a_process_killed_by_a_signal_shows_128_plus_the_signal(pods):
-    """As container engines report it."""
-    ended = pods.run("a", "kill -9 $$$$")  # $$ is how a pod writes one $
-    assert (ended["exitCode"], ended["reason"]) == (137, "Error")
+SIDECAR = {"name": "side", "image": "none", "command": ["sleep", "1000"], "restartPolicy": "Always"}
 
 
-def test_a_command_that_does_not_exist_is_a_start_error(pods):
-    """The status names the command that cannot be run."""
-    ended = pods.run("a", "", container={"command": ["no-such-program"]})
-    assert (ended["exitCode"], ended["reason"]) == (128, "StartError")
-    assert "no-such-program" in ended["message"]
-
-
-def test_a_pod_without_a_command_waits_and_says_that_images_are_not_read(pods):
-    """What an image would run is not known, and the status says what to change."""
-    pods.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": "a"},
-            "spec": {"containers": [{"name": "main", "image": "busybox"}]},
-        }
-    )
-
-    def waiting():
-        (container,) = pods.status("a").get("containerStatuses", [{"state": {}}])
-        return container["state"].get("waiting", {}).get("message", "").endswith("To fix: set command.")
-
-    eventually(waiting, "the reason")
-
-
-def test_a_sidecar_is_refused_with_the_reason(pods):
-    """Rather than waited for as if it were an init container."""
-    sidecar = {"name": "side", "image": "none", "command": ["sleep", "1000"], "restartPolicy": "Always"}
-    pods.create("a", "true", initContainers=[sidecar])
-
-    def waiting():
-        (container,) = pods.status("a").get("initContainerStatuses", [{"state": {}}])
-        return "(a sidecar)" in container["state"].get("waiting", {}).get("message", "")
-
-    eventually(waiting, "the reason")
-
-
-def test_a_failed_process_without_a_message_falls_back_to_its_log(pods):
-    """terminationMessagePolicy FallbackToLogsOnError takes the log's end."""
-    ended = pods.run(
-        "a", "echo the reason; exit 3", container={"terminationMessagePolicy": "FallbackToLogsOnError"}
-    )
-    assert ended["message"] == "the reason\n"
-
-
-def test_a_long_termination_message_is_cut(pods):
-    """At 4096 bytes, as kubelet does."""
-    ended = pods.run("a", "head -c 9000 /dev/zero | tr '\\0' x > /dev/termination-log")
-    assert ended["message"] == "x" * 4096
+@pytest.mark.parametrize(
+    ("kind", "spec", "words"),
+    [
+        ("containerStatuses", {"container": {"command": None}}, "To fix: set command."),
+        ("initContainerStatuses", {"initContainers": [SIDECAR]}, "(a sidecar)"),
+    ],
+    ids=["no command", "sidecar"],
+)
+def test_what_process_nodes_do_not_run_waits_and_says_why(pods, kind, spec, words):
+    """What an image would run is not known; a sidecar is not waited for as if it were an init container."""
+    pods.create("a", "true", **spec)
+    pods.wait_for_waiting("a", words, kind)
 
 
 def test_a_running_pod_is_ready_and_has_its_own_loopback_address(pods):

@@ -140,12 +140,7 @@ def test_a_missing_config_map_is_waited_for(pods):
     """The container waits, says why, and starts when the ConfigMap comes."""
     env = [{"name": "X", "valueFrom": {"configMapKeyRef": {"name": "late", "key": "x"}}}]
     pods.create("a", "echo got $X", container={"env": env})
-
-    def waiting():
-        (container,) = pods.status("a").get("containerStatuses", [{"state": {}}])
-        return container["state"].get("waiting", {}).get("message") == 'configmap "late" not found'
-
-    eventually(waiting, "the reason")
+    pods.wait_for_waiting("a", 'configmap "late" not found')
     pods.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "late"}, "data": {"x": "it"}})
     pods.wait_for_phase("a", "Succeeded")
     assert pods.logs("a") == "got it\n"

@@ -8,7 +8,9 @@ from ballast_operator.api.costs import DataLocation, OnLimit, TeamPart
 from ballast_operator.api.job_allocation import PoolCost
 from ballast_operator.api.training_job_status import GpuTime, Isolated, Progress, progress_alone
 from ballast_operator.steps.accounting import (
+    MOST_POOLS,
     MOST_TEAMS,
+    account_suspension,
     accrue_cost,
     accrue_data,
     accrue_isolated_time,
@@ -51,6 +53,24 @@ def test_time_without_a_price_is_not_paid_when_there_is_one():
     assert [entry.gpu_seconds for entry in status.pool_costs] == [400.0]
     priced = a_context(with_status(unpriced, status).view, seconds=136, pools=at_price(100.0))
     assert accrue_cost(priced, status).cost_so_far == pytest.approx(4 * 36 / 3600 * 100)
+
+
+def test_a_job_keeps_the_costs_of_a_bounded_number_of_pools():
+    """That which it is in stays."""
+    context = a_context(seconds=3600, pools=at_price(2.5))
+    others = tuple(PoolCost(pool=f"p{number}", gpu_type="v100", cost=1.0) for number in range(MOST_POOLS))
+    status = accrue_cost(context, context.view.status.replace(pool_costs=others))
+    assert [entry.pool for entry in status.pool_costs] == [*(entry.pool for entry in others[1:]), "v100"]
+
+
+def test_all_suspensions_of_a_job_are_summed_up():
+    """Each from when it was suspended until it is not."""
+    status = a_context().view.status
+    for seconds, suspend in ((10, True), (20, True), (40, False), (50, False), (100, True), (120, False)):
+        context = a_context(seconds=seconds, spec={"suspend": suspend})
+        status = account_suspension(context, status)
+        assert (status.suspended_since is not None) == suspend
+    assert status.suspended_seconds == 30.0 + 20.0
 
 
 @pytest.mark.parametrize(
