@@ -268,6 +268,8 @@ def test_the_forecast_never_beats_its_busiest_rank(schedule, seconds):
         ("simulate", [], {"layers": ()}, "give either layers, or layerSeconds"),
         ("simulate", [], {"layers": ({"forwardSeconds": 1, "backwardSeconds": -1},)}, "below 0"),
         ("simulate", ["--bandwidth", "0"], {}, "--bandwidth"),
+        ("simulate", ["--bandwidth", "nan"], {}, "'--bandwidth': nan is not a finite number"),
+        ("trace", ["--action-seconds", "inf"], {}, "'--action-seconds': inf is not a finite number"),
         ("simulate", ["--speeds", "1,2"], {}, "2 speeds for 4 ranks"),
         ("simulate", ["--speeds", "1,nan,1,1"], {}, "not a list of numbers above 0"),
         ("simulate", ["--loads", "run.jsonl", "--speeds", "1,1,1,0.5"], {}, "--speeds: --loads has"),

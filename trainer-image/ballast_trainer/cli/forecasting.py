@@ -42,6 +42,13 @@ def _speeds(context: click.Context, parameter: click.Parameter, value: str | Non
     return speeds
 
 
+def _finite(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    """The number of an option, whose range lets NaN through."""
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter(f"{value} is not a finite number")
+    return value
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastInput:
     """Input of both commands, by their options."""
@@ -157,6 +164,7 @@ def forecast_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--bandwidth",
                 type=click.FloatRange(0, min_open=True),
+                callback=_finite,
                 help="Bytes/s between two ranks; default: transfers are free.",
             ),
             click.option(
@@ -168,6 +176,7 @@ def forecast_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--action-seconds",
                 type=click.FloatRange(0),
+                callback=_finite,
                 default=0.0,
                 help="What each forward and each backward takes besides its layers.",
             ),
