@@ -269,19 +269,18 @@ class LastAnswer:
         self._metrics = metrics
         for outcome in (PolicyReason.FALLBACK_AFTER_TIMEOUT, PolicyReason.FALLBACK_AFTER_SOLVER_ERROR):
             metrics.solve_fallbacks.labels(outcome)
-        self._last: tuple[tuple[object, object], Solve] | None = None
+        self._last: tuple[SolveRequest, Solve] | None = None
 
     async def solve(self, policy: ClusterPolicy, request: SolveRequest, *, within_round: bool) -> Solve:
         """The policy's allocation; the last one again where nothing has changed.
 
         ``within_round``: values that have changed are taken up at the round's end.
         """
-        structure, values = request.structure, request.values
         if self._last is not None:
-            (last_structure, last_values), last = self._last
-            if structure == last_structure and (within_round or values == last_values):
+            asked, last = self._last
+            if request.structure == asked.structure and (within_round or request.values == asked.values):
                 return last
-        name = policy.spec.objective.policy
+        name = request.objective
         solve = await self._solver.solve(
             name,
             request.problem,
@@ -290,7 +289,7 @@ class LastAnswer:
         )
         self._metrics.solve_seconds.labels(name).observe(solve.seconds)
         if solve.outcome is PolicyReason.OPTIMAL:
-            self._last = ((structure, values), solve)
+            self._last = request, solve
         else:
             self._metrics.solve_fallbacks.labels(solve.outcome).inc()
             self._last = None

@@ -15,6 +15,7 @@ therefore counts as held, and a gang that has to stop counts as stopped.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 
 from ballast_policies.allocation.fairness.teams import parts
@@ -171,21 +172,27 @@ class Memory:
     grants: Grants = dataclasses.field(default_factory=Grants)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SolveRequest:
     """Problem that a policy is to solve.
 
     Attributes:
         inputs: the state's problem by GPU type, with the defaults that complete it.
         classes: the columns of the problem that is solved.
-        structure, values: equal where an earlier answer still holds; see :mod:`.inputs`.
+        objective: by which policy.
+        structure: with ``values`` equal where an earlier answer still holds; see :mod:`.inputs`.
     """
 
     inputs: CompletedProblem
     classes: PriceClasses
     problem: Problem
+    objective: str
     structure: tuple[object, ...]
-    values: list[list[object]]
+
+    @functools.cached_property
+    def values(self) -> list[list[object]]:
+        """Values that the policy reads."""
+        return values(self.objective, self.problem)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,8 +268,8 @@ def build_problem(state: ClusterState, policy: SchedulingPolicy, *, now: float) 
         inputs=inputs,
         classes=classes,
         problem=problem,
+        objective=policy.objective,
         structure=(policy.version, *structure(policy.objective, problem, state.unmeasured, now=now)),
-        values=values(policy.objective, problem),
     )
 
 
