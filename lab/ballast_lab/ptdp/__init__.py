@@ -6,7 +6,7 @@ from ballast_lab.ptdp.communication import (
     scattered_pipeline_elements,
     tensor_parallel_elements,
 )
-from ballast_lab.ptdp.plans import PtdPlan, efficiency, plan_ptdp
+from ballast_lab.ptdp.plans import GpuServers, PtdPlan, efficiency, plan_ptdp
 from ballast_lab.ptdp.transformer import (
     Transformer,
     best_checkpoints,
@@ -16,6 +16,7 @@ from ballast_lab.ptdp.transformer import (
 )
 
 __all__ = [
+    "GpuServers",
     "PtdPlan",
     "Transformer",
     "best_checkpoints",

@@ -15,12 +15,29 @@ from ballast_lab.ptdp.communication import (
     tensor_parallel_elements,
 )
 from ballast_lab.ptdp.transformer import Transformer
-from ballast_lab.two_versions import GpuServers
 
 _ELEMENT_BYTES = 2
 """Activations and gradients travel in 16 bits."""
 _STATE_BYTES = 18
 """Bytes of a parameter in mixed precision: 2 weight, 4 gradient, 12 Adam with master weights."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GpuServers:
+    """Equal servers of equal GPUs.
+
+    Attributes:
+        gpus: N, in all.
+        gpus_per_server: GPUs that share the fast links.
+        memory_bytes: of one GPU.
+        fast_bandwidth, slow_bandwidth: bytes/s inside a server, and between servers.
+    """
+
+    gpus: int
+    gpus_per_server: int
+    memory_bytes: float
+    fast_bandwidth: float
+    slow_bandwidth: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -274,8 +274,6 @@ def flushes():
 def footprints(hidden=1920, layers=48, sequence=512, stages=8, size=4):
     """Figures 3.7 and 3.11: bytes of the worst of 8 GPUs for 2.2 billion parameters, recomputed."""
     model = BlockModel(
-        blocks=layers,
-        block_seconds={size: 1.0},
         weight_bytes=16.0 * 12 * layers * hidden**2,
         activation_bytes=34.0 * sequence * hidden * layers,
         boundary_bytes=2.0 * sequence * hidden,

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 from ballast_lab.comparison import Comparison, Point, near, table
 from ballast_lab.ptdp import (
+    GpuServers,
     Transformer,
     best_checkpoints,
     checkpointed_bytes,
@@ -21,7 +22,7 @@ from ballast_lab.ptdp import (
     step_seconds,
     training_seconds,
 )
-from ballast_lab.two_versions import BlockModel, GpuServers, memory_bytes
+from ballast_lab.two_versions import BlockModel, memory_bytes
 from ballast_policies.planning.planners.pipedream import Level, plan_pipedream
 from pipelines import (
     ETHERNET,
@@ -243,8 +244,6 @@ def largest_model():
             for hidden in range(256, 16_384, 64)
             if memory_bytes(
                 BlockModel(
-                    blocks=layers,
-                    block_seconds={1: 1.0},
                     # fp16 weights and gradients, fp32 masters and Adam.
                     weight_bytes=16.0 * (count := 12 * layers * hidden**2 / 1e9) * 1e9,
                     activation_bytes=34.0 * sequence * hidden * layers,
