@@ -101,15 +101,6 @@ def test_a_new_pod_of_the_same_name_is_another_pod(pods):
     assert pods.logs("a") == "second\n"
 
 
-@pytest.mark.parametrize(
-    ("policy", "script", "ends"), [("Never", "exit 1", "Failed"), ("OnFailure", "true", "Succeeded")]
-)
-def test_restart_policies_that_let_a_process_rest(pods, policy, script, ends):
-    """Never restarts nothing, OnFailure not what ended well."""
-    pods.create("a", script, restartPolicy=policy)
-    assert pods.wait_for_phase("a", ends)["containerStatuses"][0]["restartCount"] == 0
-
-
 def restart_count(status):
     """Of the only container; 0 before it has a status."""
     return sum(container["restartCount"] for container in status.get("containerStatuses", []))

@@ -115,39 +115,40 @@ async def test_a_missing_namespace_of_the_lease_is_named():
     waits, cluster = Waits(), FakeCluster(World())
     create = cluster.create
     replica = leadership(refusing(cluster, "create", NotFound('namespaces "n" not found')), waits)
-    assert not await replica._attempt()
+    assert not await replica.attempt()
     (line,) = waits.lines()
     assert "there is no namespace n" in line
     assert "To fix: kubectl create namespace n, or choose another one with --lease-namespace" in line
     cluster.create = create
-    assert await replica._attempt()
+    assert await replica.attempt()
     assert waits.lines() == []
-
-
-async def test_a_namespace_that_is_being_deleted_is_named():
-    """The API server refuses to create the Lease: no crash, no silence."""
-    waits, cluster = Waits(), FakeCluster(World())
-    refused = Rejected("leases is forbidden: because it is being terminated")
-    assert not await leadership(refusing(cluster, "create", refused), waits)._attempt()
-    assert "being terminated" in waits.lines()[0]
 
 
 async def test_a_standby_says_who_leads():
     """With the Lease and its last renewal."""
     world, waits = World(), Waits()
     first = Leadership(FakeCluster(world), namespace="n", identity="first", settings=LeaderSettings())
-    await first._attempt()
-    assert not await leadership(FakeCluster(world), waits)._attempt()
+    await first.attempt()
+    assert not await leadership(FakeCluster(world), waits).attempt()
     (line,) = waits.lines()
     assert "first leads" in line and "lease n/ballast-operator" in line
     assert waits.ready
 
 
-@pytest.mark.parametrize("error", [Unavailable("HTTP 503"), Forbidden("cannot get resource")])
-async def test_a_lease_that_cannot_be_read_does_not_end_the_replica(error):
-    """It tries again; the client's record says what is lacking."""
+@pytest.mark.parametrize(
+    ("verb", "error", "said"),
+    [
+        ("create", Rejected("leases is forbidden: because it is being terminated"), "being terminated"),
+        ("get", Unavailable("HTTP 503"), ""),
+        ("get", Forbidden("cannot get resource"), ""),
+    ],
+    ids=["a namespace that is being deleted", "no answer", "no right"],
+)
+async def test_a_lease_that_cannot_be_read_or_made_does_not_end_the_replica(verb, error, said):
+    """It tries again; what the client's own record does not say is named."""
     waits, cluster = Waits(), FakeCluster(World())
-    assert not await leadership(refusing(cluster, "get", error), waits)._attempt()
+    assert not await leadership(refusing(cluster, verb, error), waits).attempt()
+    assert [said in line for line in waits.lines()] == [True] * bool(said)
 
 
 async def test_missing_definitions_are_named_and_the_other_kinds_are_listed():

@@ -337,16 +337,6 @@ async def test_an_address_that_needs_no_proxy(tmp_path, server, monkeypatch, hos
     assert host == "0.0.0.0" or api_client(Path(file)).configuration.proxy is None
 
 
-async def test_the_environments_kubeconfig_is_that_of_the_moment(tmp_path, server, monkeypatch):
-    """Also one that is named after the client's modules were imported, as one of several files."""
-    address, asked = server
-    files = [str(tmp_path / "none"), kubeconfig(tmp_path, address)]
-    monkeypatch.setenv("KUBECONFIG", os.pathsep.join(files))
-    async with await connect() as cluster:
-        await cluster.get(LEASE, "ns", "x")
-    assert len(asked) == 1
-
-
 MERGES = "a: &n0 {a: 1}\n" + "".join(f"b{i}: &n{i + 1} {{<<: [*n{i}, *n{i}]}}\n" for i in range(60))
 
 
@@ -393,7 +383,7 @@ async def test_a_kubeconfig_may_come_from_a_pipe(tmp_path, server):
 
 
 async def test_of_several_files_the_first_current_context_is_used(tmp_path, server, monkeypatch):
-    """As kubectl does; the client's loader has the last."""
+    """As kubectl does; the client's loader has the last. They are those that the environment names now."""
     address, asked = server
     (tmp_path / "other").write_text("current-context: b")
     files = [str(tmp_path / "none"), kubeconfig(tmp_path, address), str(tmp_path / "other")]
@@ -494,24 +484,6 @@ async def test_another_current_context_is_for_who_connects_later(tmp_path):
         assert other.asked == 1
 
 
-async def test_a_plugin_that_hangs_is_run_again(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(kube_client, "LONGEST_PAUSE_SECONDS", 0.2)
-    server = Guarded()
-    async with (
-        server.serving() as address,
-        await connect(kubeconfig(tmp_path, address, {"token": "first"})) as cluster,
-    ):
-        server.token = "second"
-        waits = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sleep", "args": ["1000"]}
-        kubeconfig(tmp_path, address, {"exec": waits})
-        async with asyncio.timeout(WAIT_SECONDS):
-            while "plugin has not ended" not in caplog.text:
-                with pytest.raises(Unavailable):
-                    await cluster.get(LEASE, "ns", "x")
-        kubeconfig(tmp_path, address, {"token": "second"})
-        await answered_in_the_end(cluster)
-
-
 async def test_credentials_are_read_seldom_where_that_does_not_help(tmp_path, monkeypatch):
     """Though other requests are answered, as by an API server that is slow."""
     server, clock, read = Guarded(), [0.0], []
@@ -548,17 +520,27 @@ async def test_an_api_server_that_has_moved_is_found_by_the_changed_kubeconfig(t
         assert await answered_in_the_end(cluster) == {"metadata": {"name": "x"}}
 
 
-async def test_a_kubeconfig_that_is_gone_meanwhile_is_told_of(tmp_path, caplog):
-    """And used once it is there again."""
+@pytest.mark.parametrize(
+    ("meanwhile", "told"), [("gone", "cannot be read"), ("its plugin hangs", "plugin has not ended")]
+)
+async def test_a_kubeconfig_that_cannot_be_used_meanwhile_is_told_of(
+    tmp_path, caplog, monkeypatch, meanwhile, told
+):
+    """And used once it can be."""
+    monkeypatch.setattr(kube_client, "LONGEST_PAUSE_SECONDS", 0.2)
     server = Guarded()
     async with (
         server.serving() as address,
-        await connect(kubeconfig(tmp_path, address, {"token": "first"})) as cluster,
+        await connect(path := kubeconfig(tmp_path, address, {"token": "first"})) as cluster,
     ):
         server.token = "second"
-        (tmp_path / "kubeconfig").unlink()
+        if meanwhile == "gone":
+            Path(path).unlink()  # noqa: ASYNC240
+        else:
+            waits = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sleep", "args": ["1000"]}
+            kubeconfig(tmp_path, address, {"exec": waits})
         async with asyncio.timeout(WAIT_SECONDS):
-            while "cannot be read" not in caplog.text:
+            while told not in caplog.text:
                 with pytest.raises(Unavailable):
                     await cluster.get(LEASE, "ns", "x")
         kubeconfig(tmp_path, address, {"token": "second"})
