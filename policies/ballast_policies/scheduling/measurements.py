@@ -10,8 +10,8 @@ on: those that policies see are of gangs on as few nodes as the pools allow.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, cast
 
 from ballast_policies.contract.messages import Report
 from ballast_policies.planning.memory.measured_layers import MeasuredLayers
@@ -32,6 +32,7 @@ from ballast_policies.scheduling.gang_speeds import (
     resized,
     rounded,
     speed_on,
+    speed_ratio,
     stated,
 )
 from ballast_policies.scheduling.refusals import each_job
@@ -39,6 +40,8 @@ from ballast_policies.scheduling.state import NodeSizes
 from ballast_policies.throughput.estimator import Estimator
 from ballast_policies.throughput.speeds import Estimate, SpeedKey, Speeds
 from ballast_policies.throughput.table import JobType, ThroughputTable
+
+T = TypeVar("T")
 
 PROFILES_KEPT = 200
 """Kinds whose layers are remembered when their jobs are gone; the oldest go first."""
@@ -225,7 +228,8 @@ class Measurements:
         self.jobs: dict[JobKey, Measured] = {}
         self.kinds: dict[str, dict[SpeedKey, Estimate]] = {}
         self._layers: dict[str, tuple[float, ...]] = {}
-        self._packed_kinds: dict[tuple[str, int, frozenset[str]], tuple[NodeSizes, PackedSpeeds]] = {}
+        # By what jobs have in common: the nodes as they were, and what follows from all reports.
+        self._derived: dict[tuple[Any, ...], tuple[NodeSizes, Any]] = {}
         self.profiles = LayerProfiles()
 
     def restore(self, jobs: Mapping[JobKey, Measured], kinds: Mapping[str, Speeds]) -> None:
@@ -254,7 +258,7 @@ class Measurements:
             before = stated(spec, *gang)
         if before is None:
             before = NOT_SEEN if prior is None else as_prior(prior)
-        self._packed_kinds.clear()
+        self._derived.clear()
         measured.speeds[where] = before.measured(rate)
         profile[where] = (prior or NOT_SEEN).measured(rate)
         layers = rounded(report.layer_seconds)
@@ -281,7 +285,7 @@ class Measurements:
         """Job -> GPU type -> steps/s of its gang; 0: its spec says that it cannot run. Raises JobFaults."""
         wanted = list(wanted)
         nodes = wanted[0].nodes if wanted else NO_NODES
-        self._packed_kinds.clear()
+        self._derived.clear()
         rates: dict[str, dict[JobType, float]] = {gpu_type: {} for gpu_type in gpu_types}
         for kind, profile in self.kinds.items():
             for (gpu_type, stages), estimate in packed_speeds(profile, nodes.fewest).known.items():
@@ -342,9 +346,11 @@ class Measurements:
         at_least = self._at_size(job, speeds.at_least, gpu_type)
         return bounded(prior, at_least, self._at_size(job, speeds.at_most, gpu_type))
 
-    def _at_size(self, job: GangRequest, speeds: SizeSpeeds, gpu_type: str) -> Estimate | None:
+    def _at_size(
+        self, job: GangRequest, speeds: SizeSpeeds, gpu_type: str, size: int | None = None
+    ) -> Estimate | None:
         kind = self._packed_kind(job).known
-        return resized(speeds, gpu_type, job.gpus, job.spec, self._layers_of(job), kind)
+        return resized(speeds, gpu_type, size or job.gpus, job.spec, self._layers_of(job), kind)
 
     def _packed(self, job: GangRequest, speeds: Speeds) -> PackedSpeeds:
         gangs = (key.alone_in_pool for key in speeds)
@@ -354,11 +360,16 @@ class Measurements:
     def _packed_kind(self, job: GangRequest) -> PackedSpeeds:
         like = job.spec.variant if job.spec.spread else job.spec.kind
         at = like, job.spec.gpus_per_pod, job.barred
-        known = self._packed_kinds.get(at)
-        if known is None or known[0] is not job.nodes:
-            speeds = self.kinds.get(job.spec.kind, {})
-            known = self._packed_kinds[at] = job.nodes, self._packed(job, speeds)
-        return known[1]
+        reported: Speeds = self.kinds.get(job.spec.kind, {})
+        return self._once(at, job, lambda: self._packed(job, reported))
+
+    def _once(self, at: tuple[Any, ...], job: GangRequest, work: Callable[[], T]) -> T:
+        """The outcome of ``work`` on jobs that have ``at`` in common, until one reports."""
+        nodes, found = self._derived.get(at, (None, None))
+        if nodes is not job.nodes:
+            found = work()
+            self._derived[at] = job.nodes, found
+        return cast(T, found)
 
     def _speeds_of_like_jobs(self, job: GangRequest, gangs: Iterable[tuple[str, int]]) -> Speeds:
         """Speeds that its kind has reported, else those that its spec states of ``gangs`` by their nodes."""
@@ -443,15 +454,31 @@ class Measurements:
         reported, else the nearest of these by the pipeline's model. ``base``: estimates by GPU type, at the
         size ``job.gpus``.
         """
-        own, kind = self._packed(job, self.reported_by(job.key)).known, self._packed_kind(job).known
-        layers = self._layers_of(job)
+        own = self._packed(job, self.reported_by(job.key)).known
         found: dict[str, dict[int, float]] = {}
         for gpu_type, known in base.items():
             if known.steps_per_second <= 0:
                 continue
-            reports = {at: speed for at, speed in own.items() if at[0] == gpu_type}
-            speeds = reports or {(gpu_type, job.gpus): known}
-            here = {size: resized(speeds, gpu_type, size, job.spec, layers, kind) for size in sizes}
-            rates = {size: 0.0 if speed is None else speed.steps_per_second for size, speed in here.items()}
+            if any(of_type == gpu_type for of_type, _ in own):
+                here = {size: self._at_size(job, own, gpu_type, size) for size in sizes}
+                rates = {
+                    size: 0.0 if speed is None else speed.steps_per_second for size, speed in here.items()
+                }
+            else:
+                ratios = self._size_ratios(job, gpu_type, sizes)
+                rates = {size: known.steps_per_second * ratio for size, ratio in ratios.items()}
             found[gpu_type] = {size: rate for size, rate in rates.items() if rate > 0}
         return {gpu_type: here for gpu_type, here in found.items() if here}
+
+    def _size_ratios(self, job: GangRequest, gpu_type: str, sizes: tuple[int, ...]) -> Mapping[int, float]:
+        """Size -> its speed over that at ``job.gpus``, the same for all jobs like it until one reports."""
+        spec, size = job.spec, job.gpus
+        alike = spec.variant, spec.ranks_per_position, spec.config.parallelism.data, spec.gpus_per_pod
+
+        def ratios() -> dict[int, float]:
+            kind, layers = self._packed_kind(job).known, self._layers_of(job)
+            return {
+                n: speed_ratio(spec, kind, gpu_type, size, n, layers) if n != size else 1.0 for n in sizes
+            }
+
+        return self._once((*alike, job.barred, gpu_type, size, sizes), job, ratios)
