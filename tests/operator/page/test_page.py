@@ -352,7 +352,7 @@ async def test_decisions_are_stepped_through_round_by_round():
         world.now += 10
         assert 'href="/jobs/team/one"' not in await text_of(client, "/decisions")
     async with looked_at(World()) as client:
-        assert "Nothing that is remembered" in plain(await text_of(client, "/decisions"))
+        assert "No decision is remembered" in plain(await text_of(client, "/decisions"))
 
 
 @pytest.mark.parametrize(
