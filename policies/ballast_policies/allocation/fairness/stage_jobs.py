@@ -20,7 +20,6 @@ from ballast_policies.allocation.solvers.dense_program import (
     Rows,
     dense,
     equal_rows,
-    largest,
     least,
     mostly_distinct,
     stratified,
@@ -127,7 +126,7 @@ class StageJobs:
         self.size, self.reserved, self.alike = size, reserved, alike
         self.end = fill.end
         self.rates = columns.rates
-        self.reach = largest(columns.rates)
+        self.reach = columns.rates.max(axis=1)
         self._last: tuple[tuple[bytes, float], PricedJobs] | None = None
 
     def demand(self, s: float) -> np.ndarray:
@@ -198,12 +197,9 @@ class StageJobs:
 
     def _fastest_without(self, types: np.ndarray) -> np.ndarray:
         """(n,) the fastest rate of a column that takes nothing of ``types`` (k,)."""
-        free = np.zeros(len(self.jobs))
         if self.columns.use is None:
-            for j in np.flatnonzero(~types):
-                np.maximum(free, self.rates[:, j], out=free)
-            return free
-        return largest(np.where(self.columns.on(types), 0.0, self.rates))
+            return np.asarray(self.rates[:, ~types].max(axis=1, initial=0.0))
+        return np.asarray(np.where(self.columns.on(types), 0.0, self.rates).max(axis=1))
 
     def bound(self, prices: np.ndarray, s: float) -> float:
         """The bound on s that ``prices`` (k,) prove by the cut that touches at ``s``."""
@@ -275,21 +271,6 @@ class PricedJobs:
     ) -> float:
         """The s at which ``level`` (rows,) . demand(s) = ``cut``; about ``near``, where that is known."""
         return root_of_cut(self, level, cut, self.end, precision=precision, near=near)
-
-    def sampled(self, most: int) -> "PricedJobs":
-        """The path of about ``most`` of the jobs, each with the GPUs of all that it stands for."""
-        rows = self.rows
-        some, weight = stratified(rows.gpus, np.zeros(len(rows), dtype=np.intp), np.arange(len(rows)), most)
-        return PricedJobs(
-            rows=rows.take(some, capacity=rows.capacity, lift=rows.lift).standing_for(weight),
-            jobs=self.jobs[some],
-            kept=self.kept,
-            end=self.end,
-            fill=self.fill.of(some),
-            full=self.full[some],
-            reach=self.reach[some],
-            free=self.free[some],
-        )
 
 
 SAME = 1e-9

@@ -27,7 +27,6 @@ from ballast_policies.allocation.fairness.teams import FillStage, Team
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policy import CERTIFIED_GAP, Answer
 from ballast_policies.allocation.solvers.best_response import respond
-from ballast_policies.allocation.solvers.dense_program import largest
 from ballast_policies.allocation.solvers.least_utilization import Utilization, least_utilization
 from ballast_policies.allocation.solvers.simplex import SOLVER, SolverError
 
@@ -187,8 +186,8 @@ class StageSearch:
     def _rough(self, more: np.ndarray) -> tuple[float, np.ndarray]:
         """(s, prices) to a few parts in a hundred; types that seem not to limit have the price 0."""
         stage = self.stage.sampled(ROUGH_JOBS)
-        program = stage.program(np.ones(len(stage.size), dtype=bool), stage.end)
-        s, prices = adjusted_prices(program.sampled(SAMPLE))
+        every = np.ones(len(stage.size), dtype=bool)
+        s, prices = adjusted_prices(stage.sampled(SAMPLE).program(every, stage.end))
         types = (prices * stage.size > LIMITING) | more
         prices = np.where(types, np.maximum(prices, 1e-2 * _usual(prices, stage.size)), 0.0)
         # Between s where GPUs are left (low) and are short (high), each with its u.
@@ -446,11 +445,8 @@ class _Filling:
     def _reach(self, types: np.ndarray) -> np.ndarray:
         """(n,) the fastest rate on ``types``."""
         if self.columns.use is not None:
-            return largest(np.where(self.columns.on(~types), 0.0, self.columns.rates))
-        reach = np.zeros(len(self.full))
-        for j in np.flatnonzero(types):
-            np.maximum(reach, self.columns.rates[:, j], out=reach)
-        return reach
+            return np.asarray(np.where(self.columns.on(~types), 0.0, self.columns.rates).max(axis=1))
+        return np.asarray(self.columns.rates[:, types].max(axis=1, initial=0.0))
 
 
 def fill_by_prices(instance: Instance, root: Team) -> Filled:

@@ -16,7 +16,7 @@ import dataclasses
 
 import numpy as np
 
-from ballast_policies.allocation.solvers.dense_program import Rows, dot, largest, least, stratified
+from ballast_policies.allocation.solvers.dense_program import Rows, dot, least, stratified
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -156,7 +156,7 @@ def bound_of(rows: Rows, prices: np.ndarray, level: np.ndarray) -> tuple[float, 
     if rows.value is not None:
         gains += rows.value
     # A missing column has neither rate nor value, so it gains nothing.
-    time = np.maximum(largest(gains), 0.0)
+    time = np.maximum(gains.max(axis=1), 0.0)
     available = float(time.sum() + prices @ rows.capacity) - dot(level, rows.base)
     if not rows.gain:
         return available, time

@@ -32,7 +32,7 @@ from ballast_policies.allocation.solvers.crossover import (
     decided,
     slopes,
 )
-from ballast_policies.allocation.solvers.dense_program import Rows, largest, stratified, taken
+from ballast_policies.allocation.solvers.dense_program import Rows, stratified, taken
 
 MOST_COLUMNS = 6000
 """Columns in the LP of a sample, where that leaves FEWEST jobs."""
@@ -362,5 +362,5 @@ def _usual(rows: Rows, prices: np.ndarray) -> float:
     """The approximate price of a GPU."""
     usual = float(prices.mean())
     if rows.value is not None and not rows.gain:
-        usual = max(usual, 0.1 * float((largest(np.abs(rows.value)) / rows.gpus).mean()))
+        usual = max(usual, 0.1 * float((np.abs(rows.value).max(axis=1) / rows.gpus).mean()))
     return max(usual, 1e-300)

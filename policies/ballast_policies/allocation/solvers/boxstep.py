@@ -20,7 +20,7 @@ from ballast_policies.allocation.solvers.best_response import (
 )
 from ballast_policies.allocation.solvers.box_search import BoxSearch
 from ballast_policies.allocation.solvers.crossover import CrossoverSolution, Priced, crossover
-from ballast_policies.allocation.solvers.dense_program import Rows, largest, stratified
+from ballast_policies.allocation.solvers.dense_program import Rows, stratified
 
 FIRST_SAMPLE = 300
 """Jobs in the first LP, which has no prices to start from."""
@@ -84,7 +84,7 @@ def _of_sample(rows: Rows) -> CrossoverSolution | None:
     active[:, rows.idle] = False
     walls = None
     if rows.value is not None:
-        dearest = 100.0 * float((largest(rows.value) / rows.gpus).max())
+        dearest = 100.0 * float((rows.value.max(axis=1) / rows.gpus).max())
         walls = (np.zeros(k), np.full(k, dearest))
     return crossover(rows, chosen, active, weight=weight, walls=walls)
 

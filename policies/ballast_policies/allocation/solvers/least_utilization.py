@@ -54,15 +54,8 @@ def least_utilization(
     Returns:
         None where no solution was found.
     """
-    if alike:
-        of, merged = classes(rows)
-        found = _of_classes(merged, prices, part=part, coarse=coarse)
-        return None if found is None else dataclasses.replace(found, X=found.X[of])
-    return _of_classes(rows, prices, part=part, coarse=coarse)
-
-
-def _of_classes(rows: Rows, prices: np.ndarray, *, part: float, coarse: float) -> Utilization | None:
-    some, stay, X = _without_decided(rows)
+    of, merged = classes(rows) if alike else (np.arange(len(rows)), rows)
+    some, stay, X = _without_decided(merged)
     start = in_units_of_t(some, respond(some, prices, 0.0))
     start = dataclasses.replace(start, t=start.bound(some))
     found = BoxSearch(some).run(start, lp_jobs=LP_JOBS, part=part, coarse=coarse)
@@ -71,7 +64,7 @@ def _of_classes(rows: Rows, prices: np.ndarray, *, part: float, coarse: float) -
     X[stay] = found.X
     u = -(respond(some, found.prices, 0.0).bound(some) if coarse else found.t)
     # All demands are fixed, so a unit of t takes nothing but GPUs.
-    return Utilization(X=X, prices=found.prices / (found.prices @ rows.lift), u=u)
+    return Utilization(X=X[of], prices=found.prices / (found.prices @ rows.lift), u=u)
 
 
 def _without_decided(rows: Rows) -> tuple[Rows, np.ndarray, np.ndarray]:
