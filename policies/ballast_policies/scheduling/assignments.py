@@ -155,17 +155,12 @@ def _assignment(
 def _change(job: ClusterJob, placement: Placement) -> tuple[tuple[str, ...], tuple[int, ...]] | None:
     """(nodes of GPUs that a running gang takes, ranks it keeps where it shrinks); None: it moves."""
     held = job.placement
-    gang = job.elastic if held is None or not held.parts else job.mixed
-    if held is None or held.pool != placement.pool or (gang is None and placement != held):
-        return None
-    if placement != held and job.elastic is not None and job.elastic.restarts_for(len(placement.nodes)):
-        return None
-    several = (held.parts or placement.parts) and placement != held
-    if several and (job.mixed is None or not job.mixed.becomes(held, placement)):
+    if held is None or not job.stays(placement):
         return None
     more = extra_nodes(held.nodes, placement.nodes)
     if more is not None:
         return more, ()
+    gang = job.mixed if held.parts else job.elastic
     kept = kept_ranks(held.nodes, placement.nodes, gang.together if gang is not None else 1)
     return None if kept is None else ((), tuple(kept))
 

@@ -35,7 +35,6 @@ from ballast_policies.scheduling.deadlines import deadline_choices, sized_for_de
 from ballast_policies.scheduling.inputs import (
     CompletedProblem,
     complete,
-    data_costs,
     price_classes,
     structure,
     values,
@@ -64,7 +63,7 @@ class Grants:
         """Jobs of ``state`` that a decision starts and those that it stops."""
         running = {job.name: job for job in state.jobs if job.placement is not None}
         launches = {job.name: job.launches for job in state.jobs}
-        staying = {name for name, job in running.items() if _stays(job, decided.placements.get(name))}
+        staying = {name for name, job in running.items() if job.stays(decided.placements.get(name))}
         shrunk = {}
         for name in staying:
             before, after = running[name].placement, decided.placements[name]
@@ -119,17 +118,6 @@ def _open(placement: Placement, job: ClusterJob, nodes: Mapping[str, Node]) -> b
         node.closed or node.taints in job.asks.barred or node.pool != pools[node.name] for node in there
     )
     return not barred and in_whole_pods(placement.nodes, job.asks.per_pod)
-
-
-def _stays(job: ClusterJob, placement: Placement | None) -> bool:
-    """True if a running job continues without a restart, maybe with another size."""
-    if placement is None or job.placement is None:
-        return False
-    if placement == job.placement:
-        return True
-    if job.placement.parts:
-        return job.mixed is not None and job.mixed.becomes(job.placement, placement)
-    return job.elastic is not None and job.elastic.becomes(job.placement, placement)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,16 +239,11 @@ def build_problem(state: ClusterState, policy: SchedulingPolicy, *, now: float) 
         ProblemError: there is no such policy.
     """
     inputs = complete(policy.objective, policy.teams, state.problem, state.unmeasured)
-    besides = data_costs(policy.objective, state)
+    by_price = Reads.PRICES in find_policy(policy.objective).reads
+    besides = {job.name: job.usd_per_step for job in state.jobs if by_price and job.usd_per_step}
     closed = {job.name: job.closed_pools for job in state.jobs if job.closed_pools}
-    classes = price_classes(
-        policy.objective,
-        state.useful_prices,
-        state.capacity.regions,
-        inputs.problem.prices,
-        closed,
-        by_region=bool(besides),
-    )
+    prices = inputs.problem.prices if by_price else None
+    classes = price_classes(state, prices, closed, by_region=bool(besides))
     sized = sized_for_deadlines(state, policy.objective, inputs.problem)
     mixtures = with_mixtures(sized, state.mixed, policy.objective, agnostic=policy.heterogeneity_agnostic)
     problem = classes.split(mixtures, closed, besides)

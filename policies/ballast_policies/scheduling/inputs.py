@@ -12,10 +12,10 @@ A missing value never stops the allocator: it is replaced by a default that cond
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ballast_policies.allocation.policy import CLOCK, Reads
-from ballast_policies.allocation.price_classes import PriceClasses, PricedPool
+from ballast_policies.allocation.price_classes import PriceClasses
 from ballast_policies.allocation.problem import Entity, Job, Problem
 from ballast_policies.allocation.registry import find_policy
 from ballast_policies.scheduling.state import ClusterState
@@ -60,46 +60,31 @@ def complete(
 
 
 def price_classes(
-    policy: str,
-    priced: Sequence[PricedPool],
-    regions: Mapping[str, str],
-    prices: Mapping[str, float],
+    state: ClusterState,
+    prices: Mapping[str, float] | None,
     closed: Mapping[str, frozenset[str]],
     *,
-    by_region: bool = False,
+    by_region: bool,
 ) -> PriceClasses:
-    """The columns that the policy decides on: one for each price of a GPU type where it reads prices.
+    """The columns that a policy decides on: one for each price of a GPU type where it reads prices.
 
     Where a job is not offered some pools, the pools of a type that it is offered are another column.
 
-    Args:
-        policy: its name.
-        priced: the pools.
-        regions: pool -> where its nodes are.
-        prices: GPU type -> price, of the completed problem.
-        closed: job -> pools that it is not offered.
-        by_region: whether some job pays for data that it reads from another region.
+    ``prices``: GPU type -> price, of the completed problem; None: the policy reads none, and to it pools of a
+    type differ in nothing else. ``closed``: job -> pools that it is not offered. ``by_region``: some job pays
+    for data that it reads from another region.
     """
     sets = sorted(set(closed.values()), key=sorted)
     pools = [
         dataclasses.replace(
             pool,
+            price=0.0 if prices is None else pool.price,
             group=tuple(number for number, names in enumerate(sets) if pool.pool in names),
-            region=regions.get(pool.pool, "") if by_region else "",
+            region=state.capacity.regions.get(pool.pool, "") if by_region else "",
         )
-        for pool in priced
+        for pool in state.useful_prices
     ]
-    if Reads.PRICES in find_policy(policy).reads:
-        return PriceClasses.of(pools, prices)
-    # To the others pools of a type differ in nothing else.
-    return PriceClasses.of([dataclasses.replace(pool, price=0.0, region="") for pool in pools], {})
-
-
-def data_costs(policy: str, state: ClusterState) -> Mapping[str, Mapping[str, float]]:
-    """Job -> pool -> what a step costs there besides GPUs, if the policy reads prices."""
-    if Reads.PRICES not in find_policy(policy).reads:
-        return {}
-    return {job.name: job.usd_per_step for job in state.jobs if job.usd_per_step}
+    return PriceClasses.of(pools, prices or {})
 
 
 def _with_teams(teams: Mapping[str, Entity], problem: Problem, job_defaults: dict[str, list[str]]) -> Problem:

@@ -178,6 +178,16 @@ class ClusterJob:
         held = self.placement is not None and bool(self.placement.parts)
         return self.mixed is None or (self.mixed.fits_one_pool and not held)
 
+    def stays(self, placement: Placement | None) -> bool:
+        """True if it runs, and continues there without a restart, maybe with another size."""
+        held = self.placement
+        if held is None or placement is None:
+            return False
+        if placement == held:
+            return True
+        gang = self.mixed if held.parts or placement.parts else self.elastic
+        return gang is not None and gang.becomes(held, placement)
+
     def most_at(self, placement: Placement) -> int:
         """GPUs to which its gang may grow where it is; 0: it has one size."""
         if placement.parts:

@@ -1,9 +1,12 @@
 """What a decision wants of each job, and what people are told of it."""
 
+import dataclasses
+
 import pytest
 from ballast_policies.allocation.problem import Job
 from ballast_policies.protocol.observed import Action
 from ballast_policies.rounds.gangs import ElasticGang
+from ballast_policies.rounds.values import PoolPart
 from ballast_policies.scheduling.assignments import assign
 from ballast_policies.scheduling.decision import Memory, SchedulingPolicy, decide
 from ballast_policies.scheduling.refusals import JobFaults, Obstacle
@@ -27,6 +30,14 @@ def test_an_elastic_gang_takes_the_gpus_that_nobody_else_could_use():
     assert (one.action, one.placement, one.extra_nodes) == (Action.KEEP, at("n"), ("n", "n"))
     assert (one.chosen, one.kept_ranks, one.reason) == ("1 x v100 of pool a", (), "")
     assert one.next_best
+
+
+def test_a_gang_that_gets_gpus_of_another_pool_as_well_starts_again():
+    """Its first ranks are where they were, but only gangs in several pools take part of another one."""
+    parts = tuple(PoolPart(pool=pool, gpu_type="v100", gpus=1) for pool in "ab")
+    one, over = gang("one", elastic=SIZES, runs=at("n")), at("n", "m")
+    assert one.stays(over) and one.stays(at("n"))
+    assert not one.stays(dataclasses.replace(over, parts=parts)) and not one.stays(None)
 
 
 def test_a_tenant_at_its_limit_starts_a_job_once_its_shrinking_gang_has_given_gpus_back():
