@@ -188,12 +188,9 @@ class CompletionTime:
 
 
 def hesrpt_weights(left: Sequence[float], weights: Sequence[float], exponent: float) -> list[float]:
-    """Worth of each job's progress, by its rank among the times left for its weight (heSRPT).
+    """Worth of each job's progress, by its rank among the times ``left`` (s) for its weight (heSRPT).
 
-    Args:
-        left: s, of each job at its unit of speed.
-        weights: of the jobs, as the completion time of each counts.
-        exponent: p; k GPUs speed a job up by k^p.
+    ``exponent``: p; k GPUs speed a job up by k^p.
     """
     power = 1.0 / (1.0 - exponent)
     worth, above = [0.0] * len(left), 0.0

@@ -279,11 +279,7 @@ def _prices(owner: np.ndarray, worth: np.ndarray, needs: np.ndarray, gpus: np.nd
     Prices rise where jobs, each at its best by them, want more GPUs than there are, and fall elsewhere; step
     lengths as those of Rprop (Riedmiller and Braun 1993).
 
-    Args:
-        owner: (m,) job of each option, ascending.
-        worth: (m,) of each option.
-        needs: (m, k) GPUs of each option.
-        gpus: (k,) of the cluster.
+    Of each option: ``owner`` (m,), ascending, ``worth`` (m,), ``needs`` (m, k); ``gpus`` (k,): of all.
     """
     starts = np.flatnonzero(np.diff(owner, prepend=-1))
     group = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(owner)))

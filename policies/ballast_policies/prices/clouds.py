@@ -127,9 +127,7 @@ def aws_price(row: Any, where: str) -> tuple[str, str, float, float]:
 def spot_price(rows: Iterable[Any], wanted: AwsSpotPrice) -> float:
     """USD per machine and hour: the newest of the zone, or the mean of the newest of each zone.
 
-    Args:
-        rows: in any order; those of other instance types, zones and products are not looked at.
-        wanted: the instance type.
+    ``rows``: in any order; those of other instance types, zones and products are not looked at.
 
     Raises:
         PriceLogError: there is none, or a row that counts is wrong.

@@ -111,13 +111,7 @@ def judge(
 ) -> Reading:
     """``found``, unless it is far from the on-demand price; where that is so, the price from ``before``.
 
-    Args:
-        found: what the feed has.
-        before: the last good price.
-        now: seconds since 1970.
-        stale_after: seconds after which a price is old.
-        on_demand: of a GPU hour of this type; None: not known, and not compared with.
-        when_stale: what to do where the price is old.
+    Arguments as of :func:`read_feed`; ``when_stale``: what to do where the price is old.
     """
     if not is_plausible(found.price, on_demand):
         assert on_demand is not None

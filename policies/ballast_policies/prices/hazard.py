@@ -66,8 +66,7 @@ class Hazard:
         Low where little was seen: a pool that is avoided is never learnt. In twenty weeks of logs
         (lab/benchmarks/prices/weeks.py) a prior of less weight cost 1 % more.
 
-        Args:
-            others: all that was seen in the class, this pool included.
+        ``others``: all that was seen in the class, this pool included.
         """
         prior = (PRIOR_PREEMPTIONS + others.preemptions) / (PRIOR_HOURS + others.hours)
         return (prior * PRIOR_HOURS + self.preemptions) / (PRIOR_HOURS + self.hours)

@@ -147,10 +147,7 @@ class Explained:
 def barred_nodes(pool: str, barred: Mapping[str, int], closed: Mapping[str, int]) -> str:
     """``; 2 nodes of pool x have taint ...``: nodes that a gang may not be started on; empty: none.
 
-    Args:
-        pool: its name.
-        barred: taints that the gang does not tolerate -> nodes that have them.
-        closed: why nodes take no gang at all -> nodes.
+    ``barred``: taints that it does not tolerate -> nodes; ``closed``: why nodes take no gang at all -> nodes.
     """
     texts = [
         f"{counted(count, 'node')} of pool {pool} {'has' if count == 1 else 'have'} taint {taints}, "

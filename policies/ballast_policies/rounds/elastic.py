@@ -92,13 +92,7 @@ class _SizeAssignment:
     """A division of the free GPUs, as it comes about."""
 
     def __init__(self, items: Sequence[_GangSize], ledger: Ledger, surplus: Surplus) -> None:
-        """Start from the least sizes.
-
-        Args:
-            items: the gangs.
-            ledger: what the least sizes leave.
-            surplus: who comes first.
-        """
+        """Start from the least sizes, which leave what is in the ledger; ``surplus``: who comes first."""
         self._items, self._ledger, self._surplus = items, ledger, surplus
         self.nodes: list[tuple[str, ...]] = [item.base.nodes for item in items]
         self._kept: list[set[int]] = [set() for _ in items]

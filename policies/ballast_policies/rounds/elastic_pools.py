@@ -267,13 +267,7 @@ class _PoolChoice:
         }
 
     def is_best_off(self, name: str, pool: str, columns: Collection[str]) -> bool:
-        """True if no other pool would win enough to move the gang there.
-
-        Args:
-            name: the gang.
-            pool: where it is.
-            columns: where it has a share of time.
-        """
+        """True if no other pool, of ``columns`` where it has a share, would win enough to move the gang."""
         here = self._candidate(name, pool)
         if here is None:
             return False

@@ -449,16 +449,9 @@ def _reasons(
     pinned: Mapping[str, str] = MappingProxyType({}),
     second: Collection[str] = (),
 ) -> dict[str, Reason]:
-    """Reason for each job of the question.
+    """Reason for each job of the question; ``second``: running jobs that were second on their GPU.
 
-    Args:
-        question: with the jobs.
-        pools: of the question.
-        received_fraction: (job, column) -> fraction of the time that it has run there.
-        placements: of all jobs.
-        kept_for: pool -> job for which its free GPUs are kept.
-        pinned: jobs that must not be disturbed -> why.
-        second: running jobs that were second on their GPU.
+    ``received_fraction``: (job, column) -> fraction of the time that it has run there.
     """
     ran = question.state.running
     column_of = dict(zip(pools.names, pools.columns, strict=True))

@@ -360,13 +360,7 @@ ANY_NODES = NodeRequest()
 
 
 def domains_of(name: str, labels: Mapping[str, str], levels: Sequence[str]) -> tuple[str, ...]:
-    """The domain of a node at each level; a node without the label is one of its own.
-
-    Args:
-        name: of the node.
-        labels: of the node.
-        levels: their labels, the widest first.
-    """
+    """Domain of a node at each of ``levels``, the widest first; without the label it is one of its own."""
     found: list[str] = []
     for label in levels:
         outer = f"{found[-1]}/" if found else ""

@@ -256,13 +256,8 @@ def gang_sizes(
 
     One size where it does not change, and where no pool can hold the smallest.
 
-    Args:
-        spec: of the job.
-        room: in the pools that are open to it.
-        allowed: GPU types.
-        largest: by :func:`gang_size`.
-        held: what it has now; None: it does not run.
-        any_size: also of a gang that does not grow, before it runs.
+    ``largest``: by :func:`gang_size`; ``held``: what it has now, None: it does not run; ``any_size``: also of
+    a gang that does not grow, before it runs.
     """
     if held is not None and not spec.grow:
         return (held.gpus,)

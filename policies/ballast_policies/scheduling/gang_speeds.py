@@ -353,14 +353,8 @@ def speed_on(
     Where neither has run so, by the nearest number of nodes beyond the fewest; ``packed`` where nothing is
     known: then it is not known that more nodes make the gang slower.
 
-    Args:
-        nodes: that the gang is on.
-        gpu_type: of its GPUs.
-        gpus: of the gang.
-        packed: its steps/s on the fewest nodes.
-        fewest: nodes that hold it.
-        own: what the job has reported.
-        like: what jobs of its kind have reported.
+    ``packed``: its steps/s on the ``fewest`` nodes that hold it; ``own``, ``like``: what the job, and jobs of
+    its kind, have reported.
     """
     reported = own.get(SpeedKey.of(gpu_type, gpus, nodes))
     if reported is not None:
@@ -405,12 +399,7 @@ DIGITS = 2
 
 
 def relative_speed(shape: PipelineShape, positions: int) -> float:
-    """Speed on ``positions`` of the pipeline over that on one; 1 on one position.
-
-    Args:
-        shape: the pipeline.
-        positions: at least 1.
-    """
+    """Speed on ``positions`` of the pipeline, at least 1, over that on one."""
     return 1.0 / _step(shape, positions) if positions > 1 else 1.0
 
 

@@ -147,12 +147,8 @@ def simulate(
     Jobs start, change, resume and give back GPUs at multiples of ``round_seconds``.
     The policy is asked when jobs have arrived or ended, or each round where it wants that.
 
-    Args:
-        workload: jobs and cluster.
-        policy: a name in :data:`~ballast_policies.elastic.completion_time.ELASTIC_POLICIES`.
-        round_seconds: above 0.
-        until: s; nothing is simulated from then on.
-        progress: called after each stretch of rounds without a change.
+    ``policy``: a name in :data:`~ballast_policies.elastic.completion_time.ELASTIC_POLICIES`; ``until``,
+    ``progress``: as of :func:`simulate_rules`.
 
     Raises:
         RegistryError: there is no such policy, or it cannot be loaded.
@@ -323,11 +319,7 @@ def simulate_rules(
 ) -> ElasticResult:
     """Run the jobs to their ends.
 
-    Args:
-        workload: jobs and cluster; a configuration has one GPU type.
-        rules: of the operator.
-        until: s; nothing is simulated from then on.
-        progress: called after each decision.
+    ``until``: s; nothing is simulated from then on; ``progress``: called after each decision.
 
     Raises:
         SimulationError: a job can never run, or has configurations of several types; or no job ends by

@@ -30,10 +30,8 @@ from ballast_policies.simulator.replay import Recording
 def least_cost(recording: Recording, *, by: float | None = None) -> float:
     """USD below which no policy could have run the jobs that have done their steps; 0: nothing is known.
 
-    Args:
-        recording: what was seen.
-        by: epoch seconds until which a policy has to be done; None: it has all the time, so that each job
-            could wait for what is cheapest. Infinite is returned where none is done by then.
+    ``by``: epoch seconds until which a policy has to be done; None: it has all the time, so that each job
+    could wait for what is cheapest. Infinite is returned where none is done by then.
     """
     jobs = [job for job in recording.jobs if job.done]
     types = {pool.pool: pool.gpu_type for cluster in recording.clusters for pool in cluster.pools}

@@ -63,9 +63,7 @@ class Completed:
 
         With many rows, one more hardly changes them, and a whole fit takes thousands of times as long.
 
-        Args:
-            values: (columns,) numbers; what is not known is not read.
-            known: (columns,) bool.
+        ``values``, ``known``: (columns,), as of :func:`complete`.
         """
         rest = np.where(known, values - self.mean, 0.0)[None, :]
         left = _factors(rest - known * self.right[:, :1].T, known[None, :], self.right[:, 1:])

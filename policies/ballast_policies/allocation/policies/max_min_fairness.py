@@ -43,9 +43,7 @@ def objective(instance: Instance, x: np.ndarray) -> float:
 def raise_least_level(instance: Instance, slope: np.ndarray) -> Answer:
     """Maximise t with ``throughput(m, X) >= slope_m t``, as one LP; ties as above.
 
-    Args:
-        instance: the instance.
-        slope: (n,) steps/s of each job at level 1; 0: the job does not count.
+    ``slope``: (n,) steps/s of each job at level 1; 0: the job does not count.
     """
     raised = linear.maximise(instance, slope=slope)
     return Answer(
