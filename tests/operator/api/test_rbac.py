@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 from ballast_client.api_server import ApiServer, ChannelError
+from ballast_client.channels import Kubernetes
 from ballast_operator.api.rbac import Rule, trainer_rules
 from ballast_operator.desired import access_objects
 from ballast_operator.local_operator import OPERATOR_NAME, apply_objects, install_objects
 from ballast_operator.views.job import JobView
+from ballast_policies.contract.messages import Report
+from ballast_trainer.channel.base import Messages, OperatorChannel
 from ballast_trainer.channel.kubernetes import WatchedObject
 from kubernetes import client
 from kubernetes.dynamic import DynamicClient
@@ -16,6 +19,7 @@ from kubernetes.dynamic import DynamicClient
 from tests.support.access import account, binding, kubeconfig_of, may, new_account, wait_for_operators_rights
 from tests.support.control_plane import ControlPlane
 from tests.support.waiting import eventually
+from tests.trainer.channel.messages import REPORT
 
 SYSTEM = "ballast-rbac-test"
 OPERATOR = account(SYSTEM, OPERATOR_NAME)
@@ -128,7 +132,7 @@ def test_a_pod_may_only_follow_its_plan_and_renew_its_lease(api: client.ApiClien
 def test_a_trainer_follows_its_plan_with_these_rights(
     control_plane: ControlPlane, api: client.ApiClient, namespace: str, tmp_path: Path
 ) -> None:
-    """By a watch of the one ConfigMap, as its own account."""
+    """By a watch of the one ConfigMap, as its own account; a report may be too long for the Lease."""
     core = client.CoreV1Api(api)
     give_trainers_role(api, namespace)
     token = new_account(api, namespace, "a-trainer")
@@ -149,6 +153,16 @@ def test_a_trainer_follows_its_plan_with_these_rights(
     core.patch_namespaced_config_map("a-plan", namespace, {"data": {"number": "2"}})
     eventually(lambda: reads("2"), "the change")
     watched.close()
+    leases = client.CoordinationV1Api(api)
+    leases.create_namespaced_lease(namespace, client.V1Lease(metadata=client.V1ObjectMeta(name="a")))
+    channel = OperatorChannel(Kubernetes(server, namespace=namespace, job="a", pod="a-1-0"))
+    for layers in (10_000, 100_000):  # more than the annotations of an object may have, and than a request
+        sizes = (10**15,) * layers
+        report = REPORT.replace(step=layers, layer_bytes=sizes, layer_weight_bytes=sizes)
+        channel.write(Messages(report=report))
+        lease = leases.read_namespaced_lease("a", namespace)
+        told = Report.from_json(lease.metadata.annotations["ballast.dev/report"])
+        assert told == REPORT.replace(step=layers)
     server.close()
 
 
