@@ -186,6 +186,32 @@ def test_a_rayjob_is_its_workers_and_its_entrypoint():
     assert "not carried over: spec.rayClusterSpec.headGroupSpec.rayStartParams" in said
 
 
+@pytest.mark.parametrize(
+    ("text", "old", "new", "stages", "per_pod"),
+    [
+        (TRAIN, 'resourcesPerNode: {limits: {nvidia.com/gpu: "1"}}', "numProcPerNode: 4", (8, 8), 4),
+        (RAY, 'rayVersion: "2.50"', "enableInTreeAutoscaling: true", (1, 4), None),
+        (RAY, "minReplicas: 1\n        maxReplicas: 4", "minReplicas: 0", (2, 2), None),
+        (
+            RAY.replace('rayVersion: "2.50"', "enableInTreeAutoscaling: true"),
+            "minReplicas: 1\n        maxReplicas: 4",
+            "minReplicas: 0\n        maxReplicas: 2147483647",
+            (1, 1024),
+            None,
+        ),
+    ],
+    ids=["processes of a node", "autoscaler", "no autoscaler", "an autoscaler without bounds"],
+)
+def test_a_job_has_as_many_gpus_as_where_it_comes_from(text, old, new, stages, per_pod):
+    """Where they are not resources of its container, or change."""
+    assert old in text
+    job, said = migrated(text.replace(old, new))
+    assert tuple(job["spec"]["pipeline"].values()) == stages
+    assert job["spec"].get("parallelism", {}).get("gpusPerPod") == per_pod
+    assert "checkpoint.path: not known. To fix: --checkpoint" in said
+    assert ("metadata.name" in said) == (text is not TRAIN)
+
+
 def test_an_adaptdljob_keeps_its_bounds():
     """Its name was made by the API server; a job that may not be stopped says that it may be."""
     job, said = migrated(ADAPTDL)
