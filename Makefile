@@ -86,7 +86,8 @@ e2e-nodes: setup ## run the chart, images and trainers on real kubelets (root; c
 bench: $(STAMP) ## run the quick benchmarks, each within a minute, against the last release's cost (others: benchmarks/)
 	@$(BIN)/python benchmarks/compare.py $(ARGS)
 
-PAGES = lab/benchmarks/planning/published_page.py lab/benchmarks/prices/page.py benchmarks/trainer/published_page.py
+PAGES = lab/benchmarks/planning/published_page.py lab/benchmarks/simulator/published_page.py lab/benchmarks/prices/page.py \
+	benchmarks/trainer/published_page.py
 reproduce: $(STAMP) ## make the published figures again and judge them, and their pages (an hour and more; ARGS="--data FOLDER")
 	@$(BIN)/ballast reproduce --all $(ARGS)
 	@for page in $(PAGES); do $(BIN)/python $$page || exit 1; done

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -83,18 +84,23 @@ def _tried(plan: Mapping[str, Any], config: Mapping[str, Any], steps: int, train
 
 
 def _output(command: list[str], folder: str) -> tuple[str, int | str]:
-    """Printed output, errors included, and exit code; it is stopped after :data:`_MOST_SECONDS`."""
+    """Printed output, errors included, and exit code; with its ranks it is killed after :data:`_MOST_SECONDS`."""
     with subprocess.Popen(
-        command, cwd=folder, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     ) as running:
         try:
             return running.communicate(timeout=_MOST_SECONDS)[0], running.returncode
         except subprocess.TimeoutExpired:
-            running.terminate()
+            os.killpg(running.pid, signal.SIGKILL)
             return running.communicate()[0], f"no result after {_MOST_SECONDS:.0f} s"
         finally:
             if running.poll() is None:
-                running.terminate()
+                os.killpg(running.pid, signal.SIGTERM)
 
 
 def _line(text: str) -> dict[str, Any]:

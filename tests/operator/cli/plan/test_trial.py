@@ -6,11 +6,13 @@ import sys
 import pytest
 import yaml
 from ballast_operator.cli.main import main
+from ballast_operator.cli.plan import trial
 from ballast_trainer.launch import ValidatedJob
 from click.testing import CliRunner
 
 pytestmark = pytest.mark.slow
 
+PYTHON = sys.executable
 PROFILE = "layers: [{repeat: 4, forwardSeconds: 0.1, backwardSeconds: 0.2, heldBytes: 10, outputBytes: 1}]"
 CLUSTER = "gpus: [{type: a, count: 2}]\nbandwidth: {insideServer: 1.0e+9, betweenServers: 1.0e+9}"
 JOB = """
@@ -105,6 +107,18 @@ def test_a_configuration_with_no_fields_where_a_plan_has_some_is_refused(run, mo
     done = run("--planner", "best", "--trial", "1")
     assert done.exit_code == 1
     assert f"job.yaml: {field}: 5 is no object of fields" in done.output
+
+
+def test_a_trainer_that_hangs_is_killed_with_its_ranks(tmp_path, run, monkeypatch):
+    """They hear no request to leave, and hold the pipe that the command reads."""
+    rank = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(100000)"
+    path = tmp_path / "ballast-train"
+    path.write_text(
+        f"#!{PYTHON}\nimport subprocess, sys\nsubprocess.Popen([{PYTHON!r}, '-c', {rank!r}]).wait()\n"
+    )
+    path.chmod(0o755)
+    monkeypatch.setattr(trial, "_MOST_SECONDS", 5.0)
+    assert "none of 1 plans ran: ballast-train ended with no result after 5 s" in run("--trial", "1").output
 
 
 @pytest.mark.nightly
