@@ -100,6 +100,18 @@ def test_a_log_is_repeated_where_a_replay_is_longer():
     assert log.replayed(log.start, log.end) == list(log.spans)
 
 
+def test_two_logs_of_one_pool_are_one(tmp_path):
+    """It is up while a machine of either runs, also where both were watched at the same time."""
+    (tmp_path / "a.json").write_text(aws(ROW))
+    (tmp_path / "a.log").write_text(LOG)
+    (tmp_path / "b.log").write_text(
+        LOG.replace("T13:", "T15:").replace("T14:", "T16:").replace("T10:", "T11:")
+    )
+    (log,) = read_market(tmp_path).availability.values()
+    assert [(span.end - span.start) / 3600 for span in log.spans] == [1.5, 1.0, 1.0]
+    assert log.preemptions == 1
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -7,7 +7,7 @@ type T in zone Z``, ``[UTC] Instance ID running in zone Z``, ``[UTC] Instance ID
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ballast_policies.prices.offers import MOST_GPUS, PriceLogError, seconds_of
 
@@ -90,8 +90,7 @@ def parse_availability(text: str, *, source: str) -> Mapping[Pool, AvailabilityL
     for machine in running.values():
         spans[machine.pool].append(Span(start=machine.granted, end=machine.seen, preempted=False))
     return {
-        pool: AvailabilityLog(start=first, end=now, spans=_any_running(lives))
-        for pool, lives in spans.items()
+        pool: AvailabilityLog(start=first, end=now, spans=any_running(lives)) for pool, lives in spans.items()
     }
 
 
@@ -114,7 +113,7 @@ def _lost(running: dict[str, _Machine], spans: dict[Pool, list[Span]], name: str
         spans[machine.pool].append(Span(start=machine.granted, end=end, preempted=True))
 
 
-def _any_running(lives: list[Span]) -> tuple[Span, ...]:
+def any_running(lives: Iterable[Span]) -> tuple[Span, ...]:
     """Overlapping lives of several machines joined: the pool is up while one of them runs."""
     joined: list[Span] = []
     for life in sorted((life for life in lives if life.end > life.start), key=lambda life: life.start):

@@ -20,9 +20,9 @@ from ballast_policies.prices.offers import (
     seconds_of,
 )
 
-from ballast_lab.prices.availability import AvailabilityLog, Span
+from ballast_lab.prices.availability import AvailabilityLog
 from ballast_lab.prices.history import Point, PriceRow, series
-from ballast_lab.prices.logs.availability_log import parse_availability
+from ballast_lab.prices.logs.availability_log import any_running, parse_availability
 from ballast_lab.prices.logs.azure_prices import parse_azure_prices
 from ballast_lab.prices.logs.gcp_prices import parse_gcp_prices
 from ballast_lab.prices.market import Market, instance_of
@@ -230,13 +230,9 @@ def _us_first(offer: Offer) -> tuple[bool, str]:
 
 
 def _joined(logs: list[AvailabilityLog]) -> AvailabilityLog:
-    """Several logs of one pool, one after the other; the pool counts as away between them."""
-    logs = sorted(logs, key=lambda log: (log.start, log.end))
-    spans: list[Span] = []
-    for log in logs:
-        spans += [span for span in log.spans if not spans or span.start >= spans[-1].end]
+    """Several logs of one pool; where none has watched, the pool counts as away."""
     return AvailabilityLog(
-        start=logs[0].start,
+        start=min(log.start for log in logs),
         end=max(log.end for log in logs),
-        spans=tuple(spans),
+        spans=any_running(span for log in logs for span in log.spans),
     )

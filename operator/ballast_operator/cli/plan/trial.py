@@ -84,7 +84,7 @@ def _tried(plan: Mapping[str, Any], config: Mapping[str, Any], steps: int, train
 
 
 def _output(command: list[str], folder: str) -> tuple[str, int | str]:
-    """Printed output, errors included, and exit code; with its ranks it is killed after :data:`_MOST_SECONDS`."""
+    """Printed output, errors included, and exit code; after :data:`_MOST_SECONDS` all ranks are killed."""
     with subprocess.Popen(
         command,
         cwd=folder,
