@@ -74,9 +74,11 @@ def test_a_job_that_alone_exceeds_the_limit_keeps_no_other_waiting():
 
 def test_gpus_of_a_launch_that_ends_count_until_its_pods_are_gone():
     """For the other jobs of the tenant; the job itself is launched after them."""
-    found = admitted(waiting("stopping", 4, held=4), waiting("next", 1), maxGpus=4)
+    jobs = waiting("stopping", 4, held=4), waiting("next", 1)
+    found = admitted(*jobs, maxGpus=4)
     assert found.sizes == {"stopping": 4} and kept_out(found) == {"next": LimitField.GPUS}
     assert admitted(waiting("w", 4, 2), others=[waiting("saves", held=2)], maxGpus=4).sizes == {"w": 2}
+    assert admitted(*jobs, maxGpus=5).sizes == {"stopping": 4, "next": 1}
 
 
 def test_running_jobs_are_counted():
@@ -112,8 +114,8 @@ def queues(draw):
 
 @given(jobs=queues(), a=limits, b=limits)
 def test_limits_hold_for_any_queue_of_jobs(jobs, a, b):
-    """Every job is either in or out; what runs is in; no limit is exceeded but by what ran already; and one
-    tenant's jobs never change what another's get."""
+    """Every job is either in or out; what runs is in; no limit is exceeded but by what ran already; who is
+    out finds no room, or waits behind one that finds none; one tenant's jobs never change another's."""
     by_tenant = {"a": a, "b": b}
     found = admit_by_tenant(jobs, stated(**by_tenant))
     assert found.sizes.keys() | found.over.keys() == {job.name for job in jobs}
@@ -131,12 +133,22 @@ def test_limits_hold_for_any_queue_of_jobs(jobs, a, b):
         gpus[tenant] += max(found.sizes.get(job.name, 0), has)
         count[tenant] += job.name in found.sizes
         held[tenant] += has
-    for tenant in started:
+    for tenant in gpus:
         most_gpus, most_running, most_waiting = (by_tenant[tenant][name] for name in NUMBERS)
         if most_gpus is not None:
-            assert gpus[tenant] - started[tenant] + found.room[tenant] <= max(most_gpus, held[tenant])
-        assert most_running is None or count[tenant] <= most_running
+            assert found.room[tenant] == max(0, most_gpus - gpus[tenant]) + started[tenant]
+            assert gpus[tenant] <= max(most_gpus, held[tenant])
         assert most_waiting is None or queue[tenant] <= most_waiting
+        waits = False
+        for job in (job for job in jobs if job.tenants == (tenant,) and job.name in found.over):
+            field, least = found.over[job.name].field, job.sizes[-1]
+            if field is LimitField.GPUS and least <= most_gpus:
+                waits = waits or gpus[tenant] - job.held[ALL_TYPES] + least > most_gpus
+                assert waits
+            assert field is not LimitField.RUNNING_JOBS or count[tenant] >= most_running
+            assert field is not LimitField.WAITING_JOBS or queue[tenant] == most_waiting
+        if most_running is not None and started[tenant]:
+            assert count[tenant] <= most_running
     alone = admit_by_tenant([job for job in jobs if job.tenants == ("a",)], stated(**by_tenant))
     assert alone.sizes == {
         job.name: found.sizes[job.name] for job in jobs if job.tenants == ("a",) and job.name in found.sizes
@@ -245,4 +257,5 @@ def test_no_choice_of_types_and_sizes_exceeds_a_limit_by_type(data):
         types_of_it = found.get(gang.name, {})
         if any(limits[tenant] for tenant in gang.tenants):
             assert gang.runs_on <= types_of_it.keys() <= set(gang.types)
+            assert all(types_of_it[kind] >= gang.held[kind] for kind in gang.runs_on)
         assert all(gang.least <= most <= gang.grown[-1] for most in types_of_it.values())

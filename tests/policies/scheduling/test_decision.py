@@ -1,17 +1,25 @@
 """Decisions in rounds: what is granted stands until the round ends, and rounds keep to their grid."""
 
 import dataclasses
+import random
+from collections import Counter
 
 import pytest
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.allocation.problem import Allocation, Job
 from ballast_policies.prices.hazard import Hazard
+from ballast_policies.protocol.observed import Action
+from ballast_policies.rounds.memory import forgetting
 from ballast_policies.rounds.question import SpotLimits
 from ballast_policies.rounds.values import Node, Placement
+from ballast_policies.scheduling.assignments import assign
 from ballast_policies.scheduling.deadlines import deadline_choices
 from ballast_policies.scheduling.decision import Decision, Memory, SchedulingPolicy, decide
 from ballast_policies.scheduling.state import Capacity, ClusterJob, ClusterState
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.policies.rounds.test_random_rounds import random_question
 from tests.policies.scheduling.clusters import at, cluster, gang
 
 ROUND = 60
@@ -38,9 +46,8 @@ class Rounds:
 
     def __init__(self, **policy):
         self.memory = Memory()
-        self.policy = SchedulingPolicy(
-            objective="max-min-fairness", round_seconds=ROUND, **{"max_moves_per_hour": 100, **policy}
-        )
+        given = {"objective": "max-min-fairness", "max_moves_per_hour": 100, **policy}
+        self.policy = SchedulingPolicy(round_seconds=ROUND, **given)
 
     def decide(self, at: float, cluster: ClusterState, **by_job: float) -> Decision:
         decided = decide(cluster, self.memory, self.policy, now=at, solve=lambda *_: shares(**by_job))
@@ -216,3 +223,86 @@ def test_a_checkpoint_that_is_dear_to_copy_stays_where_its_job_has_a_deadline(us
     given = dataclasses.replace(shares(), policy="min-cost-slo")
     chosen = deadline_choices(cluster, "min-cost-slo", cluster.problem, given, round_seconds=ROUND, now=1e6)
     assert chosen.shares == {"one": {pool: 1.0}}
+
+
+def carried_out(rng, decided, told, state):
+    """Placements some time after a decision: pods have gone, shrunk and started, or have not yet."""
+    running, left = dict(state.running), Counter({node.name: node.gpus for node in state.capacity.nodes})
+    for name in [name for name in running if rng.random() < 0.7]:
+        if told[name].action is not Action.KEEP:
+            del running[name]
+        elif told[name].kept_ranks:
+            running[name] = decided.round.placements[name]
+    left.subtract(node for at in running.values() for node in at.nodes)
+    for name, one in told.items():
+        wants = (
+            Counter(one.placement.nodes) if one.action is Action.PLACE and name not in running else Counter()
+        )
+        if wants and rng.random() < 0.7 and all(left[node] >= count for node, count in wants.items()):
+            running[name] = one.placement
+            left.subtract(wants)
+    return running
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kinds", [("taints", "pods"), ("elastic", "pods"), ("mixed",)], ids=",".join)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    policy=st.sampled_from(["max-min-fairness", "completion-time", "min-cost"]),
+)
+def test_jobs_and_the_next_decision_are_told_the_same(kinds, seed, policy):
+    """Who has a grant is to be placed, who leaves does not continue, what is granted stands until the round
+    ends, and a job has received each second of its gang."""
+    rng, rounds = random.Random(seed), Rounds(objective=policy, max_moves_per_hour=None)
+    asked, now, before = random_question(rng, kinds), BEGIN, BEGIN
+    capacity = Capacity(
+        gpu_types=("k80", "v100"),
+        nodes=tuple(asked.nodes),
+        pools=tuple(
+            PricedPool(pool=pool, gpu_type=kind, price=1.0, gpus=asked.gpus[pool])
+            for pool, kind in asked.types.items()
+        ),
+    )
+    running, launches = {}, Counter()
+    for _ in range(6):
+        jobs = tuple(
+            ClusterJob(
+                job=dataclasses.replace(job, gpus=len(running[job.name].nodes))
+                if job.name in running and job.name in asked.mixed
+                else job,
+                elastic=asked.elastic.get(job.name),
+                mixed=asked.mixed.get(job.name),
+                asks=asked.asks_of(job.name),
+                placement=running.get(job.name),
+                launches=launches[job.name],
+                running_since=BEGIN,
+            )
+            for job in asked.jobs
+        )
+        state, known = ClusterState(capacity=capacity, jobs=jobs), rounds.memory
+        rows = {
+            job.name: {kind: rng.choice((0.0, rng.random())) for kind in capacity.gpu_types} for job in jobs
+        }
+        given = dataclasses.replace(shares(), policy=policy, allocation=rows)
+        solve = None if asked.mixed else lambda _, given=given: given
+        decided = decide(state, known, rounds.policy, now=now, solve=solve)
+        told, rounds.memory = assign(state, decided), decided.memory
+        grants, placements = decided.memory.grants, decided.round.placements
+        assert grants.granted.keys() == {n for n, one in told.items() if one.action is Action.PLACE}
+        assert grants.leaving.keys() == {n for n in running if told[n].action is not Action.KEEP}
+        for name in running.keys() - grants.leaving.keys():
+            one, held = told[name], running[name].nodes
+            kept = [held[rank] for rank in one.kept_ranks] or list(held)
+            assert Counter([*kept, *one.extra_nodes]) == Counter(placements[name].nodes)
+        if decided.within_round:
+            stands = {n for n, (_, at) in known.grants.granted.items() if at == launches[n]} - running.keys()
+            assert stands <= placements.keys()
+        if known.accounts is not None:
+            seconds = now - before
+            for name, had in known.accounts.received.items():
+                ran, kept = name in running, forgetting(seconds, ROUND) if name in running else 1.0
+                received = sum(decided.memory.accounts.received[name].values())
+                assert received == pytest.approx(sum(had.values()) * kept + ran * seconds)
+        there = carried_out(rng, decided, told, state)
+        launches.update(there.keys() - running.keys())
+        running, before, now = there, now, now + rng.choice((1.0, 20.0, 70.0, 300.0))
