@@ -106,6 +106,8 @@ def test_accounts_keep_what_a_job_is_owed_when_columns_change():
     split = memory.over_columns(classes.gpu_type, classes.gpus)
     assert split.promised["one"] == pytest.approx({SPOT: 45.0, ON_DEMAND: 45.0, "a100": 5.0})
     assert split.shares["one"] == pytest.approx({SPOT: 0.25, ON_DEMAND: 0.25})
+    without_gpus = memory.over_columns(classes.gpu_type, {})
+    assert without_gpus.shares["one"] == pytest.approx({SPOT: 0.25, ON_DEMAND: 0.25})
     assert split.over_columns(classes.gpu_type, classes.gpus) is split
     again = split.over_columns({"v100": "v100", "a100": "a100"}, {"v100": 16, "a100": 4})
     assert again == memory

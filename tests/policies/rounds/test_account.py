@@ -1,11 +1,13 @@
 """What is owed to jobs, kept while shares change, and the order of claims by urgency."""
 
+import dataclasses
 from collections import Counter
 
 import numpy as np
 import pytest
 from ballast_policies.rounds.claims import by_urgency, priorities
 from ballast_policies.rounds.memory import HALF_LIFE_ROUNDS, RoundMemory
+from ballast_policies.rounds.values import Placement, PoolPart
 
 from tests.policies.rounds.played import at, job, node, play
 
@@ -60,6 +62,46 @@ def test_nothing_is_forgotten_of_a_job_that_waits():
 def test_a_job_that_is_gone_has_its_account_closed():
     after = owed(b=1.0).until(1.0, {}, running={}, round_seconds=ROUND)
     assert set(after.promised) == set(after.received) == {"b"}
+
+
+BOTH = Placement(
+    gpu_type="v100",
+    pool="a",
+    nodes=("n0", "n1", "n1", "n1"),
+    parts=(
+        PoolPart(pool="a", gpu_type="v100", gpus=1),
+        PoolPart(pool="spot", gpu_type="v100", gpus=3),
+    ),
+)
+"""A gang with a quarter of its GPUs in pool a."""
+
+
+def test_an_account_is_rebuilt_from_how_long_gangs_have_run():
+    """At today's shares, as long as the oldest; a gang in two pools by its GPUs; clocks go back."""
+    since = {"old": 100.0, "both": 300.0, "later": 900.0}
+    memory = RoundMemory.from_running(
+        {"old": at("n0"), "both": BOTH, "later": at("n0")},
+        since,
+        shares_of(old=0.5, both=0.25, waits=0.25),
+        now=400.0,
+        columns={"a": "sure", "spot": "cheap"},
+    )
+    assert memory.promised == shares_of(old=150.0, both=75.0, waits=75.0)
+    assert memory.received == {
+        "old": {"sure": 300.0},
+        "both": {"sure": 25.0, "cheap": 75.0},
+        "later": {"sure": 0.0},
+    }
+
+
+def test_a_gang_receives_by_the_pools_of_its_gpus_and_its_speed_beside_another():
+    """Nothing passes by a clock that was set back."""
+    memory = RoundMemory(shares=shares_of(a=0.5), at=100.0)
+    options = {"running": {"a": BOTH}, "round_seconds": ROUND, "columns": {"spot": "cheap"}}
+    later = memory.until(180.0, {}, **options, speeds={"a": 0.5})
+    assert (later.promised, later.received) == (shares_of(a=40.0), {"a": {"v100": 10.0, "cheap": 30.0}})
+    back = dataclasses.replace(later, shares=memory.shares).until(90.0, {}, **options)
+    assert (back.promised, back.received) == (later.promised, later.received)
 
 
 def test_priority_is_share_over_received_fraction():

@@ -112,13 +112,15 @@ def test_a_job_of_which_nothing_is_known_counts_as_fast_as_the_others():
         ("makespan", "steps_remaining", True),
         ("makespan", "budget", False),
         ("makespan-within-budget", "budget", True),
+        ("min-cost", "usd_per_step", True),
     ],
 )
 def test_a_question_is_asked_again_only_where_the_policy_reads_what_has_changed(policy, field, asked_again):
     """Time alone makes no work for policies that do not read the clock."""
     fields = dict.fromkeys(("elapsed", "isolated_elapsed", "deadline", "budget"), 10.0)
     before, _ = question(job("a", **fields))
-    for value in (500.0, None) if field in ("steps_remaining", "deadline", "budget") else (500.0,):
+    other = {"v100": 500.0} if field == "usd_per_step" else 500.0
+    for value in (other, None) if field in ("steps_remaining", "deadline", "budget") else (other,):
         after, _ = question(job("a", **{**fields, field: value}))
         assert (values(policy, before) != values(policy, after)) is asked_again
 
