@@ -1,6 +1,7 @@
 """Ranks that join a running job know and do what the others do; those that leave it are not missed."""
 
 import json
+import shutil
 
 import pytest
 
@@ -73,13 +74,36 @@ def test_ranks_that_join_keep_the_curve(pods, small_config, same_curve, tmp_path
         assert all((checkpoint / name).exists() for name in listed)
 
 
+def test_ranks_that_join_know_of_a_checkpoint_that_failed(pods, small_config, same_curve, tmp_path):
+    """It is tried again after the step in which they join, with their parts."""
+    saved = tmp_path / "saved"
+    config = small_config(totalSteps=12)
+    gates = Gates(tmp_path / "gates", 5, 10)
+    folder, names = tmp_path / "channel", ["job-1-0", "job-1-1", "job-1-2"]
+    kept = {"path": str(saved), "everySteps": 10, "keep": 2, "asyncMode": "disabled"}
+    pods.start_job(folder, gates.hold(config | {"checkpoint": kept}), local_plan(names[:2], network=22))
+    eventually(gates.waiting, "the sixth step", pods.errors)
+    shutil.rmtree(saved)
+    saved.touch()
+    gates.open()
+    eventually(gates.waiting, "the eleventh step", pods.errors)
+    saved.unlink()
+    grow(pods, folder, local_plan(names, epoch=2, network=22))
+    gates.open()
+    same_curve(pods, config, names[0])
+    assert [event["step"] for event in pods.events("checkpointFailed", names[0])] == [10]
+    assert [event["step"] for event in pods.events("grow", names[0])] == [11]
+    listed = json.loads((saved / "step-00000011/manifest.json").read_text())["files"]
+    assert {f"__{rank}_0.distcp" for rank in range(3)} <= set(listed)
+
+
 def test_ranks_join_in_the_evaluation_that_a_launch_begins_with(
     gang, pods, small_config, single_process_losses, tmp_path
 ):
     """And do with the others what is due after the step: here a rebalance, whose figures all gather."""
     fields = {
         "rebalance": {"enabled": True, "everySteps": 2},
-        "checkpoint": {"path": str(tmp_path / "saved")},
+        "checkpoint": {"path": str(tmp_path / "saved"), "everySteps": 4},
     }
     config = small_config(totalSteps=8, dynamics=TENSOR["dynamics"], **fields)
     gang({**config, "totalSteps": 4}, ranks=2).succeeded()
