@@ -420,21 +420,13 @@ def claims_where_they_run(cluster: Question, reduced: Mapping[str, Placement]) -
             staying[name] = column
     if not staying:
         return cluster
-    promised = state.promised
-    return dataclasses.replace(
-        cluster,
-        shares={**shares, **{n: _all_in(shares.get(n, {}), c) for n, c in staying.items()}},
-        state=dataclasses.replace(
-            state,
-            received={
-                **state.received,
-                **{n: _all_in(state.received.get(n, {}), c) for n, c in staying.items()},
-            },
-            promised=None
-            if promised is None
-            else {**promised, **{n: _all_in(promised.get(n, {}), c) for n, c in staying.items()}},
-        ),
-    )
+
+    def all_there(rows: Mapping[str, Mapping[str, float]]) -> Mapping[str, Mapping[str, float]]:
+        return {**rows, **{name: _all_in(rows.get(name, {}), column) for name, column in staying.items()}}
+
+    promised = None if state.promised is None else all_there(state.promised)
+    state = dataclasses.replace(state, received=all_there(state.received), promised=promised)
+    return dataclasses.replace(cluster, shares=all_there(shares), state=state)
 
 
 def _all_in(row: Mapping[str, float], column: str) -> dict[str, float]:

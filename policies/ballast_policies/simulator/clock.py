@@ -184,12 +184,8 @@ Decide = Callable[[Mapping[str, Active], float], Answer]
 """Function from the jobs that are there, by name in order of arrival, and the time to a decision."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """Something that happens to the cluster ``at`` a moment: a node goes or comes, a price changes."""
-
-    at: float
-    happens: Callable[[], None]
+Event = tuple[float, Callable[[], None]]
+"""Moment, and what happens to the cluster then: a node goes or comes, a price changes."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -228,11 +224,11 @@ class Clock(Generic[Active]):
         Raises:
             SimulationError: all jobs wait for good.
         """
-        coming, events = _Queue(iter(self.arrivals)), _Queue((event.at, event) for event in self.events)
+        coming, events = _Queue(iter(self.arrivals)), _Queue(iter(self.events))
         round_ends, done = math.inf, 0
         while not self.over and (self.present or coming.at < math.inf) and self.now < until - LEAST_STEP:
-            for event in events.due(self.now):
-                event.happens()
+            for happens in events.due(self.now):
+                happens()
             # One that comes again, and had its steps done before, stays away.
             self.present.update((job.name, job) for job in coming.due(self.now) if job.remaining > 0)
             ending = self.now >= round_ends - LEAST_STEP

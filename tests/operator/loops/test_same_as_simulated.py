@@ -25,7 +25,7 @@ from ballast_policies.contract.messages import ExitReason, Report, TerminationMe
 from ballast_policies.contract.plan import Plan
 from ballast_policies.rounds.values import Node, Placement, Round
 from ballast_policies.scheduling.state import ClusterJob
-from ballast_policies.simulator.clock import Answer, Clock, Event
+from ballast_policies.simulator.clock import Answer, Clock
 from ballast_policies.simulator.decisions import OperatorDecisions, SimulatedGang
 
 from tests.operator.loops.simulated.machines import Trainer, end_pod
@@ -386,9 +386,7 @@ async def test_the_simulator_decides_as_the_loops_do(seed: int, objective: str):
         ],
         decide=decide,
         ended=lambda job, now: None,
-        events=[
-            Event(at=at, happens=functools.partial(learn, one)) for at, one in zip(times, seen, strict=True)
-        ],
+        events=[(at, functools.partial(learn, one)) for at, one in zip(times, seen, strict=True)],
     )
     clock.run(times[-1] + MOMENT)
     for one, answer in zip((one for one in seen if one.snapshot.jobs), found, strict=True):

@@ -2,7 +2,7 @@
 
 import pytest
 from ballast_policies.rounds.values import Placement, Round
-from ballast_policies.simulator.clock import ActiveJob, Answer, Clock, Event, SimulationError
+from ballast_policies.simulator.clock import ActiveJob, Answer, Clock, SimulationError
 
 ROUND = 100.0
 
@@ -62,7 +62,7 @@ def test_it_is_decided_when_jobs_come_and_go_and_when_rounds_end():
 def test_a_job_whose_node_goes_is_started_elsewhere_at_that_moment():
     """It pays its start again, and keeps what it has done."""
     cluster = Cluster("a", "b")
-    gone = Event(at=30.0, happens=lambda: cluster.nodes.remove("a"))
+    gone = 30.0, lambda: cluster.nodes.remove("a")
     assert play(cluster, (0.0, 60.0), events=[gone]) == pytest.approx({"job-0": 70.0})
     assert 30.0 in cluster.asked
 
@@ -70,7 +70,7 @@ def test_a_job_whose_node_goes_is_started_elsewhere_at_that_moment():
 def test_a_node_that_comes_ends_the_wait():
     """Of a job that nothing else could help."""
     cluster = Cluster()
-    added = Event(at=250.0, happens=lambda: cluster.nodes.append("a"))
+    added = 250.0, lambda: cluster.nodes.append("a")
     assert play(cluster, (0.0, 10.0), events=[added]) == pytest.approx({"job-0": 265.0})
 
 
