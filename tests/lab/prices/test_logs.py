@@ -105,11 +105,12 @@ def test_two_logs_of_one_pool_are_one(tmp_path):
     (tmp_path / "a.json").write_text(aws(ROW))
     (tmp_path / "a.log").write_text(LOG)
     (tmp_path / "b.log").write_text(
-        LOG.replace("T13:", "T15:").replace("T14:", "T16:").replace("T10:", "T11:")
+        "[2020-03-15T11:00:00Z] Created instance i-3 with 8 GPU(s) of type v100 in zone us-east-1b\n"
+        "[2020-03-15T12:30:00Z] Instance i-3 running in zone us-east-1b\n"
     )
     (log,) = read_market(tmp_path).availability.values()
-    assert [(span.end - span.start) / 3600 for span in log.spans] == [1.5, 1.0, 1.0]
-    assert log.preemptions == 1
+    assert [(span.end - span.start) / 3600 for span in log.spans] == [2.5, 1.0]
+    assert log.preemptions == 0
 
 
 @pytest.mark.parametrize(
