@@ -12,7 +12,6 @@ import argparse
 import dataclasses
 import multiprocessing
 import time
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -124,12 +123,6 @@ FAMILIES: tuple[Family, ...] = (
     Family(name="hasty deadlines", haste=4.0),
     Family(name="hasty deadlines, demand 10", haste=4.0, demand=10.0),
 )
-
-
-def families(jobs: int, types: int | None = None, seed: int = 0) -> Iterator[tuple[str, Instance]]:
-    """(name, instance) of every family; the same seed has the same instances."""
-    for family in FAMILIES:
-        yield family.name, family.instance(jobs, types=types, seed=seed)
 
 
 def _timed(family: Family, jobs: int, types: int | None, seed: int, policy: str, to: Connection) -> None:

@@ -103,16 +103,16 @@ def load_ratio(seconds: np.ndarray, ranks: int) -> float:
 
 
 @functools.cache
-def strength_of(case: str, *, ranks: int = 8, layers: int = 64) -> tuple[float, float]:
+def strength_of(case: str) -> tuple[float, float]:
     """The strength whose settled load ratio is nearest to the published speed-up, and that ratio.
 
-    The ratio of mixture of experts, which never settles, is the mean over its eight draws.
+    Of 64 layers on 8 stages; of mixture of experts, which never settles, the mean over its eight draws.
     """
     settled = [number / 8 for number in range(1, 9)] if case == "mixtureOfExperts" else [1.0]
     tried = np.linspace(0.1, 16.0, 160)
     ratios = np.array(
         [
-            np.mean([load_ratio(CURVES[case](layers, at, strength).sum(axis=1), ranks) for at in settled])
+            np.mean([load_ratio(CURVES[case](64, at, strength).sum(axis=1), 8) for at in settled])
             for strength in tried
         ]
     )
