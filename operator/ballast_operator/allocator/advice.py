@@ -7,6 +7,7 @@ from ballast_policies.allocation.problem import Allocation, Job
 from ballast_policies.allocation.registry import find_policy
 from ballast_policies.prices.options import PlacementOption, cheapest, fastest, placement_option
 from ballast_policies.scheduling.assignments import two_digits
+from ballast_policies.scheduling.gang_spec import job_id
 from ballast_policies.scheduling.inputs import CompletedProblem
 from ballast_policies.scheduling.refusals import Verdict, each_job
 from ballast_policies.scheduling.state import ClusterJob
@@ -14,13 +15,12 @@ from ballast_policies.scheduling.state import ClusterJob
 from ballast_operator.allocator.problem.admission import Admitted
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.api.conditions import JobCondition, JobReason
-from ballast_operator.kube.kinds import Key
 from ballast_operator.views.job import JobView, budget_spent
 
 
 def advice_by_job(
     policy: str, snapshot: Snapshot, inputs: CompletedProblem, allocation: Allocation
-) -> dict[Key, tuple[Verdict, ...]]:
+) -> dict[str, tuple[Verdict, ...]]:
     """Job -> its conditions, without ``InputsComplete`` where no default was ever used. Raises JobFaults."""
 
     def advice(row: tuple[Admitted, ClusterJob, Job]) -> tuple[Verdict, ...]:
@@ -37,9 +37,9 @@ def advice_by_job(
 
     rows = list(zip(snapshot.admitted, snapshot.jobs, inputs.problem.jobs, strict=True))
     told = each_job(rows, advice, lambda row: row[0].key)
-    found = {row[0].key: said for row, said in zip(rows, told, strict=True)}
-    found |= {one.view.key: refused_advice(snapshot, one.view) for one in snapshot.refused}
-    return {key: said for key, said in found.items() if said}
+    found = {job.name: said for job, said in zip(snapshot.jobs, told, strict=True)}
+    found |= {job_id(one.view.key): refused_advice(snapshot, one.view) for one in snapshot.refused}
+    return {name: said for name, said in found.items() if said}
 
 
 def _inputs_complete(policy: str, defaults: Sequence[str], view: JobView) -> tuple[Verdict, ...]:

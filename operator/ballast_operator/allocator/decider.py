@@ -156,7 +156,7 @@ def assignments_of(
     snapshot: Snapshot,
     decision: Decision,
     *,
-    advice: Mapping[Key, tuple[Verdict, ...]],
+    advice: Mapping[str, tuple[Verdict, ...]],
     profiles: LayerProfiles,
 ) -> dict[Key, Assignment]:
     """An assignment for each job of the snapshot, for each refused one and for each that is left out.
@@ -171,7 +171,7 @@ def assignments_of(
         wanted = assign(
             snapshot,
             decision,
-            advice={name: advice[one.key] for name, one in jobs.items() if one.key in advice},
+            advice=advice,
             layers={name: profiles.layers(one.key, one.spec) for name, one in jobs.items()},
         )
     except JobFaults as faults:
@@ -190,7 +190,7 @@ def assignments_of(
             plan_id=decision.plan_id,
             reason=refused.refusal.reason,
             why=refused.refusal.message,
-            advice=advice.get(refused.view.key, ()),
+            advice=advice.get(job_id(refused.view.key), ()),
         )
     for faulty in snapshot.faulty:
         found[faulty.view.key] = _left_out(faulty, decision.plan_id)
@@ -319,7 +319,7 @@ class MadeDecision:
 
     Attributes:
         of: on what, and by what it is made.
-        solve: the shares, by GPU type: that is what people asked for, and read.
+        solve: how its shares were computed.
         decision: in force once it is kept.
         paid: what jobs had paid by then.
     """
@@ -428,7 +428,7 @@ class Decider:
         advice = advice_by_job(pending.scheduling.objective, snapshot, request.inputs, decision.allocation)
         return MadeDecision(
             of=pending,
-            solve=dataclasses.replace(solve, allocation=decision.allocation),
+            solve=solve,
             decision=decision,
             assignments=assignments_of(
                 snapshot, decision, advice=advice, profiles=self.measurements.profiles

@@ -190,7 +190,7 @@ def verdicts(report: PolicyReport) -> tuple[Verdict, ...]:
     elif not snapshot.problem.jobs:
         found.append(Verdict(solved, True, PolicyReason.NOTHING_TO_ALLOCATE, "no job wants GPUs"))
     else:
-        optimal, allocation = solve.outcome is PolicyReason.OPTIMAL, solve.allocation
+        optimal, allocation = solve.outcome is PolicyReason.OPTIMAL, made.decision.allocation
         how = f"by {policy.spec.objective.policy}, {allocation.status}, solver {allocation.solver}"
         found.append(Verdict(solved, optimal, solve.outcome, how if optimal else solve.message))
         found += [_healthy(solve), _informed(made.of.request.inputs)]

@@ -68,9 +68,6 @@ class KeyQueue:
         self._busy: set[Key] = set()
         self._changed = asyncio.Event()
 
-    def __len__(self) -> int:
-        return len(self._plans)
-
     def due(self) -> int:
         """Number of keys that could be worked on now; from any thread."""
         now = self._clock()

@@ -270,12 +270,11 @@ class Reconciler:
             allocation = allocation.named_as(placement)
             view = dataclasses.replace(view, status=view.status.replace(allocation=allocation))
             placement = allocation.placement
-        pools = self._observer.pools
         sharer, partner_left = on_the_same_gpu(self._observer, view, assignment)
         around = Surroundings(
-            shortage=capacity_shortfall(self._observer, view, assignment, placement=placement, pools=pools),
-            pools=pools,
-            older_nodes=older_nodes(self._observer, allocation, pools),
+            shortage=capacity_shortfall(self._observer, view, assignment, placement),
+            pools=self._observer.pools,
+            older_nodes=older_nodes(self._observer, allocation),
             sharer=sharer,
             partner_left=partner_left,
             has_pod_groups=self.has_pod_groups,

@@ -29,9 +29,7 @@ KARPENTER_PREFIX = "karpenter.sh/"
 """Prefix of labels on nodes that Karpenter makes."""
 
 
-def older_nodes(
-    observer: Observer, allocation: JobAllocation | None, pools: Mapping[str, PoolInfo]
-) -> dict[str, tuple[str, ...]]:
+def older_nodes(observer: Observer, allocation: JobAllocation | None) -> dict[str, tuple[str, ...]]:
     """Pool -> its nodes that were there before the gang asked for new ones: they belong to others.
 
     None where Karpenter makes the pool's nodes: it makes none for a pod that excludes nodes, be it by name
@@ -46,6 +44,7 @@ def older_nodes(
         for name, node in observer.nodes().items()
         if node.created is not None and node.created < since.replace(microsecond=0)
     }
+    pools = observer.pools
     return {pool: _of_pool(older, pools.get(pool, UNKNOWN_POOL).pool) for pool in allocation.pools_to_grow}
 
 
@@ -102,12 +101,7 @@ def slow_on(view: JobView) -> str:
 
 
 def capacity_shortfall(
-    observer: Observer,
-    view: JobView,
-    assignment: Assignment | None,
-    *,
-    placement: Placement | None,
-    pools: Mapping[str, PoolInfo],
+    observer: Observer, view: JobView, assignment: Assignment | None, placement: Placement | None
 ) -> str:
     """Reason that the nodes the job is to take now cannot hold it yet, as text; empty: they can.
 
@@ -117,7 +111,7 @@ def capacity_shortfall(
     wanted = _wanted(view, assignment)
     if not wanted:
         return ""
-    allocation = view.status.allocation
+    allocation, pools = view.status.allocation, observer.pools
     partners = {
         held.partner for held in (allocation, assignment) if held is not None and held.partner
     }  # who may be on its GPU as well
