@@ -117,13 +117,6 @@ def test_a_cheaper_zone_is_moved_to():
     assert [stay[0].zone for stay in outcome.stays] == ["us-east-1a", "us-east-1b"]
 
 
-def test_spot_above_on_demand_is_left():
-    """The user would not pay more than on demand."""
-    there = market({offer(): prices((1, 1.0), (3 * HOUR, 4.0))})
-    (outcome,) = run(there, job(24)).outcomes
-    assert [stay[0].spot for stay in outcome.stays] == [True, False]
-
-
 def test_a_deadline_is_kept_though_spot_machines_never_last():
     """Taken away every half hour; on demand at the last safe moment."""
     ups = [(k * 2000.0, k * 2000.0 + 1500.0) for k in range(1000)]

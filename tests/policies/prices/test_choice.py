@@ -37,41 +37,64 @@ def chosen(situation, offers, preferences=None):
     return choose(situation, offers, preferences, useful_parts(offers, preferences.restart))
 
 
-SPOT, DEMAND = (1.0, 1.0, 0.1, True), (1.0, 3.0, 0.0, False)
+SPOT, DEMAND, NONE = (1.0, 1.0, 0.1, True), (1.0, 3.0, 0.0, False), (1.0, math.nan, 0.1, True)
+LONG, HOURS_100 = {"steps": 1e6}, {"steps": 100 * 3600.0}
+THERE = {**LONG, "at": 0}
+SLOW_AND_FAST = [(1.0, 0.5, 0.0, True), (4.0, 4.0, 0.0, True), (4.0, 12.0, 0.0, False)]
 
 
-def test_the_cheapest_steps_win():
-    """Not the cheapest machine: twice as fast for half as much again is cheaper."""
-    assert chosen(Situation(steps=1e6), options((1.0, 1.0, 0, True), (2.0, 1.5, 0, True), DEMAND)).option == 1
-
-
-def test_expected_losses_are_part_of_the_price():
-    """A machine that is lost every few minutes is no bargain."""
-    offers = options((1.0, 1.0, 30.0, True), (1.0, 1.2, 0.01, True), DEMAND)
-    assert chosen(Situation(steps=1e6), offers).option == 1
-
-
-def test_spot_is_left_where_on_demand_steps_are_cheaper():
-    """Prices rise above the on-demand price once losses are counted."""
-    choice = chosen(Situation(steps=1e6, at=0), options((1.0, 2.9, 2.0, True), (1.0, 3.0, 0, False)))
-    assert choice.option == 1
-
-
-def test_a_small_gain_does_not_move_a_job():
-    """The move itself costs: hysteresis."""
-    offers = options((1.0, 1.0, 0.1, True), (1.0, 0.999, 0.1, True), DEMAND)
-    assert chosen(Situation(steps=1e6, at=0), offers) == chosen(Situation(steps=1e6, at=0), offers)
-    assert chosen(Situation(steps=1e6, at=0), offers).option == 0
-    assert chosen(Situation(steps=1e6), offers).option == 1
-    offers = options((1.0, 1.0, 0.1, True), (1.0, 0.5, 0.1, True), DEMAND)
-    assert chosen(Situation(steps=1e6, at=0), offers).option == 1
-
-
-def test_data_that_is_dear_to_carry_stays():
-    """Egress is part of the move's cost."""
-    offers = options((1.0, 1.0, 0.1, True), (1.0, 0.9, 0.1, True), DEMAND)
-    assert chosen(Situation(steps=1e6, at=0, move_usd=0.01), offers).option == 1
-    assert chosen(Situation(steps=1e6, at=0, move_usd=100.0), offers).option == 0
+@pytest.mark.parametrize(
+    ("situation", "rows", "option"),
+    [
+        pytest.param(LONG, [(1.0, 1.0, 0, True), (2.0, 1.5, 0, True), DEMAND], 1, id="the cheapest steps"),
+        pytest.param(
+            LONG, [(1.0, 1.0, 30, True), (1.0, 1.2, 0.01, True), DEMAND], 1, id="losses have a price"
+        ),
+        pytest.param(THERE, [(1.0, 2.9, 2.0, True), DEMAND], 1, id="losses make spot dearer than on demand"),
+        pytest.param(THERE, [SPOT, (1.0, 0.999, 0.1, True), DEMAND], 0, id="a small gain moves no job"),
+        pytest.param(LONG, [SPOT, (1.0, 0.999, 0.1, True), DEMAND], 1, id="a job that starts has it"),
+        pytest.param(THERE, [SPOT, (1.0, 0.5, 0.1, True), DEMAND], 1, id="a large gain"),
+        *(
+            pytest.param(
+                {**THERE, "move_usd": usd},
+                [SPOT, (1.0, 0.9, 0.1, True), DEMAND],
+                option,
+                id=f"egress for {usd}",
+            )
+            for usd, option in ((0.01, 1), (100.0, 0))
+        ),
+        *(
+            pytest.param(
+                {**HOURS_100, "seconds_to_deadline": hours * 3600.0},
+                SLOW_AND_FAST,
+                option,
+                id=f"100 hours of steps within {hours}",
+            )
+            for hours, option in ((200, 0), (60, 1))
+        ),
+        pytest.param({"steps": 1e5}, [NONE, DEMAND], WAIT, id="without spot machines a job waits"),
+        pytest.param({"steps": 1e5, "waited_seconds": 1e5}, [NONE, DEMAND], 1, id="for a while"),
+        *(
+            pytest.param(
+                {"steps": 3600.0, "seconds_to_deadline": left}, [NONE, DEMAND], option, id=f"{left} s"
+            )
+            for left, option in ((1e5, WAIT), (4000.0, 1))
+        ),
+        *(
+            pytest.param(
+                {**HOURS_100, "seconds_to_deadline": hours * 3600.0},
+                [NONE, DEMAND],
+                option,
+                id=f"a part of the slack is kept: {hours}",
+            )
+            for hours, option in ((120, WAIT), (108, 1))
+        ),
+        pytest.param({"steps": 1.0}, [NONE], WAIT, id="nothing can be had"),
+        pytest.param({"steps": 1.0}, [(0.0, 1.0, 0.1, True)], WAIT, id="nothing can run it"),
+    ],
+)
+def test_one_look_at_the_market(situation, rows, option):
+    assert chosen(Situation(**situation), options(*rows)).option == option
 
 
 @pytest.mark.parametrize("starts", [2, 4])
@@ -121,14 +144,6 @@ def test_what_cannot_be_had_any_more_is_left(slack):
     assert chosen(situation, gone).option == 1
 
 
-def test_a_deadline_needs_a_faster_machine():
-    """The slow one is cheaper, and too slow."""
-    offers = options((1.0, 0.5, 0.0, True), (4.0, 4.0, 0.0, True), (4.0, 12.0, 0.0, False))
-    steps = 100 * 3600.0
-    assert chosen(Situation(steps=steps, seconds_to_deadline=200 * 3600.0), offers).option == 0
-    assert chosen(Situation(steps=steps, seconds_to_deadline=60 * 3600.0), offers).option == 1
-
-
 def test_at_the_last_moment_only_on_demand_is_sure():
     """With a cheaper spot machine available."""
     steps = 10 * 3600.0
@@ -137,23 +152,6 @@ def test_at_the_last_moment_only_on_demand_is_sure():
     assert (choice.option, choice.reason) == (1, "deadline")
     roomy = Situation(steps=steps, seconds_to_deadline=12 * 3600.0)
     assert chosen(roomy, options(SPOT, DEMAND)).option == 0
-
-
-def test_without_spot_machines_a_job_waits_for_a_while():
-    """And takes machines on demand when its patience ends; with a deadline when it must."""
-    none = options((1.0, math.nan, 0.1, True), DEMAND)
-    assert chosen(Situation(steps=1e5), none).option == WAIT
-    assert chosen(Situation(steps=1e5, waited_seconds=1e5), none).option == 1
-    assert chosen(Situation(steps=3600.0, seconds_to_deadline=1e5), none).option == WAIT
-    assert chosen(Situation(steps=3600.0, seconds_to_deadline=4000.0), none).option == 1
-
-
-def test_a_part_of_the_slack_is_kept():
-    """It pays for later changes between spot machines and others: on demand before the last moment."""
-    none = options((1.0, math.nan, 0.1, True), DEMAND)
-    steps = 100 * 3600.0
-    assert chosen(Situation(steps=steps, seconds_to_deadline=120 * 3600.0), none).option == WAIT
-    assert chosen(Situation(steps=steps, seconds_to_deadline=108 * 3600.0), none).option == 1
 
 
 def test_dear_machines_are_waited_away_like_none():
@@ -177,12 +175,6 @@ def test_what_comes_and_goes_has_to_prove_itself():
         demand = Situation(steps=100 * 3600.0, seconds_to_deadline=130 * 3600.0, at=2)
         quick = Preferences(review_seconds=60.0)
         assert chosen(demand, sure, quick).option == (2 if away else 0)
-
-
-def test_nothing_to_rent_is_waiting():
-    """Not an error: quotas and outages end."""
-    assert chosen(Situation(steps=1.0), options((1.0, math.nan, 0.1, True))).option == WAIT
-    assert chosen(Situation(steps=1.0), options((0.0, 1.0, 0.1, True))).option == WAIT
 
 
 OFFER = st.tuples(st.floats(0.1, 10), st.floats(0.1, 10))
@@ -273,12 +265,3 @@ def test_prices_that_scale_together_change_nothing():
             assert chosen(Situation(steps=1e6, at=at), scaled) == chosen(
                 Situation(steps=1e6, at=at), options(*rows)
             )
-
-
-@pytest.mark.parametrize("may_use_spot", [True, False])
-def test_on_demand_only_never_rents_spot(may_use_spot):
-    """The baseline."""
-    preferences = Preferences(may_use_spot=may_use_spot)
-    assert chosen(Situation(steps=1e6), options(SPOT, DEMAND), preferences).option == (
-        0 if may_use_spot else 1
-    )

@@ -54,11 +54,6 @@ def test_whatever_a_start_takes_gangs_that_take_turns_train_in_each_of_them(laun
 
 
 @pytest.mark.slow
-def test_a_large_gang_is_served_although_each_start_of_small_ones_outlasts_a_round():
-    assert wait_of_a_large_gang(waiting=12, launch_seconds=150.0) <= 30 * 100.0
-
-
-@pytest.mark.slow
 def test_no_more_gangs_are_stopped_or_moved_in_an_hour_than_allowed():
     """Six jobs on three GPUs that would change hands every round."""
     jobs = [a_job(steps=2e4) for _ in range(6)]
@@ -70,17 +65,17 @@ def test_no_more_gangs_are_stopped_or_moved_in_an_hour_than_allowed():
 
 
 @pytest.mark.slow
-def test_a_large_gang_is_served_although_small_ones_keep_coming():
-    """What comes free is kept for it, as the operator does."""
-    assert wait_of_a_large_gang(waiting=12, min_run_seconds=300.0) <= 30 * 100.0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("waiting", [2, 12, 30])
-def test_no_gang_starves_in_a_queue_that_never_empties(waiting):
+@pytest.mark.parametrize(
+    ("waiting", "options", "longest"),
+    [
+        pytest.param(12, {"launch_seconds": 150.0}, 3000.0, id="each start of small ones outlasts a round"),
+        pytest.param(12, {"min_run_seconds": 300.0}, 3000.0, id="what comes free is kept for it"),
+        *((waiting, {}, 3 * max(1.0, waiting / 4) * 500.0) for waiting in (2, 12, 30)),
+    ],
+)
+def test_no_large_gang_starves_in_a_queue_that_never_empties(waiting, options, longest):
     """It waits no longer than three times as long as the small jobs do, who come for as long as it waits."""
-    small = max(1.0, waiting / 4) * 500.0
-    assert wait_of_a_large_gang(waiting=waiting) <= 3 * small
+    assert wait_of_a_large_gang(waiting=waiting, **options) <= longest
 
 
 def wait_of_a_large_gang(*, waiting, **options):
