@@ -31,9 +31,9 @@ ROWS = [
     row("4.0", minutes=5),
     row("3.0"),
     row("6.0", "us-east-1b"),
-    row("9.0", ProductDescription="Windows"),
-    row("1.0", InstanceType="p3.2xlarge"),
-    row("2.0", "us-east-2a"),
+    row("9.0", minutes=9, ProductDescription="Windows"),
+    row("1.0", minutes=9, InstanceType="p3.2xlarge"),
+    row("2.0", "us-east-2a", minutes=9),
     "not a row",
 ]
 
