@@ -129,6 +129,12 @@ def test_the_layers_that_move_are_those_with_another_owner(layers, data):
     assert moved_layers(before, after) == tuple(n for n in range(layers) if first[n] != then[n])
 
 
+def test_fewer_layers_than_ranks_is_refused_with_the_numbers():
+    """The reader learns both counts."""
+    with pytest.raises(PlanningError, match="3 layers cannot be cut into 4 stages"):
+        even_partition(3, 4)
+
+
 @given(t=st.lists(st.floats(0.1, 3.0), min_size=1, max_size=6), m=st.integers(1, 10))
 def test_the_simulated_step_is_never_longer_than_amps_closed_form(t, m):
     """The formula takes forward and backward for one task; 1F1B does no worse, and even stages equal it."""
