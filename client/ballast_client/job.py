@@ -185,7 +185,10 @@ class Job:
         raise SystemExit(messages.STOPPED_EXIT_CODE)
 
     def finish(self, step: int) -> None:
-        """All steps are done and saved. What the script still does after that has no heartbeat."""
+        """All steps are done and saved. What the script still does after that has no heartbeat.
+
+        Waits up to two minutes for the API server to take it: a job that does not say it is launched again.
+        """
         self._leaving = False
         if self._reporter is not None:
             self._reporter.close(finished=step)

@@ -56,6 +56,23 @@ def test_a_list_finds_what_the_watch_lost():
     assert POD in caches.lagging_since
     caches.watched(POD, "ADDED", pod("more", 13, uid="m"))
     assert POD not in caches.lagging_since
+    caches.watched(POD, "MODIFIED", pod("gone", 9, uid="g"))
+    assert caches[POD].get(("n", "gone")) is None, "an event from before the list brought it back"
+
+
+def test_a_list_as_new_as_what_it_contradicts_is_believed_at_once():
+    """Only an older one may come from a replica that lags behind."""
+    caches, item = Caches(), pod("a", 2)
+    caches.watched(POD, "ADDED", item)
+    caches.watched(POD, "DELETED", item)
+    told = []
+    caches.listeners.append(lambda kind, item: told.append(item["metadata"]["name"]))
+    assert caches.doubt(POD, caches[POD].known(), [item], 2)
+    assert told == ["a"]
+    caches.listed(POD, [item], 2)
+    assert caches[POD].get(("n", "a")) is not None
+    assert not caches.doubt(POD, caches[POD].known(), [item], 2), "it agrees with what is known"
+    assert caches.past == 1 and caches.set_back.is_set()
 
 
 def test_pods_are_found_by_job_and_a_changed_label_moves_them():
