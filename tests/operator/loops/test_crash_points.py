@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 from ballast_operator.errors import Conflict, Unavailable
-from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, ROLE, ROLE_BINDING, SERVICE_ACCOUNT
+from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, NODE, POD, ROLE, ROLE_BINDING, SERVICE_ACCOUNT
 from ballast_operator.reconcile.reconciler import Requeue
 from ballast_policies.protocol.observed import Cause
 
+from tests.operator.loops.simulated.machines import end_pod, node
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 from tests.operator.loops.simulated.world import Crash
 from tests.support.examples import thinned
@@ -129,13 +130,18 @@ async def test_a_plan_is_written_once_its_pods_may_read_it(error):
         )
 
 
-async def test_a_launch_whose_answer_is_lost_stays_reserved_until_the_status_is_read():
-    """No other job counts on its GPUs; the next pass continues the launch, whatever the watch has told."""
+@pytest.mark.parametrize("pods", [("one-1-0",), ("one-1-0", "one-1-1")], ids=["launch", "growth"])
+async def test_a_launch_or_growth_whose_answer_is_lost_stays_reserved_until_the_status_is_read(pods):
+    """No other job counts on its GPUs; the next pass continues it, whatever the watch has told."""
     simulation = Simulation(nodes={"a": ("fast", 1)})
-    simulation.add_job("one", stages=(1, 1))
+    simulation.add_job("one", stages=(1, len(pods)), totalSteps=100_000)
+    if len(pods) > 1:
+        await simulation.running("one")
+        simulation.world.put(NODE, node("b", "fast", 1))
 
     def lose(number: int) -> None:
-        if simulation.status("one").allocation is not None:
+        held = simulation.status("one").allocation
+        if held is not None and held.pods == pods:
             simulation.world.after_write = lambda _: None
             raise Unavailable(f"the answer to write {number} was lost")
 
@@ -152,10 +158,24 @@ async def test_a_launch_whose_answer_is_lost_stays_reserved_until_the_status_is_
 
     simulation.reconciler.reconcile = noted
     await simulation.until(lambda: bool(reserved))
-    assert reserved == [("one-1-0",)]
-    assert [pod["metadata"]["name"] for pod in simulation.pods("one")] == ["one-1-0"]
+    assert reserved == [pods]
+    assert [pod["metadata"]["name"] for pod in simulation.pods("one")] == list(pods)
     assert simulation.observer.findings.reservations == {}
     assert simulation.status("one").launches == 1
+
+
+async def test_a_status_that_another_leader_has_written_meanwhile_is_not_overwritten():
+    """What was decided on the one before is a conflict: its launches and what they hold would be lost."""
+    simulation = Simulation(nodes={"a": ("fast", 1)})
+    await simulation.run_job("one", stages=(1, 1), totalSteps=100_000)
+    await simulation.look()
+    simulation.world.patch(JOB, NAMESPACE, "one", {"status": {"launches": 7}})
+    end_pod(simulation.world, NAMESPACE, "one-1-0", 137)
+    simulation.caches.listed(POD, *await simulation.cluster.list(POD))
+    with pytest.raises(Conflict):
+        await simulation.reconciler.reconcile((NAMESPACE, "one"))
+    status = simulation.status("one")
+    assert (status.launches, status.allocation.ending) == (7, None)
 
 
 async def test_gpus_are_not_freed_while_a_pod_exists_that_was_not_observed():

@@ -232,6 +232,21 @@ async def test_a_notice_for_one_part_shrinks_the_gang_live_onto_the_other():
     assert len(simulation.plan("wide").ranks) == 2
 
 
+async def test_a_launch_waits_while_a_node_of_its_last_part_takes_no_pods():
+    """Between decision and launch: nothing of the gang is made, and it is decided on again."""
+    simulation = two_pools()
+    add_wide(simulation)
+    await simulation.look()
+    await simulation.decide()
+    simulation.world.patch(NODE, "", "slow-0", {"spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]}})
+    await simulation.look()
+    await simulation.reconciler.reconcile((NAMESPACE, "wide"))
+    assert simulation.status("wide").allocation is None
+    simulation.world.patch(NODE, "", "slow-0", {"spec": {"taints": None}})
+    await simulation.running("wide")
+    assert parts_of(simulation) == BOTH
+
+
 TO_COME = {"maxNodes": 1, "gpusPerNode": 2, "startSeconds": 60.0}
 
 

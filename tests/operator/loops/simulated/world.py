@@ -1,7 +1,7 @@
 """A cluster in memory, strict where the real one is: versions, uids, names; and it can break at any write.
 
-It checks, at every write, what must never be: a node with more GPUs taken than it has, two launches of a
-job alive at once.
+It checks, at every write, what must never be: a node with more GPUs taken by pods, or promised to jobs, than
+it has, two launches of a job alive at once.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 
 from ballast_operator.errors import Unavailable
 from ballast_operator.kube.kept_fields import pinned_node
-from ballast_operator.kube.kinds import NODE, POD, Key, Kind
+from ballast_operator.kube.kinds import JOB, NODE, POD, Key, Kind
 from ballast_operator.views.nodes import pod_gpus, read_node
 from ballast_policies.contract.messages import JOB_LABEL, LAUNCH_LABEL
 
@@ -118,14 +118,27 @@ class World:
                 key = (pod["metadata"]["namespace"], labels[JOB_LABEL])
                 launches.setdefault(key, set()).add(labels[LAUNCH_LABEL])
         taken.pop("", None)  # they wait for a node that does not exist yet
-        for node, count in taken.items():
-            item = self.get(NODE, "", node)
-            if item is None:
-                continue  # deleted under its pods
-            has = read_node(item).gpus(GPU)
-            assert count <= has, f"node {node} has {has} GPUs, {count} are taken"
+        for what, gpus in (("taken", taken), ("promised", self._promised())):
+            for node, count in gpus.items():
+                item = self.get(NODE, "", node)
+                if item is None:
+                    continue  # deleted under its pods, or still to come
+                view, offered = read_node(item), item["status"]["allocatable"]
+                has = max((view.gpus(name) for name in offered if "gpu" in name), default=0)
+                assert count <= has, f"node {node} has {has} GPUs, {count} are {what}"
         for key, alive in launches.items():
             assert len(alive) == 1, f"launches {sorted(alive)} of {key} are alive at once"
+
+    def _promised(self) -> Counter[str]:
+        """Node -> GPUs that jobs hold there by their statuses."""
+        found: Counter[str] = Counter()
+        for item in self.items(JOB):
+            status = item.get("status")
+            held = status.get("allocation") if isinstance(status, dict) else None
+            if isinstance(held, dict):
+                for pod, node in zip(held["pods"], held["nodes"], strict=True):
+                    found[node] += 0 if pod in held.get("ended", ()) else held.get("gpusPerPod", 1)
+        return found
 
     # What the operator's client does.
 

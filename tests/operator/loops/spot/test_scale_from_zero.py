@@ -90,6 +90,25 @@ async def test_a_second_gang_gets_nodes_of_its_own_beside_those_of_the_first(kar
 
 
 @pytest.mark.slow
+async def test_pods_that_join_are_kept_off_nodes_that_came_for_others_since_the_launch():
+    """A growth asks for new nodes later than its gang did: those between belong to others as well."""
+    simulation, autoscaler = cluster({"old": ("spot", 2)}, most=1)
+    simulation.add_job("a", stages=(1, 4), totalSteps=100_000, trainer={"scales": True})
+    await autoscaler.until(lambda: simulation.state("a") == "Running")
+    late = node("late", "spot", 2)
+    late["metadata"]["creationTimestamp"] = show(simulation.now)
+    simulation.world.put(NODE, late)
+    simulation.add_job("b", totalSteps=100_000)
+    await autoscaler.until(lambda: simulation.state("b") == "Running")
+    assert simulation.nodes("b") == {"late"}
+    with simulation.changed_pools() as pools:
+        pools["spot"]["maxNodes"] = 3
+    await autoscaler.until(lambda: len(simulation.pods("a")) == 4)
+    joining = [pod for pod in simulation.pods("a") if not pod["spec"].get("nodeName")]
+    assert [read_requirements(pod).allow("late", {"pool": "spot"}) for pod in joining] == [False] * 2
+
+
+@pytest.mark.slow
 async def test_two_gangs_whose_pods_are_bound_in_turn_both_run():
     """Each has a pod on each node then: the nodes that come suffice for all, and the status has the truth."""
     simulation, autoscaler = cluster(interleaves=True)
