@@ -9,12 +9,14 @@ from tests.support.changes import SHORT, change
 from tests.support.examples import first_daily
 from tests.support.gang import assert_same_curve
 from tests.support.held_data import EVALUATED, Gates
+from tests.support.jobs import small_job
 from tests.support.plans import local_plan
 from tests.support.replans import grow, stages_at
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.processes
 
+USERS = "tests.trainer.models.users_module"
 TENSOR = {
     "parallelism": {"tensor": 2},
     "dynamics": [{"kind": "freezing", "everySteps": 1, "freezing": {"criterion": "gradientNorm"}}],
@@ -119,6 +121,32 @@ def test_ranks_join_in_the_evaluation_that_a_launch_begins_with(
     reference = single_process_losses(config)
     assert_same_curve(pods.losses(names[0]), {step: reference[step] for step in range(5, 9)})
     assert [event["step"] for event in pods.events("grow", names[0])] == [4]
+
+
+def test_ranks_that_join_read_on_where_the_others_are(gang, pods, tmp_path):
+    """After steps of another size: inputs and targets, on the first rank and the last, are of one sample."""
+    gates = Gates(tmp_path / "gates", 1)
+    names = ["job-1-0", "job-1-1", "job-1-2"]
+
+    def job(path, steps, batch, **fields):
+        data = {"name": f"{USERS}:unequal", "args": {"samples": 40, "fewer": 0}}
+        fields |= {"checkpoint": {"path": str(tmp_path / path)}, "data": data}
+        return small_job(f"{USERS}:regression", steps=steps, microbatches=4, batch=batch, **fields)
+
+    gang(job("one", 3, 4), ranks=2).succeeded()
+    shutil.copytree(tmp_path / "one", tmp_path / "other")
+    reference = gang(job("one", 8, 8), ranks=2)
+    reference.succeeded()
+    held = gates.hold_own(job("other", 8, 8))
+    evaluated = {"everySteps": 3, "batches": 2, "data": held["data"]}
+    folder = tmp_path / "channel"
+    pods.start_job(folder, job("other", 8, 8, evaluation=evaluated), local_plan(names[:2], network=15))
+    eventually(gates.waiting, "the second batch of the evaluation", pods.errors)
+    grow(pods, folder, local_plan(names, epoch=2, network=15))
+    gates.open()
+    pods.succeeded()
+    assert_same_curve(pods.losses(names[0]), reference.losses())
+    assert [event["step"] for event in pods.events("grow", names[0])] == [3]
 
 
 STEPS = {"startStep": 1, "endStep": 10, "everySteps": 2}
