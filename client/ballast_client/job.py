@@ -123,11 +123,14 @@ class Job:
 
         Raises:
             SystemExit: with 75, after saving, where the job was asked to save and stop.
+            ValueError: no total is known, or ``every`` is below 1.
         """
         total = self.total_steps if total is None else total
         if total is None:
             raise ValueError("steps needs a total away from Ballast. To fix: job.steps(10_000, ...)")
         every = int(self._env.get("BALLAST_CHECKPOINT_EVERY_STEPS") or 100) if every is None else every
+        if every < 1:
+            raise ValueError(f"every={every}: checkpoints are at least 1 step apart. To fix: leave it out")
         checkpoints = self.checkpoints
         first = 0
         newest = checkpoints.newest() if load is not None else None

@@ -25,6 +25,7 @@ from typing import Any
 
 import click
 import numpy as np
+from ballast_operator.cli.option_names import Number
 from ballast_policies.allocation.problem import ProblemError
 from ballast_policies.simulator.engine import simulate
 from ballast_policies.simulator.settings import SimulatedCluster, SimulationSettings
@@ -158,7 +159,7 @@ def _line(name: str, run: str, arrival: np.ndarray, took: np.ndarray, rho: Seque
     "--data", "folder", type=click.Path(path_type=Path, exists=True, file_okay=False), required=True
 )
 @click.option("--gpus", type=click.IntRange(1), help="[default: by the names of the results, as 32gpus]")
-@click.option("--round", "round_seconds", type=click.FloatRange(1.0), default=120.0, show_default=True)
+@click.option("--round", "round_seconds", type=Number(1.0), default=120.0, show_default=True)
 def main(folder: Path, gpus: int | None, round_seconds: float) -> Comparison:
     """Print completion times and finish-time fairness of Shockwave's traces, ours beside the published."""
     points = []

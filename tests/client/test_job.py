@@ -289,6 +289,8 @@ def test_away_from_ballast_the_script_runs_as_it_is(tmp_path):
     assert {path.name.partition("-")[0] for path in tmp_path.iterdir()} == {"step"}
     with pytest.raises(ValueError, match="needs a total"):
         next(job.steps())
+    with pytest.raises(ValueError, match="every=0: checkpoints are at least 1 step apart"):
+        next(job.steps(3, save=saving, every=0))
 
 
 def lines_of_the_page():

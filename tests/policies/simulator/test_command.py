@@ -138,6 +138,7 @@ def test_a_plot_is_written(tmp_path, suffix):
         (["--prices", "h100=1"], "--prices: h100 is not one of "),
         (["--sizes", "all"], "--sizes: only with --elastic"),
         (["--until", "5"], "--until: only with --elastic"),
+        (["--until", "nan"], "'--until': nan is no finite number"),
         (["--job-table", "published"], "a trace has its own"),
         (["--plot", "run.pdf"], "--plot: run.pdf ends neither in .png nor in .html"),
         (["--plot", "/no/such/folder/run.png"], "'--plot': there is no folder"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from ballast_operator.cli.laboratory import lab_is_missing
+from ballast_operator.cli.option_names import Number
 from ballast_operator.cli.simulate.input import all_of, progress_bar, refuse, seconds
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ elastic_options = all_of(
     ),
     click.option(
         "--until",
-        type=click.FloatRange(min=0, min_open=True),
+        type=Number(min=0, min_open=True),
         metavar="SECONDS",
         help="With --elastic: nothing is simulated from then on; averages are of the jobs that have ended.",
     ),
