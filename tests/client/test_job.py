@@ -285,7 +285,7 @@ def test_away_from_ballast_the_script_runs_as_it_is(tmp_path):
     job = Job(environment={"BALLAST_CHECKPOINT_PATH": str(tmp_path)})
     assert list(job.steps(3, save=saving, every=2)) == [0, 1, 2]
     assert list(job.steps(5, load=lambda path: None, save=saving, every=2)) == [3, 4]
-    assert threading.enumerate() == threads
+    assert set(threading.enumerate()) <= set(threads)  # those of a test before may end meanwhile
     assert {path.name.partition("-")[0] for path in tmp_path.iterdir()} == {"step"}
     with pytest.raises(ValueError, match="needs a total"):
         next(job.steps())
