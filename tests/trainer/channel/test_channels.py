@@ -197,18 +197,19 @@ def test_a_report_of_more_layers_than_a_lease_takes_is_written_without_them(
     server, kubernetes_channel, caplog, status
 ):
     """Else the Lease would not be renewed, and a job of a thousand layers would count as hung."""
-    server.objects[LEASE], server.most, server.too_much = {}, 2000, status
+    server.objects[LEASE], server.most, server.too_much = {}, 10, status
     long = REPORT.replace(layer_seconds=(0.1,) * 300, layer_bytes=(4096,) * 300)
+    for messages in (Messages(ack=ACK), Messages(report=long)):
+        with pytest.raises(ChannelError, match=str(status)):
+            kubernetes_channel.write(messages)
+    assert not caplog.records
+    server.most = 2000
     for step in (7, 8):
         kubernetes_channel.write(Messages(report=long.replace(step=step), ack=ACK))
         annotations = server.objects[LEASE]["metadata"]["annotations"]
         assert Report.from_json(annotations["ballast.dev/report"]) == REPORT.replace(step=step)
         assert Ack.from_json(annotations["ballast.dev/ack"]) == ACK
     assert caplog.text.count("the operator is told nothing of single layers") == 1
-    server.most = 10
-    for messages in (Messages(ack=ACK), Messages(report=long)):
-        with pytest.raises(ChannelError, match=str(status)):
-            kubernetes_channel.write(messages)
 
 
 def test_a_connection_that_was_ended_meanwhile_is_opened_again(server, kubernetes_channel):

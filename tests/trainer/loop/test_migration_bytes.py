@@ -310,9 +310,10 @@ def test_what_is_packed_is_unpacked_bit_for_bit(shapes, seed):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
-def test_negative_zero_and_not_a_number_survive(dtype):
+@pytest.mark.parametrize("view", [torch.clone, torch.conj])
+def test_negative_zero_and_not_a_number_survive(dtype, view):
     """The bits are kept, not only the values."""
-    special = torch.tensor([0.0, -0.0, float("nan"), float("inf"), 0.0, 0.0, 0.0, 0.0]).to(dtype)
+    special = view(torch.tensor([0.0, -0.0, float("nan"), float("inf"), 0.0, 0.0, 0.0, 0.0]).to(dtype))
     assert torch.equal(as_bytes(unpack(pack({"x": special}))["x"]), as_bytes(special))
 
 

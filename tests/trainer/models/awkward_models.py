@@ -89,7 +89,7 @@ def with_batch_norm(layers=6, momentum=0.1):
 
     def made():
         norm = nn.BatchNorm1d(WIDTH, momentum=momentum)
-        norm.register_buffer("turn", torch.tensor([1 + 2j]))
+        norm.register_buffer("turn", torch.tensor([1 - 2j]).conj())
         layer = nn.Sequential(nn.Linear(WIDTH, WIDTH), norm, nn.ReLU())
         layer.register_parameter("idle", nn.Parameter(torch.ones(1)))
         return layer

@@ -126,12 +126,11 @@ class OperatorChannel:
         except RequestRefused as error:
             if messages.report is None:
                 raise
+            brief = dataclasses.replace(messages, report=messages.report.without_layers())
+            self._texts.write(brief.annotations, release=bool(messages.closing))
             if not self._refused:
                 logger.warning("%s; the operator is told nothing of single layers", error)
             self._refused = True
-            report = messages.report.without_layers()
-            brief = dataclasses.replace(messages, report=report)
-            self._texts.write(brief.annotations, release=bool(messages.closing))
 
     def close(self) -> None:
         """End what runs."""

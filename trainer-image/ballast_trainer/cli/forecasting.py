@@ -115,7 +115,7 @@ class ForecastInput:
                     "To fix: leave it out, or give what 'ballast-train profile' prints of this job",
                 )
             if "microbatch_size" in profile.model_fields_set:
-                size = (config.pipeline.global_batch_size or microbatches) / microbatches
+                size = config.pipeline.global_batch_size / microbatches
                 rows = tuple(row.of_samples(size / profile.microbatch_size) for row in rows)
             return tuple(map(shared, rows)) if profile.layers else rows
         except (OSError, ValueError) as error:

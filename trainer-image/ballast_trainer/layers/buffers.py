@@ -142,8 +142,7 @@ class StepBuffers:
                 buffer = module._buffers[name]
                 assert buffer is not None
                 with torch.no_grad():
-                    now = _real(buffer)
-                    now.copy_(value.to(now.dtype))
+                    buffer.copy_(torch.view_as_complex(value) if buffer.is_complex() else value)
 
     def _merged(
         self, module: nn.Module, held: dict[str, torch.Tensor], found: dict[str, list[torch.Tensor]]
@@ -208,8 +207,8 @@ def _pick(module: nn.Module, held: Mapping[str, torch.Tensor]) -> list[tuple[str
 
 
 def _real(buffer: torch.Tensor) -> torch.Tensor:
-    """A buffer in its memory, whose complex numbers are pairs of real ones."""
-    return torch.view_as_real(buffer) if buffer.is_complex() else buffer
+    """A buffer, its complex numbers as pairs of real ones."""
+    return torch.view_as_real(buffer.resolve_conj()) if buffer.is_complex() else buffer
 
 
 def _split(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:

@@ -34,7 +34,7 @@ def pack(
     rows: list[tuple[str, str, list[int], int | None]] = []
     parts: list[torch.Tensor] = []
     flats = {
-        name: value.detach().to(device).contiguous().reshape(-1)
+        name: value.detach().to(device).resolve_conj().contiguous().reshape(-1)
         for name, value in tensors.items()
         if name not in elsewhere
     }
@@ -114,7 +114,7 @@ def unpack(data: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's bytes as a uint8 vector without a description, in its memory where that is contiguous."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return tensor.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _padded(parts: Iterable[torch.Tensor]) -> list[torch.Tensor]:
