@@ -143,8 +143,6 @@ class _SizeAssignment:
         if more is None:
             return
         value = urgency(self._surplus, item.one, now, more)
-        if value == math.inf:
-            return
         held = item.runs and more <= item.held
         if held:
             value = value * HOLDS if value > 0 else value / HOLDS
@@ -152,10 +150,11 @@ class _SizeAssignment:
         heapq.heappush(queue, (value, not held, at))
 
     def _next_size(self, item: _GangSize, now: int) -> int | None:
-        """The next size at which the gang is faster by enough, its pause included; None: there is none."""
+        """The next size by the policy that is faster by enough, its pause included; None: there is none."""
         one, slow = item.one, item.one.speed(now)
         for size in sorted(one.gang.speeds.get(one.gpu_type, {})):
-            if size > now and one.speed(size) > slow * (1 + LEAST_GROWTH):
+            faster = size > now and one.speed(size) > slow * (1 + LEAST_GROWTH)
+            if faster and urgency(self._surplus, one, now, size) < math.inf:
                 if not item.runs or size <= item.held:
                     return size
                 saved = one.seconds(slow) - one.seconds(one.speed(size))

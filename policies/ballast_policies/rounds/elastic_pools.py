@@ -181,20 +181,21 @@ class _PoolSizes:
 
         def push(name: str, step: int) -> None:
             steps = members[name].sizes
-            if step + 1 < len(steps):
-                value = urgency(self._surplus, members[name].one, steps[step], steps[step + 1])
+            for more in range(step + 1, len(steps)):
+                value = urgency(self._surplus, members[name].one, steps[step], steps[more])
                 if value < math.inf:
-                    heapq.heappush(queue, (value, step, name))
+                    heapq.heappush(queue, (value, more, name))
+                    return
 
         for name in sizes:
             push(name, 0)
         while queue and left > 0:
             _, step, name = heapq.heappop(queue)
-            more = members[name].sizes[step + 1]
+            more = members[name].sizes[step]
             if more - sizes[name] <= left:
                 left -= more - sizes[name]
                 sizes[name] = more
-                push(name, step + 1)
+                push(name, step)
         return sizes
 
 
@@ -413,11 +414,19 @@ def claims_where_they_run(cluster: Question, reduced: Mapping[str, Placement]) -
     running = {name: at for name, at in cluster.holders.items() if in_its_pools(at, cluster.nodes_by_name)}
     choice = _PoolChoice(cluster, reduced, running)
     staying = {}
+    jobs = {job.name: job for job in cluster.jobs}
+    every_column = {cluster.columns.get(pool, gpu_type) for pool, gpu_type in cluster.types.items()}
     for name, at in choice.movable(running).items():
         column = cluster.columns.get(at.pool, at.gpu_type)
-        elsewhere = {other for other, share in shares.get(name, {}).items() if share > 0 and other != column}
+        # A gang without a share has its claims after all others, on every pool.
+        claimed = {one for one, share in shares.get(name, {}).items() if share > 0} or every_column
+        elsewhere = claimed - {column}
         if elsewhere and choice.is_best_off(name, at.pool, elsewhere):
             staying[name] = column
+            # Of a gang's claims without a share the one on its fastest type is first.
+            rates = jobs[name].throughput
+            rates = {**rates, at.gpu_type: max(rates.values())}
+            jobs[name] = dataclasses.replace(jobs[name], throughput=rates)
     if not staying:
         return cluster
 
@@ -426,7 +435,7 @@ def claims_where_they_run(cluster: Question, reduced: Mapping[str, Placement]) -
 
     promised = None if state.promised is None else all_there(state.promised)
     state = dataclasses.replace(state, received=all_there(state.received), promised=promised)
-    return dataclasses.replace(cluster, shares=all_there(shares), state=state)
+    return dataclasses.replace(cluster, jobs=[*jobs.values()], shares=all_there(shares), state=state)
 
 
 def _all_in(row: Mapping[str, float], column: str) -> dict[str, float]:
