@@ -14,7 +14,7 @@ from ballast_policies.prices.choice import (
     choose,
 )
 from ballast_policies.prices.hazard import RestartCosts
-from ballast_policies.prices.options import Options, on_hull, useful_parts
+from ballast_policies.prices.options import Options, on_hull, usd_per_step, useful_parts
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -243,17 +243,18 @@ def test_constant_prices_without_losses_give_the_linear_programs_cost(rows, slac
     may_use_spot=st.booleans(),
 )
 @example([SPOT, (1.0, 0.5, 0.1, True), DEMAND], 0, 1e5, 1.1e5, (0.0, 0.0), True)
+@example([(1.0, 1.0, 15.0, False)], 0, 1.0, 0.0, (0.0, 3000.0), False)  # it is lost before each save
 def test_a_choice_is_always_something_that_can_be_had(rows, at, steps, deadline, seconds, may_use_spot):
     """Whatever the prices, rates and deadlines, wherever the job runs; on demand after the deadline."""
     offers, at = options(*rows), at if at < len(rows) else WAIT
     restart = RestartCosts(startup_seconds=seconds[0], checkpoint_seconds=seconds[1])
     preferences = Preferences(restart=restart, may_use_spot=may_use_spot)
     found = chosen(Situation(steps=steps, seconds_to_deadline=deadline, at=at), offers, preferences).option
-    there = np.isfinite(offers.usd_per_hour)
+    gains = np.isfinite(usd_per_step(offers, useful_parts(offers, restart)))
     if found == WAIT:
-        assert deadline is None or deadline > 0 or not (there & ~offers.spot).any()
+        assert deadline is None or deadline > 0 or not (gains & ~offers.spot).any()
     else:
-        assert there[found] and (may_use_spot or not offers.spot[found])
+        assert np.isfinite(offers.usd_per_hour[found]) and (may_use_spot or not offers.spot[found])
 
 
 def test_prices_that_scale_together_change_nothing():
