@@ -266,11 +266,13 @@ class ProfiledLayer(Settings):
         """The layer, of microbatches of ``ratio`` times as many samples; their overhead stays what it is."""
         whole = self.forward_seconds + self.backward_seconds
         longer = (ratio * (whole - self.overhead_seconds) + self.overhead_seconds) / whole if whole else 1.0
+        forward, backward = longer * self.forward_seconds, longer * self.backward_seconds
         passing = ("activation", "repeated", "gradient", "output", "routed", "reduced")
         sizes = {f"{name}_bytes": getattr(self, f"{name}_bytes") for name in passing}
         return self.replace(
-            forward_seconds=longer * self.forward_seconds,
-            backward_seconds=longer * self.backward_seconds,
+            forward_seconds=forward,
+            backward_seconds=backward,
+            overhead_seconds=min(self.overhead_seconds, forward + backward),
             **{name: ratio * size for name, size in sizes.items() if size is not None},
         )
 

@@ -1,5 +1,7 @@
 """The file of measured layers: two forms, one reader for the planner and the trainer."""
 
+import math
+
 import pytest
 from ballast_policies.contract.errors import ContractError
 from ballast_policies.planning.memory.measured_layers import PipelineForm
@@ -47,6 +49,21 @@ def test_each_replica_has_a_layer_without_weights_whole():
     """As one with buffers alone."""
     (layer,) = read_profile({"layers": [{**LAYER, "heldBytes": 16.0}]}).each_layer(1)
     assert layer.shared_by(4, gradients=4, weights=4).held_bytes == 16.0
+
+
+@pytest.mark.parametrize(("forward", "backward", "ratio"), [(0.004, 0.008, 0.1), (0.004, 0.002, 1 / 3)])
+def test_a_layer_that_is_all_overhead_takes_as_long_for_more_samples(forward, backward, ratio):
+    """Rounding leaves the overhead a part of the layer's seconds."""
+    whole = forward + backward
+    row = {
+        **LAYER,
+        "forwardSeconds": forward,
+        "backwardSeconds": backward,
+        "overheadSeconds": math.nextafter(whole, 0),
+    }
+    (layer,) = read_profile({"layers": [row]}).each_layer(1)
+    scaled = layer.of_samples(ratio)
+    assert scaled.forward_seconds + scaled.backward_seconds == pytest.approx(whole)
 
 
 def test_each_replica_has_a_part_of_the_experts():
