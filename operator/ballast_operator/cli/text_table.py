@@ -29,7 +29,7 @@ def text_table(
     ``breaks``: headings of columns whose cells may be broken anywhere, e.g. names. ``layout``: of rich's
     table.
     """
-    table = Table(title=escape(title), title_justify="left", **layout)
+    table = Table(title=escape(printable(title)), title_justify="left", **layout)
     for index, heading in enumerate(headings):
         table.add_column(
             heading,

@@ -5,6 +5,7 @@ import io
 import pytest
 from ballast_operator.cli.live.cost import CostTables, amount
 from ballast_operator.cli.live.top import Tables
+from ballast_operator.cli.text_table import averages_table
 from ballast_operator.report.costs import Costs, JobCost, PoolCostLine, TeamCost
 from ballast_operator.report.overview import JobLine, Overview, PoolLine
 from rich.console import Console
@@ -105,6 +106,13 @@ def test_brackets_in_messages_are_text():
     )
     assert "spec.nodePools[0] [/red]" in text
     assert "see [bold]x[/nope]" in text
+
+
+def test_a_title_is_text_too():
+    """A workload's name may be anything that its file says."""
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    console.print(averages_table("[/red] \x1b[2J", ()))
+    assert "[/red] \N{REPLACEMENT CHARACTER}[2J" in console.file.getvalue()
 
 
 def test_escape_sequences_in_messages_are_not_printed():
