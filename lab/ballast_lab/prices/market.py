@@ -41,7 +41,8 @@ class Market:
         Raises:
             ValueError: there is no spot price.
         """
-        return min(float(series.times[0]) for series in self.spot.values() if series.times[0] > 0)
+        known = (series.times[series.times > 0] for series in self.spot.values())
+        return min(float(times[0]) for times in known if len(times))
 
     @property
     def end(self) -> float:

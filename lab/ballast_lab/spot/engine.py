@@ -72,12 +72,14 @@ def replay(
 
     Raises:
         SettingsError: a job can run on no machine of the market, or would take longer than two years; or the
-            replay is to start before the first price or after the last.
+            replay is to start before the first price, or after the last one and the logs of machines.
     """
     start = market.start if settings.start is None else settings.start
-    if not market.start <= start <= market.end:
-        first, last = (utc(moment) for moment in (market.start, market.end))
-        raise SettingsError(f"start: {utc(start)} is not within the prices, which are from {first} to {last}")
+    # A price that never changes is one moment.
+    last = max([market.end, *(log.end for log in market.availability.values())])
+    if not market.start <= start <= last:
+        span = f"from {utc(market.start)} to {utc(last)}"
+        raise SettingsError(f"start: {utc(start)} is not within the prices, which are {span}")
     end = _horizon(jobs, start, settings)
     machines = machines_of(market, start, end, seed=settings.seed)
     if settings.policy == "on-demand":

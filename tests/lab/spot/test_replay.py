@@ -104,6 +104,20 @@ def test_without_a_notice_the_steps_since_the_last_checkpoint_are_done_twice():
     assert outcome.lost_steps < outcome.finish - saved.finish < outcome.lost_steps + 0.01 * 10 * HOUR
 
 
+@pytest.mark.parametrize(
+    ("points", "end"), [([(HOUR, 1.0)], 9 * HOUR), ([(0, 1.0), (HOUR, 1.1)], 0.5 * HOUR)]
+)
+def test_a_replay_starts_where_prices_or_logs_of_machines_reach(points, end):
+    """A price that never changes is one moment, or none that is known."""
+    there = market({offer(): prices(*points)}, logs={offer(): log((0, end), end=end)})
+    last = max(HOUR, end)
+    for start in (HOUR, last):
+        assert replay(there, [job(1)], SpotSettings(policy="min-cost", start=start)).outcomes
+    for start in (HOUR - 1, last + 1):
+        with pytest.raises(SettingsError, match="is not within the prices, which are from 1970-01-01T01:00"):
+            replay(there, [job(1)], SpotSettings(policy="min-cost", start=start))
+
+
 def test_a_cheaper_zone_is_moved_to():
     """When the price of the other one rises for long enough to pay for the move."""
     there = market(
