@@ -4,6 +4,7 @@ import pytest
 import torch
 from ballast_policies.contract.job.job import JobConfig
 from ballast_trainer.data.collate import BatchForm
+from ballast_trainer.data.sources import batches_from
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import ValidatedJob
 from torch.nn import functional
@@ -123,8 +124,14 @@ def test_what_cannot_be_packed_is_refused(change, words):
     ("tokens", "targets"), [((3, 2), (3, 2)), ((4,), (3,)), ((0,), (0,))], ids=["image", "uneven", "empty"]
 )
 def test_samples_that_are_no_texts_are_not_packed(tokens, targets):
-    with pytest.raises(ConfigurationError, match=r"a sample has inputs of shape .*To fix: some tokens"):
-        BatchForm(rows=1).of_samples([(torch.ones(tokens).long(), torch.ones(targets).long())])
+    """The one of several that is none is told, not what any of them alone would be for two rows."""
+    pairs = [((3,), (3,))] * 4 + [(tokens, targets)]
+    samples = [tuple(torch.ones(shape).long() for shape in pair) for pair in pairs]
+    with pytest.raises(
+        ConfigurationError, match=r"a sample has inputs of shape .*To fix: some tokens"
+    ) as told:
+        batches_from(samples, BatchForm(rows=2))(0, 0, 5)
+    assert told.value.__notes__ == ["sample 4"]
 
 
 def test_freezing_may_go_with_packing():

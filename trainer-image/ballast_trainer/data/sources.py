@@ -353,7 +353,7 @@ class ShuffledDataset:
         if number == len(chosen):
             for number, sample in enumerate(samples):
                 try:
-                    self._form.of_samples([sample])
+                    self._form.of_samples([sample] * (self._form.rows or 1))
                 except Exception as alone:
                     alone.add_note(f"{SAMPLE_NOTE}{chosen[number]}")
                     error = alone
