@@ -18,7 +18,7 @@ async def test_a_key_added_twice_is_taken_once(queue):
     queue.add("a")
     queue.add("a")
     assert await queue.take() == "a"
-    assert not queue._plans
+    assert queue.due() == 1, "that which is in work"
 
 
 async def test_a_key_added_while_in_work_is_taken_again_only_afterwards(queue):
@@ -43,7 +43,8 @@ async def test_the_earlier_of_two_times_counts():
     assert await queue.take() == "a"
     clock.now = 11.0
     assert await queue.take() == "b"
-    assert not queue._plans
+    clock.now = 3600.0
+    assert queue.due() == 2, "those which are in work"
 
 
 async def test_workers_share_the_keys_and_never_meet_on_one():
@@ -66,7 +67,7 @@ async def test_workers_share_the_keys_and_never_meet_on_one():
             queue.add(key)
         await asyncio.sleep(0) if turn % 3 else None
     async with asyncio.timeout(WAIT_SECONDS):
-        while queue._plans or busy:  # noqa: ASYNC110 - lets the workers run, one turn at a time
+        while queue.due():  # noqa: ASYNC110 - lets the workers run, one turn at a time
             await asyncio.sleep(0)
     for worker in workers:
         worker.cancel()
@@ -149,7 +150,7 @@ async def test_a_key_that_waits_becomes_urgent(queue):
     queue.add("b", lane=Lane.URGENT)
     assert await queue.take() == "b"
     assert await queue.take() == "a"
-    assert not queue._plans
+    assert queue.due() == 2, "those which are in work"
 
 
 async def test_urgent_keys_without_end_starve_no_other(queue):
