@@ -7,8 +7,9 @@ from ballast_operator.allocator.decider import record
 from ballast_operator.allocator.saved_state import SavedState, decode, encode
 from ballast_policies.rounds.values import Node
 from ballast_policies.scheduling.gang_speeds import GangRequest
-from ballast_policies.scheduling.measurements import Measurements
+from ballast_policies.scheduling.measurements import NOT_SEEN, Measurements
 from ballast_policies.scheduling.state import NodeSizes
+from ballast_policies.throughput.speeds import SpeedKey
 
 from tests.operator.allocator.problem.test_throughput import a_report, config
 from tests.operator.views.builders import a_spec
@@ -75,6 +76,43 @@ def test_the_fewest_nodes_are_counted_in_whole_pods_on_nodes_that_the_job_may_us
     assert nodes.fewest("v100", 8, per_pod=4, barred=frozenset({"x"})) == 2
     assert nodes.in_pool("q", 4) == 1
     assert (nodes.in_pool("q", 5), nodes.fewest("k80", 1)) == (None, None)
+
+
+def test_each_job_of_a_decision_has_the_speeds_by_size_that_it_has_alone():
+    """They are worked out once for all that are alike in what these depend on, not for others of the kind."""
+    large = Node(name="a", pool="p", gpu_type="v100", gpus=8, taints="x")
+    small = [Node(name=f"b{i}", pool="p", gpu_type="v100", gpus=3) for i in range(3)]
+    nodes, barred, sizes = NodeSizes.of([large, *small]), frozenset({"x"}), (2, 4, 6)
+    plain = config()
+    changes = ({}, {"data": 2}, {"tensor": 2, "gpus_per_pod": 1}, {"gpus_per_pod": 2})
+    specs = [a_spec(config=plain.replace(parallelism=plain.parallelism.replace(**each))) for each in changes]
+    spec, *_, in_pairs = specs
+    stated = a_spec(config=plain, throughput={"v100": {2: 1.0, 6: 1.1}})
+    assert {each.kind for each in (*specs, stated)} == {spec.kind}
+    asked = [
+        *((each, 2, frozenset(), sizes) for each in (*specs, stated)),
+        *((each, 2, barred, sizes) for each in (spec, in_pairs)),
+        *((spec, 4, frozenset(), each) for each in (sizes, (2, 4))),
+    ]
+    rates = {(2, 1): 2.0, (4, 1): 3.8, (4, 2): 2.5, (6, 1): 5.5, (6, 2): 4.0, (6, 3): 3.0}
+    reported = {SpeedKey.of("v100", *at): NOT_SEEN.measured(rate) for at, rate in rates.items()}
+
+    def known() -> Measurements:
+        found = Measurements()
+        found.restore({}, {spec.kind: reported})
+        return found
+
+    requests = [
+        GangRequest(key=("team", str(n)), spec=each, gpus=gpus, nodes=nodes, barred=without)
+        for n, (each, gpus, without, _) in enumerate(asked)
+    ]
+    measurements = known()
+    base = measurements.estimates(requests, ("v100", "k80"))
+    for request, (*_, wanted) in zip(requests, asked, strict=True):
+        found = measurements.by_size(request, base[request.key], wanted)
+        for gpu_type, speed in base[request.key].items():
+            alone = known().by_size(request, {gpu_type: speed}, wanted)
+            assert found[gpu_type] == alone[gpu_type]
 
 
 def stated_spread(job="a", nodes=LARGE, **options):

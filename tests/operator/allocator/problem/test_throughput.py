@@ -166,16 +166,6 @@ def test_each_size_of_an_elastic_gang_has_the_speed_that_is_stated_for_it():
     assert 2.2 < found["v100"][3] < 4.0
 
 
-@pytest.mark.parametrize("parallelism", [{"data": 2}, {"tensor": 2}])
-def test_jobs_of_a_kind_have_the_speeds_by_size_of_their_own_degrees(parallelism):
-    """Half as many positions share the layers: what is known of one is not taken for the other."""
-    plain = config()
-    measurements, wide = Measurements(), plain.replace(parallelism=plain.parallelism.replace(**parallelism))
-    found = [by_size(measurements, a_spec(config=each), base=2)["v100"] for each in (plain, wide)]
-    assert a_spec(config=plain).kind == a_spec(config=wide).kind
-    assert found[0] != found[1] == by_size(Measurements(), a_spec(config=wide), base=2)["v100"]
-
-
 def test_a_size_that_the_job_has_run_with_has_the_speed_that_it_reported():
     measurements, spec = Measurements(), a_spec(config=config())
     for step in range(20):
