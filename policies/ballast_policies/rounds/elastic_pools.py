@@ -3,8 +3,8 @@
 :func:`.grant_gpus` places gangs at their least sizes. At these, the fastest GPUs look best to all of them,
 although a gang may be faster on many slower GPUs than on its part of the fast ones. So
 
-- before the round, a running gang for which no other pool would win enough claims all of its time where it
-  is (:func:`claims_where_they_run`): it is not moved by its share at the least size;
+- before the round, a running gang claims all of its time where it is (:func:`claims_where_they_run`), so that
+  its share at the least size does not move it, unless another gang's place is worth its restart;
 - after it, gangs go one at a time to the pool where that wins most in the policy's sense
   (:func:`choose_pools`): those that start at once, those that run where it is worth their restart.
 
@@ -267,28 +267,25 @@ class _PoolChoice:
             and cluster.may_stop(name)
         }
 
-    def is_best_off(self, name: str, pool: str, columns: Collection[str]) -> bool:
-        """True if no other pool, of ``columns`` where it has a share, would win enough to move the gang."""
+    def wants_place_of_another(self, name: str, pool: str, columns: Collection[str]) -> bool:
+        """True if the gang cannot stay, or a full pool of ``columns`` would be worth its restart.
+
+        Pools with room for it are compared by :meth:`moves`.
+        """
         here = self._candidate(name, pool)
         if here is None:
-            return False
+            return True
         speed = here.one.speed(self._pool_sizes.sizes(pool)[name])
         for other in self._worth_trying(name):
-            column = self._cluster.columns.get(other, self._cluster.types[other])
-            there = None
-            if other != pool and column in columns:
-                there = self._candidate(name, other, from_pool=pool)
+            if self._cluster.columns.get(other, self._cluster.types[other]) not in columns:
+                continue
+            there = self._candidate(name, other, from_pool=pool)
             if there is None or self._pool_sizes.gpus(other) < there.least:
                 continue
-            if self._pool_sizes.exhausted or not self._pool_sizes.has_room(other, there.least):
-                # It would take the place of another one, or there is no time to compute its size there.
-                about = self._pool_sizes.typical_size(other, there)
-                wins = there.speed_after_restart(about) / max(speed, 1e-12) - 1.0
-            else:
-                wins = self._pool_sizes.gain_of_move(name, pool, other, there)
-            if wins >= LEAST_SIZE_GAIN:
-                return False
-        return True
+            about = there.speed_after_restart(self._pool_sizes.typical_size(other, there))
+            if not self._pool_sizes.has_room(other, there.least) and about >= speed * (1 + LEAST_SIZE_GAIN):
+                return True
+        return False
 
     def moves(
         self, candidates: Mapping[str, Placement], starting: Collection[str], kept: Collection[str]
@@ -403,7 +400,7 @@ MOST_SWEEPS = 4
 
 
 def claims_where_they_run(cluster: Question, reduced: Mapping[str, Placement]) -> Question:
-    """The question in which gangs that are best off where they run have all of their time there."""
+    """The question in which gangs that want no other's place have all of their time where they run."""
     state, shares = cluster.state, cluster.shares
     if (
         len({node.pool for node in cluster.nodes}) < 2
@@ -415,13 +412,10 @@ def claims_where_they_run(cluster: Question, reduced: Mapping[str, Placement]) -
     choice = _PoolChoice(cluster, reduced, running)
     staying = {}
     jobs = {job.name: job for job in cluster.jobs}
-    every_column = {cluster.columns.get(pool, gpu_type) for pool, gpu_type in cluster.types.items()}
     for name, at in choice.movable(running).items():
         column = cluster.columns.get(at.pool, at.gpu_type)
-        # A gang without a share has its claims after all others, on every pool.
-        claimed = {one for one, share in shares.get(name, {}).items() if share > 0} or every_column
-        elsewhere = claimed - {column}
-        if elsewhere and choice.is_best_off(name, at.pool, elsewhere):
+        elsewhere = {other for other, share in shares.get(name, {}).items() if share > 0 and other != column}
+        if not choice.wants_place_of_another(name, at.pool, elsewhere):
             staying[name] = column
             # Of a gang's claims without a share the one on its fastest type is first.
             rates = jobs[name].throughput
