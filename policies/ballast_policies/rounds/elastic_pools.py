@@ -288,7 +288,11 @@ class _PoolChoice:
         return False
 
     def moves(
-        self, candidates: Mapping[str, Placement], starting: Collection[str], kept: Collection[str]
+        self,
+        candidates: Mapping[str, Placement],
+        starting: Collection[str],
+        kept: Collection[str],
+        leaving: Mapping[str, Placement],
     ) -> Iterator[tuple[str, Placement, float]]:
         """(gang, where it goes, what that wins), those that look best first; each is carried out here.
 
@@ -296,6 +300,7 @@ class _PoolChoice:
             candidates: gangs -> where they are.
             starting: those that need no restart for it.
             kept: pools whose free GPUs are kept for other gangs.
+            leaving: gangs that leave where they run -> where that is, with their least size; they may stay.
         """
         found = []
         for name, at in candidates.items():
@@ -307,10 +312,11 @@ class _PoolChoice:
             chosen = here.one.gang.wanted is not None
             if self._cluster.surplus is Surplus.COST and (chosen or not here.one.is_late(speed)):
                 continue
-            for pool in self._worth_trying(name):
+            for pool in (leaving[name].pool,) if name in leaving else self._worth_trying(name):
                 if pool == at.pool or pool in kept or not self._pool_sizes.has_room(pool, here.least):
                     continue
-                there = self._candidate(name, pool, from_pool="" if name in starting else at.pool)
+                no_restart = name in starting or name in leaving
+                there = self._candidate(name, pool, from_pool="" if no_restart else at.pool)
                 if there is not None:
                     about = there.speed_after_restart(self._pool_sizes.typical_size(pool, there))
                     found.append((-about / max(speed, 1e-12), self._index[name], pool, name, there))
@@ -324,7 +330,10 @@ class _PoolChoice:
             wins = self._pool_sizes.gain_of_move(name, candidates[name].pool, pool, there)
             if wins < (LEAST_GROWTH if name in starting else LEAST_SIZE_GAIN):
                 continue
-            placement = self._packed(name, pool, there.least)
+            if name not in leaving:
+                placement = self._packed(name, pool, there.least)
+            else:
+                placement = leaving[name] if self._ledger.holds(leaving[name].nodes) else None
             if placement is not None:
                 gone.add(name)
                 self._move(name, placement)
@@ -449,15 +458,25 @@ def choose_pools(cluster: Question, reduced: Mapping[str, Placement], decided: D
     may_move = {}
     if not cluster.settings.within_round:
         may_move = choice.movable({n: at for n, at in decided.placements.items() if n in changes.extended})
+    # What the next round would move back stays.
+    leaving = {
+        name: reduced[name]
+        for name in changes.moved
+        if name in reduced and name not in cluster.pending and not reduced[name].parts
+        if in_its_pools(reduced[name], cluster.nodes_by_name)
+    }
+    may_stay = {name: decided.placements[name] for name in leaving}
     left = moves_left(cluster) - changes.disturbed
     chosen: dict[str, tuple[Placement, float]] = {}
     for _ in range(MOST_SWEEPS):
-        candidates = {**may_start, **may_move} if left > 0 else may_start
+        candidates = {**may_start, **may_stay, **(may_move if left > 0 else {})}
         candidates = {name: at for name, at in candidates.items() if name not in chosen}
         before = len(chosen)
-        for name, placement, won in choice.moves(candidates, may_start.keys(), decided.kept_for.keys()):
+        for name, placement, won in choice.moves(
+            candidates, may_start.keys(), decided.kept_for.keys(), leaving
+        ):
             chosen[name] = placement, won
-            left -= name in may_move
+            left += (name in leaving) - (name in may_move)
             if left <= 0 and name in may_move:
                 break
         if len(chosen) == before or choice.exhausted:

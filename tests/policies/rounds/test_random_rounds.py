@@ -499,14 +499,18 @@ def live(question, **changes):
 @pytest.mark.slow
 @example(seed=222, surplus=Surplus.LEVEL)  # a gang without a share has more GPUs of a slower type
 @example(seed=145, surplus=Surplus.LONGEST)  # so it has, and another grows in the pool that it leaves
+@example(seed=418, surplus=Surplus.LONGEST)  # a gang leaves for its share what its sizes are worth more in
+@example(seed=522, surplus=Surplus.FINISH_TIME)  # it would be faster in a pool where others have all
+@example(seed=90214, surplus=Surplus.FINISH_TIME)  # so it would, and comes to another pool of that type
+@example(seed=310, surplus=Surplus.COMPLETION_TIME)  # four rounds, each a better one
 @example(seed=196, surplus=Surplus.COST)  # 6 GPUs are dearer a step than 5, and 7 are cheaper
 @given(seed=seeds, surplus=st.sampled_from(Surplus))
 def test_sizes_come_to_rest_at_the_ends_of_rounds(seed, surplus):
-    """After at most three."""
+    """After at most four."""
     for asked, _ in played(random.Random(seed), ("elastic",), rounds=2):
         question = live(asked, surplus=surplus, settings=RoundSettings(round_seconds=60.0))
         decided = decide_round(question)
-        for _ in range(3):
+        for _ in range(4):
             before, decided = decided, decide_round(carried_out(question, decided))
         assert sizes_of(decided) == sizes_of(before)
 
