@@ -26,6 +26,7 @@ from ballast_operator.waits import FORGOTTEN_AFTER_SECONDS, WaitReason, Waits
 from tests.operator.loops.simulated.fake_cluster import FakeCluster
 from tests.operator.loops.simulated.simulation import Simulation
 from tests.operator.loops.simulated.world import World
+from tests.support.ports import loopbacks
 from tests.support.waiting import Clock
 
 
@@ -334,12 +335,12 @@ async def test_kopfs_probe_fails_where_the_health_page_does(reason, fails):
 
 async def test_it_is_served_at_addresses_of_both_families(monkeypatch):
     """A kubelet of an IPv6 cluster asks at a pod's IPv6 address; IPv6 may be switched off, too."""
-    for family in ("127.0.0.1", "[::1]") if socket.has_dualstack_ipv6() else ("127.0.0.1",):
+    for host in loopbacks():
         runner, port = await serve(host="", port=0, metrics=Metrics(), problems=lambda: [], waits=Waits())
         try:
             async with (
                 aiohttp.ClientSession() as session,
-                session.get(f"http://{family}:{port}/healthz") as page,
+                session.get(f"http://{host}:{port}/healthz") as page,
             ):
                 assert page.status == 200
         finally:

@@ -35,6 +35,16 @@ def own_addresses() -> PodAddresses:
     return addresses
 
 
+def loopbacks() -> tuple[str, ...]:
+    """Hosts of URLs at which this machine reaches itself; IPv6 may be switched off."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return ("127.0.0.1",)
+    return "127.0.0.1", "[::1]"
+
+
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of before may linger

@@ -8,7 +8,6 @@ import math
 import os
 import re
 import signal
-import socket
 import sys
 import urllib.request
 
@@ -32,7 +31,7 @@ from ballast_trainer.terminal import ERASE
 
 from tests.support.jobs import small_job
 from tests.support.one_process import train_here
-from tests.support.ports import free_port
+from tests.support.ports import free_port, loopbacks
 from tests.support.waiting import WAIT_SECONDS, eventually
 from tests.trainer.models.small_vocabulary import batches
 
@@ -124,7 +123,7 @@ def test_json_lines_go_into_a_pipe(tmp_path):
     os.close(reader)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", *["[::1]"] * socket.has_dualstack_ipv6()])
+@pytest.mark.parametrize("address", loopbacks())
 def test_prometheus_serves_steps_events_and_pauses(address):
     """Over HTTP, as a scraper sees it, at a pod's IPv6 address, too; what is not known is absent."""
     port = free_port()
