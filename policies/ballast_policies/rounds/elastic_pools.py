@@ -18,7 +18,10 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
+
 from ballast_policies.allocation.policy import Surplus
+from ballast_policies.rounds.claims import longest_run, priorities
 from ballast_policies.rounds.draft import Draft, Reason
 from ballast_policies.rounds.ledger import Ledger, in_its_pools, pack
 from ballast_policies.rounds.memory import moves_left
@@ -419,13 +422,13 @@ def claims_where_they_run(cluster: Question, reduced: Mapping[str, Placement]) -
         return cluster
     running = {name: at for name, at in cluster.holders.items() if in_its_pools(at, cluster.nodes_by_name)}
     choice = _PoolChoice(cluster, reduced, running)
-    staying = {}
+    staying, elapsed = dict[str, tuple[str, Collection[str]]](), longest_run(cluster)
     jobs = {job.name: job for job in cluster.jobs}
     for name, at in choice.movable(running).items():
         column = cluster.columns.get(at.pool, at.gpu_type)
         elsewhere = {other for other, share in shares.get(name, {}).items() if share > 0 and other != column}
         if not choice.wants_place_of_another(name, at.pool, elsewhere):
-            staying[name] = column
+            staying[name] = column, _columns_claimed(cluster, name, column, elapsed)
             # Of a gang's claims without a share the one on its fastest type is first.
             rates = jobs[name].throughput
             rates = {**rates, at.gpu_type: max(rates.values())}
@@ -434,15 +437,33 @@ def claims_where_they_run(cluster: Question, reduced: Mapping[str, Placement]) -
         return cluster
 
     def all_there(rows: Mapping[str, Mapping[str, float]]) -> Mapping[str, Mapping[str, float]]:
-        return {**rows, **{name: _all_in(rows.get(name, {}), column) for name, column in staying.items()}}
+        return {**rows, **{name: _all_in(rows.get(name, {}), *there) for name, there in staying.items()}}
 
     promised = None if state.promised is None else all_there(state.promised)
     state = dataclasses.replace(state, received=all_there(state.received), promised=promised)
     return dataclasses.replace(cluster, jobs=[*jobs.values()], shares=all_there(shares), state=state)
 
 
-def _all_in(row: Mapping[str, float], column: str) -> dict[str, float]:
-    return {**dict.fromkeys(row, 0.0), column: sum(row.values())}
+def _columns_claimed(cluster: Question, name: str, column: str, elapsed: float) -> Collection[str]:
+    """Columns whose time a gang claims in ``column``: only its own if it is more urgent by that alone.
+
+    A gang would else lose by running there what it was granted, and get it back in the next round.
+    """
+    state, shares = cluster.state, cluster.shares.get(name, {})
+    promised: Mapping[str, float] = {one: share * elapsed for one, share in shares.items()}
+    if state.promised is not None:
+        promised = state.promised.get(name, {})
+    rows = shares, promised, state.received.get(name, {})
+    own, every = priorities(
+        *np.array([[row.get(column, 0.0), sum(row.values())] for row in rows]),
+        round_seconds=cluster.settings.round_seconds,
+    )
+    return {column} if own > every else {column}.union(*rows)
+
+
+def _all_in(row: Mapping[str, float], column: str, claimed: Collection[str]) -> dict[str, float]:
+    there = sum(value for one, value in row.items() if one in claimed)
+    return {**dict.fromkeys(row, 0.0), column: there}
 
 
 def choose_pools(cluster: Question, reduced: Mapping[str, Placement], decided: Draft) -> Draft:

@@ -503,6 +503,8 @@ def live(question, **changes):
 @example(seed=522, surplus=Surplus.FINISH_TIME)  # it would be faster in a pool where others have all
 @example(seed=90214, surplus=Surplus.FINISH_TIME)  # so it would, and comes to another pool of that type
 @example(seed=310, surplus=Surplus.COMPLETION_TIME)  # four rounds, each a better one
+@example(seed=3000489, surplus=Surplus.ARRIVAL)  # it has run on the other type, of which it has no share
+@example(seed=3003613, surplus=Surplus.THROUGHPUT)  # of the other type it has had more than its share
 @example(seed=196, surplus=Surplus.COST)  # 6 GPUs are dearer a step than 5, and 7 are cheaper
 @given(seed=seeds, surplus=st.sampled_from(Surplus))
 def test_sizes_come_to_rest_at_the_ends_of_rounds(seed, surplus):
