@@ -134,17 +134,21 @@ def test_a_rank_that_waits_continues_when_rank_0_is_lost():
 def test_a_stranger_is_hung_up_on_without_an_error(said):
     """A scanner of ports, say, which may reset the connection."""
     leader = Leader(LastStep(), address="127.0.0.1", port=0, ranks=2, token="t", asked=print)
-    others = threading.enumerate()
+    others = set(threading.enumerate())
     with socket.create_connection(("127.0.0.1", leader.port), WAIT_SECONDS) as stranger:
         if said:
             stranger.sendall(said)
             assert stranger.recv(1) == b""
         else:
-            eventually(lambda: set(threading.enumerate()) - set(others), "it is listened to")
+            eventually(lambda: started_since(others), "it is listened to")
             stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    for thread in set(threading.enumerate()) - set(others):
+    for thread in started_since(others):
         thread.join(WAIT_SECONDS)
     leader.close()
+
+
+def started_since(others):
+    return [thread for thread in {*threading.enumerate()} - others if thread.is_alive()]
 
 
 def test_a_rank_that_is_told_to_end_asks_rank_0():
