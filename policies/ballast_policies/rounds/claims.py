@@ -146,13 +146,13 @@ def ordered_claims(
     rows = []
     received_fraction = dict[tuple[str, str], float]()
     for index, job in enumerate(jobs):
-        received, promised = state.received.get(job.name, {}), (state.promised or {}).get(job.name, {})
+        received, promised = state.received.get(job.name, {}), promised_to(question, job.name, elapsed)
         total, fastest = sum(received.values()), max(job.throughput.values(), default=0.0)
         several = question.in_several_pools(job.name)
         if several or (job.name in question.mixed and job.name not in state.running):
             # One that some pool holds has a share there; several are for it where no share wants their GPUs.
             share = sum(shares.get(job.name, {}).values()) if several else 0.0
-            owed = share * elapsed if state.promised is None else sum(promised.values())
+            owed = sum(promised.values())
             rows.append((index, SEVERAL, job.gpus, job.name in valid, share, owed, total, total, 1.0, True))
         received_fraction |= {
             (job.name, column): min(1.0, seconds / elapsed) for column, seconds in received.items()
@@ -171,7 +171,7 @@ def ordered_claims(
                     job.gpus,
                     job.name in valid and valid[job.name].pool == pool,
                     share,
-                    share * elapsed if state.promised is None else promised.get(column, 0.0),
+                    promised.get(column, 0.0),
                     received.get(column, 0.0),
                     total,
                     rate / fastest,
@@ -189,6 +189,16 @@ def ordered_claims(
         stays=stays > 0,
     )
     return claims.take(order), received_fraction
+
+
+def promised_to(question: Question, job: str, elapsed: float) -> Mapping[str, float]:
+    """Column -> seconds that a job should have run there: by its shares now, where no account is kept.
+
+    ``elapsed``: as of :func:`longest_run`.
+    """
+    if question.state.promised is not None:
+        return question.state.promised.get(job, {})
+    return {column: share * elapsed for column, share in question.shares.get(job, {}).items()}
 
 
 def longest_run(question: Question) -> float:

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from ballast_policies.allocation.policy import Surplus
-from ballast_policies.rounds.claims import longest_run, priorities
+from ballast_policies.rounds.claims import longest_run, priorities, promised_to
 from ballast_policies.rounds.draft import Draft, Reason
 from ballast_policies.rounds.ledger import Ledger, in_its_pools, pack
 from ballast_policies.rounds.memory import moves_left
@@ -449,11 +449,8 @@ def _columns_claimed(cluster: Question, name: str, column: str, elapsed: float) 
 
     A gang would else lose by running there what it was granted, and get it back in the next round.
     """
-    state, shares = cluster.state, cluster.shares.get(name, {})
-    promised: Mapping[str, float] = {one: share * elapsed for one, share in shares.items()}
-    if state.promised is not None:
-        promised = state.promised.get(name, {})
-    rows = shares, promised, state.received.get(name, {})
+    received = cluster.state.received.get(name, {})
+    rows = cluster.shares.get(name, {}), promised_to(cluster, name, elapsed), received
     own, every = priorities(
         *np.array([[row.get(column, 0.0), sum(row.values())] for row in rows]),
         round_seconds=cluster.settings.round_seconds,

@@ -28,7 +28,7 @@ from ballast_policies.allocation.problem import Configuration, Job
 from ballast_policies.contract.limits import MOST_SECONDS
 from ballast_policies.elastic.completion_time import BASE, CompletionTime
 from ballast_policies.elastic.job import LEAST_SECONDS, ElasticCluster, ElasticJob, JobState
-from ballast_policies.rounds.claims import longest_run, priorities
+from ballast_policies.rounds.claims import longest_run, priorities, promised_to
 from ballast_policies.rounds.divisions import best_parts, mixtures, open_nodes, room_on
 from ballast_policies.rounds.draft import Draft, Explained, Reason
 from ballast_policies.rounds.elastic import grant_elastic
@@ -319,9 +319,7 @@ def _urgency(question: Question) -> dict[str, float]:
     received = {job.name: sum(state.received.get(job.name, {}).values()) for job in jobs}
     elapsed = longest_run(question)
     share = np.array([sum(question.shares.get(job.name, {}).values()) for job in jobs])
-    promised = share * elapsed
-    if state.promised is not None:
-        promised = np.array([sum(state.promised.get(job.name, {}).values()) for job in jobs])
+    promised = np.array([sum(promised_to(question, job.name, elapsed).values()) for job in jobs])
     had = np.array([received[job.name] for job in jobs])
     found = priorities(share, promised, had, round_seconds=question.settings.round_seconds)
     return dict(zip(received, found.tolist(), strict=True))
